@@ -1,0 +1,1 @@
+"""Token ids to token ids: the engine, and nothing about text or HTTP."""

@@ -1,0 +1,216 @@
+"""What crosses the border between `server` and `runtime`: requests in, token ids and reasons out.
+
+Standard library only, so the HTTP layer can be imported, typed and tested without torch. Nothing here knows text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType, TracebackType
+from typing import Literal, Protocol, Self
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens for one sequence. Validated by the server at parse; the engine takes it at its word.
+
+    temperature 0 is greedy. top_k 0 and top_p 1.0 switch their filters off. `logit_bias` maps token id to an additive
+    bias. `seed` None draws a fresh one per request; with a seed the draw for output position p depends on (seed, p) only.
+    `stop_token_ids` are client wishes; the model's own end-of-sequence ids come from `ModelInfo`."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate. `prompt_ids` is never written to by anyone after construction.
+
+    `priority`: lower runs first (only under the priority policy). `cache_salt` keeps prefix-cache hits within its own
+    tenants. `arrival_s` is `time.monotonic()` when the request reached the server: queue time and TTFT count from it."""
+
+    id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    arrival_s: float = field(default_factory=time.monotonic)
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence id or a stop token id
+    LENGTH = "length"  # max_tokens or the context length
+    ABORT = "abort"  # the client left, or the server is shutting down
+    ERROR = "error"  # the engine failed on it; `Output.error` says how
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one request of a `TokenStream` produced since the last read.
+
+    `index`: which request of the `submit` call. `token_ids` includes the token that ended it (EOS or stop token).
+    `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
+    `num_cached_tokens`: prompt tokens served by the prefix cache."""
+
+    index: int
+    token_ids: Sequence[int]
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+class TokenStream(Protocol):
+    """Outputs of the requests of one `submit`, in the order they settle.
+
+    Use: `async with engine.submit([request]) as stream: async for outputs in stream: ...`. Every request ends with
+    exactly one Output whose `finish` is set; the iteration ends after the last. A slow reader finds several tokens
+    in one Output and slows nobody. Leaving the block aborts whatever is unfinished."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def __aiter__(self) -> Self: ...
+    async def __anext__(self) -> Sequence[Output]:
+        """At least one Output, at most one per index."""
+        ...
+
+    def abort(self, index: int) -> None:
+        """End one request now (a stop string was found). Its blocks are free at once; no further Output for it."""
+        ...
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+#
+# EngineError
+# ├── ContextTooLong     the prompt and one token do not fit: the client's doing
+# ├── QueueFull          try again later
+# └── EngineStopped      draining, or dead
+
+
+class EngineError(Exception):
+    """Raised by `submit`; nothing of the call was admitted."""
+
+
+class ContextTooLong(EngineError):
+    def __init__(self, prompt_tokens: int, limit: int) -> None:
+        super().__init__(f"the prompt has {prompt_tokens} tokens; at most {limit - 1} fit with one token to generate")
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+
+
+class QueueFull(EngineError):
+    def __init__(self, waiting: int, limit: int) -> None:
+        super().__init__(f"{waiting} requests are waiting; the limit is {limit}")
+        self.waiting = waiting
+        self.limit = limit
+
+
+class EngineStopped(EngineError):
+    pass
+
+
+# --- the engine as seen from above --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts of the loaded model that the server needs to check requests and to describe itself."""
+
+    architecture: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    dtype: str
+    device: str
+    num_parameters: int
+    weights_bytes: int
+    num_kv_blocks: int
+    kv_block_size: int  # tokens
+    kv_cache_bytes: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """`ok` only while steps settle. `reason` says what is wrong, for people."""
+
+    ok: bool
+    reason: str | None
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramData:
+    """`bounds` ascending upper bounds; `counts` has one more entry (the +Inf bucket), not cumulative."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family without prefix, unit suffix included, `_total` left out: `samples` maps label pairs to values."""
+
+    name: str
+    help: str
+    kind: Literal["gauge", "counter", "histogram"]
+    samples: Mapping[tuple[tuple[str, str], ...], float | HistogramData]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """One moment of start-up: phase such as "download", "weights", "warmup"; `done` of `total` in `unit` ("B", "tensors")."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+
+
+class EngineClient(Protocol):
+    """The engine as handlers see it. All calls happen on the event loop that owns it; none of them blocks."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def submit(self, requests: Sequence[Request]) -> TokenStream:
+        """Admit all of them or none.
+
+        Raises ContextTooLong, QueueFull or EngineStopped."""
+        ...
+
+    def health(self) -> EngineHealth: ...
+
+    def metrics(self) -> Sequence[Metric]: ...
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse new requests, wait for the admitted ones, abort what is left after `timeout_s`; how many were aborted."""
+        ...
+
+    async def close(self) -> None: ...
