@@ -1,0 +1,122 @@
+"""The operations of a forward pass: one function each, the same call whatever computes it.
+
+T tokens in a step (all sequences' tokens flattened), R rows (sequences), H hidden, D head size. Each op has a torch
+reference and faster kernels beside it; registry.py chooses once per shape class. Tensors only: no request, no model.
+
+On the native CPU path a token's result is bitwise independent of the other tokens and rows in the step, of how its
+prompt was chunked, and of the number of threads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ops.activation import reference as activation_reference
+from ops.attention import reference as attention_reference
+from ops.attention.meta import AttentionMeta
+from ops.gemm import reference as gemm_reference
+from ops.gemm.weight import LinearWeight
+from ops.kv import reference as kv_reference
+from ops.norm import reference as norm_reference
+from ops.registry import Kernel, Op, ShapeClass, describe, force
+from ops.rope import reference as rope_reference
+
+__all__ = [
+    "AttentionMeta",
+    "LinearWeight",
+    "add_rms_norm",
+    "describe",
+    "embedding",
+    "force",
+    "linear",
+    "paged_attention",
+    "prepare_linear",
+    "rms_norm",
+    "rope",
+    "set_num_threads",
+    "silu_mul",
+    "store_kv",
+]
+
+_USUAL = ShapeClass("cpu", torch.float32)
+_USUAL_ATTENTION = ShapeClass("cpu", torch.float32, torch.float32, 64)
+
+
+def _any(case: ShapeClass) -> str | None:
+    return None
+
+
+_prepare_linear = Op("linear", _USUAL, [Kernel("linear", "reference", _any, gemm_reference.ReferenceLinearWeight)])
+_rms_norm = Op("rms_norm", _USUAL, [Kernel("rms_norm", "reference", _any, norm_reference.rms_norm)])
+_add_rms_norm = Op("add_rms_norm", _USUAL, [Kernel("add_rms_norm", "reference", _any, norm_reference.add_rms_norm)])
+_rope = Op("rope", _USUAL, [Kernel("rope", "reference", _any, rope_reference.rope)])
+_store_kv = Op("store_kv", _USUAL_ATTENTION, [Kernel("store_kv", "reference", _any, kv_reference.store_kv)])
+_paged_attention = Op(
+    "paged_attention",
+    _USUAL_ATTENTION,
+    [Kernel("paged_attention", "reference", _any, attention_reference.paged_attention)],
+)
+_silu_mul = Op("silu_mul", _USUAL, [Kernel("silu_mul", "reference", _any, activation_reference.silu_mul)])
+
+
+def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    """Bring weight [N, K] and bias [N] into the form the chosen kernel reads. Done once at load; the originals may be
+    dropped afterwards."""
+    return _prepare_linear.choose(ShapeClass(weight.device.type, weight.dtype))(weight, bias)
+
+
+def linear(x: Tensor, w: LinearWeight) -> Tensor:
+    """x [T, K] -> x @ weight.T + bias, [T, N], in the weight's dtype. T may be 0."""
+    return w.matmul(x)
+
+
+def embedding(ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
+    """Rows `ids` [T] int64 of table [V, H] -> [T, H]. A tied embedding reads them out of the prepared lm_head."""
+    return table.rows(ids) if isinstance(table, LinearWeight) else functional.embedding(ids, table)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., H] / sqrt(mean(x^2) + eps) * weight [H], same shape (Zhang and Sennrich 2019)."""
+    return _rms_norm.choose(ShapeClass(x.device.type, x.dtype))(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual [T, H] += x [T, H] in place; returns rms_norm(residual), [T, H]."""
+    return _add_rms_norm.choose(ShapeClass(x.device.type, x.dtype))(x, residual, weight, eps)
+
+
+def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> None:
+    """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by their positions [T] int64.
+
+    cos_sin [max_pos, D_rot] float32 holds D_rot / 2 cosines, then as many sines; only the first D_rot <= D dims turn.
+    q and k may be views into one qkv tensor as long as their last dim is contiguous."""
+    _rope.choose(ShapeClass(q.device.type, q.dtype))(q, k, positions, cos_sin, interleaved)
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Write k, v [T, Hkv, D] into k_cache, v_cache [num_blocks, Hkv, block_size, D] at slots [T] int64.
+
+    slot = block_id * block_size + offset; -1 writes nothing."""
+    _store_kv.choose(ShapeClass(k.device.type, k.dtype, k_cache.dtype, k.shape[2]))(k, v, k_cache, v_cache, slots)
+
+
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float) -> Tensor:
+    """Causal attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
+
+    k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head
+    h // (Hq // Hkv). Query i of row r sees keys 0 to its own position."""
+    case = ShapeClass(q.device.type, q.dtype, k_cache.dtype, q.shape[2])
+    return _paged_attention.choose(case)(q, k_cache, v_cache, meta, scale)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2 * I] -> silu(first half) * second half, [T, I]."""
+    return _silu_mul.choose(ShapeClass(gate_up.device.type, gate_up.dtype))(gate_up)
+
+
+def set_num_threads(n: int) -> None:
+    """Threads that one op may use, the calling one included."""
+    if n < 1:
+        raise ValueError(f"at least one thread is needed, not {n}")
+    torch.set_num_threads(n)

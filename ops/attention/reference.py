@@ -1,0 +1,46 @@
+"""Causal attention over the paged cache in plain torch: gathers each row's context, then softmax(q k^T) v by its book.
+
+Any float dtype, any device; math in float32, or float64 for float64 queries. It reads the row lengths on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ops.attention.meta import AttentionMeta
+
+QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prompt
+
+
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float) -> Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    starts, lens = meta.query_starts.tolist(), meta.context_lens.tolist()
+    for row, context_len in enumerate(lens):
+        start, end = starts[row], starts[row + 1]
+        if start == end:
+            continue
+        keys, values = (_gather(cache, meta.block_tables[row], context_len) for cache in (k_cache, v_cache))
+        for chunk in range(start, end, QUERY_CHUNK):
+            stop = min(chunk + QUERY_CHUNK, end)
+            out[chunk:stop] = _attend(q[chunk:stop], keys, values, context_len - (end - chunk), scale)
+    return out
+
+
+def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
+    """The context of one row, [heads, context_len, D], in the cache's dtype."""
+    block_size = cache.shape[2]
+    blocks = cache[table[: -(-context_len // block_size)].long()]
+    return blocks.transpose(0, 1).flatten(1, 2)[:, :context_len]
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, first_position: int, scale: float) -> Tensor:
+    """q [n, Hq, D] at positions first_position and on; keys, values [Hkv, context, D]. Returns [n, Hq, D]."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    num_queries, num_heads, head_size = q.shape
+    groups = q.to(wide).transpose(0, 1).reshape(keys.shape[0], -1, head_size)  # a kv head's query heads side by side
+    scores = (groups @ keys.to(wide).transpose(1, 2) * scale).view(num_heads, num_queries, -1)
+    query_positions = torch.arange(first_position, first_position + num_queries, device=q.device)
+    hidden = torch.arange(keys.shape[1], device=q.device) > query_positions[:, None]
+    weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+    mixed = weights.view(keys.shape[0], -1, keys.shape[1]) @ values.to(wide)
+    return mixed.view(num_heads, num_queries, head_size).transpose(0, 1).to(q.dtype)

@@ -1,0 +1,25 @@
+"""LinearWeight: a weight matrix in whatever form its kernel wants to read, prepared once at load.
+
+The form belongs to the kernel that made it; callers see shapes and bytes only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class LinearWeight(ABC):
+    """A weight [out_features, in_features] with its bias. `nbytes` is what it keeps in memory, padding included."""
+
+    out_features: int
+    in_features: int
+    nbytes: int
+
+    @abstractmethod
+    def matmul(self, x: Tensor) -> Tensor:
+        """x [T, in_features] -> x @ weight.T + bias, [T, out_features]."""
+
+    @abstractmethod
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows `ids` [T] int64 of the weight, [T, in_features], without bias: a tied embedding."""

@@ -1,0 +1,112 @@
+"""Which kernel computes an op: chosen once per shape class, remembered, and told to whoever asks.
+
+A kernel says why it cannot serve a shape class, or nothing when it can; the first that can is taken, so an op lists its
+fastest first and its torch reference last. The registry knows no tensor and no backend."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+logger = logging.getLogger("oneloop.ops")
+
+
+class ShapeClass(NamedTuple):
+    """The facts a choice may depend on; everything else about the arguments may change from call to call.
+
+    `head_size` 0 and `kv_dtype` None where the op has neither."""
+
+    device: str
+    dtype: torch.dtype
+    kv_dtype: torch.dtype | None = None
+    head_size: int = 0
+
+    def __str__(self) -> str:
+        words = [_short(self.dtype), f"on {self.device}"]
+        if self.head_size:
+            words.append(f"head size {self.head_size}")
+        if self.kv_dtype is not None:
+            words.append(f"{_short(self.kv_dtype)} cache")
+        return ", ".join([" ".join(words[:2]), *words[2:]])
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One implementation of an op. `supports` answers None for yes, else the reason why not, for people."""
+
+    op: str
+    name: str
+    supports: Callable[[ShapeClass], str | None]
+    run: Callable[..., Any]
+
+
+class Op:
+    """The kernels of one op, fastest first, and the choices made among them so far."""
+
+    def __init__(self, name: str, default: ShapeClass, kernels: Sequence[Kernel]) -> None:
+        self.name = name
+        self.kernels = tuple(kernels)
+        self._default = default
+        self._runs: dict[ShapeClass, Callable[..., Any]] = {}
+        self._reasons: dict[ShapeClass, str] = {}
+        _ops.append(self)
+
+    def choose(self, case: ShapeClass) -> Callable[..., Any]:
+        """The function that computes this op for `case`; asked on every call, so a hit is one dict look-up."""
+        run = self._runs.get(case)
+        return run if run is not None else self._decide(case)
+
+    def describe(self) -> list[str]:
+        """One line per choice made, or the choice for the usual case where the op was not called yet."""
+        if not self._reasons:
+            self._decide(self._default)
+        return [f"{self.name}: {reason} ({case})" for case, reason in self._reasons.items()]
+
+    def forget(self) -> None:
+        self._runs.clear()
+        self._reasons.clear()
+
+    def _decide(self, case: ShapeClass) -> Callable[..., Any]:
+        refusals: list[str] = []
+        for kernel in self.kernels:
+            if _forced is not None and kernel.name != _forced:
+                refusal: str | None = f"{_forced} was asked for"
+            else:
+                refusal = kernel.supports(case)
+            if refusal is None:
+                reason = kernel.name + (f"; {'; '.join(refusals)}" if refusals else "")
+                self._runs[case], self._reasons[case] = kernel.run, reason
+                logger.debug("%s: %s (%s)", self.name, reason, case)
+                return kernel.run
+            refusals.append(f"not {kernel.name}: {refusal}")
+        raise NotImplementedError(f"{self.name}: no kernel for {case} ({'; '.join(refusals)})")
+
+
+def force(name: str | None) -> None:
+    """Use only kernels called `name` ("reference", "native") from now on; None gives the choice back.
+
+    A prepared LinearWeight keeps the form it was prepared in."""
+    global _forced
+    if name is not None and name not in {kernel.name for op in _ops for kernel in op.kernels}:
+        raise ValueError(f"no kernel is called {name!r}")
+    _forced = name
+    for op in _ops:
+        op.forget()
+
+
+def describe() -> list[str]:
+    """One line per op and shape class: the kernel that was chosen, and why the ones before it were not."""
+    return [line for op in _ops for line in op.describe()]
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_ops: list[Op] = []
+_forced: str | None = os.environ.get("ONELOOP_OPS") or None
