@@ -1,0 +1,53 @@
+"""One step, decided: which rows, which spans, which blocks, which of them sample. Born complete, frozen after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.api import SamplingParams
+from runtime.sequence import Sequence
+
+NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not
+
+
+@dataclass(frozen=True, slots=True)
+class RowBinding:
+    """Everything the device tables must know about the sequence that has just taken a row."""
+
+    params: SamplingParams
+    seed: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """Tokens [start, start + num_tokens) of one sequence.
+
+    `token_ids` are the known ids of that span; where it is one short, the last id is what this row sampled in an earlier
+    step and lies on the device. `new_block_ids` belong at index `first_new_block` of the row's block table."""
+
+    sequence: Sequence
+    row: int
+    start: int
+    num_tokens: int
+    token_ids: tuple[int, ...]
+    first_new_block: int
+    new_block_ids: tuple[int, ...]
+    samples: bool
+    binding: RowBinding | None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    rows: tuple[ScheduledRow, ...]
+    num_tokens: int
+    num_preempted: int
+
+    @property
+    def sampling_rows(self) -> tuple[ScheduledRow, ...]:
+        return tuple(row for row in self.rows if row.samples)

@@ -1,0 +1,110 @@
+"""EngineConfig, what was asked, and EnginePlan, what it came to for this model and machine. Both frozen, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from runtime.kv.layout import KVLayout
+from runtime.policy import POLICIES, Policy
+
+GIB = 1 << 30
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class PlanError(ValueError):
+    """The options do not fit the model or the machine; the message names the option to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """None means: choose for me."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_bytes: int | None = None
+    num_kv_blocks: int | None = None
+    kv_cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    steps_in_flight: int = 2
+    num_threads: int | None = None
+    max_queue: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """What suits a kind of device where nothing was asked."""
+
+    dtype: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_bytes: Callable[[int], int]  # of the memory that is free after loading
+
+
+# A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
+CPU = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    layout: KVLayout
+    kv_cache_dtype: str
+    num_kv_blocks: int
+    policy: Policy
+    notes: tuple[str, ...]  # what was cut to fit, for people
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        return self.num_kv_blocks * self.layout.block_bytes
+
+    @classmethod
+    def resolve(
+        cls, config: EngineConfig, *, layout: KVLayout, kv_cache_dtype: str, model_len: int, defaults: DeviceDefaults,
+        free_bytes: int,
+    ) -> EnginePlan:  # fmt: skip
+        """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights.
+
+        Raises PlanError."""
+        layout = replace(layout, element_bytes=ELEMENT_BYTES[kv_cache_dtype])
+        max_num_seqs = config.max_num_seqs or defaults.max_num_seqs
+        budget = config.max_num_batched_tokens or max(defaults.max_num_batched_tokens, max_num_seqs + 1)
+        if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
+            max_num_seqs = min(max_num_seqs, budget - 1)
+        if not 0 < max_num_seqs < budget:
+            raise PlanError(f"max-num-batched-tokens ({budget}) must be above max-num-seqs ({max_num_seqs})")
+        if config.max_model_len is not None and config.max_model_len > model_len:
+            raise PlanError(f"max-model-len {config.max_model_len} is more than the model's {model_len}")
+        if config.num_kv_blocks is not None:
+            num_blocks = config.num_kv_blocks
+        else:
+            asked = config.kv_cache_bytes
+            num_blocks = (defaults.kv_cache_bytes(free_bytes) if asked is None else asked) // layout.block_bytes
+        capacity = num_blocks * layout.block_size
+        max_model_len, notes = config.max_model_len or model_len, []
+        if capacity < max_model_len:
+            if config.max_model_len is not None or capacity < layout.block_size:
+                raise PlanError(
+                    f"the KV cache holds {capacity} tokens, fewer than max-model-len {max_model_len}: raise kv-cache-memory "
+                    f"to {max_model_len * layout.token_bytes / GIB:.2f}GiB or lower max-model-len"
+                )
+            notes.append(f"max-model-len is {capacity}, not the model's {model_len}: that is what the KV cache holds")
+            max_model_len = capacity
+        return cls(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            layout=layout,
+            kv_cache_dtype=kv_cache_dtype,
+            num_kv_blocks=num_blocks,
+            policy=POLICIES[config.scheduling_policy],
+            notes=tuple(notes),
+        )

@@ -1,0 +1,323 @@
+"""Engine: the one task between requests and steps. Owns the token streams; knows neither tensors nor text.
+
+The loop keeps up to `steps_in_flight` launches ahead of the results: while one step runs, the next is scheduled and
+launched, and while the loop waits, every handler runs. Idle, it waits on one event and costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Sequence as Several
+
+from runtime.api import (
+    ContextTooLong,
+    EngineHealth,
+    EngineStopped,
+    FinishReason,
+    Metric,
+    ModelInfo,
+    QueueFull,
+    Request,
+)
+from runtime.loop_lag import LoopLag
+from runtime.scheduler import Scheduler, Settled
+from runtime.sequence import Sequence
+from runtime.stats import EngineStats, counter, gauge
+from runtime.step import Runner, Step
+from runtime.token_stream import EngineTokenStream
+
+log = logging.getLogger("oneloop.engine")
+
+STALL_S = 120.0  # a step older than this is a hang, not a long prompt
+REPORT_S = 10.0  # a throughput line this often, while busy
+
+
+class Engine:
+    """`EngineClient` over a scheduler and a runner. Create it on the running loop; `close` it before the loop ends."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, model: ModelInfo, *, max_queue: int = 256, steps_in_flight: int = 2
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._model = model
+        self._max_queue = max_queue
+        self._steps_in_flight = steps_in_flight
+        self._stats = EngineStats(model.max_model_len)
+        self._lag = LoopLag(self._stats.loop_lag.observe)
+        self._sinks: dict[Sequence, tuple[EngineTokenStream, int]] = {}
+        self._in_flight: deque[Step] = deque()
+        self._num_requests = 0
+        self._accepting = True
+        self._closing = False
+        self._death: str | None = None
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._last_settle_s = 0.0
+        self._report = _Report(self._stats)
+        self._task = asyncio.create_task(self._live(), name="engine")
+
+    # --- EngineClient ---------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model
+
+    def submit(self, requests: Several[Request]) -> EngineTokenStream:
+        if not self._accepting:
+            raise EngineStopped(self._death or "the server is shutting down")
+        for request in requests:
+            if not request.prompt_ids:
+                raise ValueError("a prompt needs at least one token")
+            if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._model.vocab_size:
+                raise ValueError(f"token ids go from 0 to {self._model.vocab_size - 1}")
+            if len(request.prompt_ids) >= self._model.max_model_len:
+                raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
+        waiting = self._num_queued
+        if waiting >= self._max_queue:
+            raise QueueFull(waiting, self._max_queue)
+        sequences = [self._sequence(request) for request in requests]
+        stream = EngineTokenStream(len(sequences), lambda index: self._abort(sequences[index]))
+        for index, sequence in enumerate(sequences):
+            self._sinks[sequence] = (stream, index)
+            self._scheduler.add(sequence)
+        self._idle.clear()
+        self._work.set()
+        return stream
+
+    def health(self) -> EngineHealth:
+        reason = self._death
+        if reason is None and self._in_flight:
+            age_s = time.monotonic() - max(self._in_flight[0].launched_s, self._last_settle_s)
+            if age_s > STALL_S:
+                reason = f"a step has been running for {age_s:.0f} s"
+        return EngineHealth(reason is None, reason, len(self._scheduler.running), len(self._scheduler.waiting))
+
+    def metrics(self) -> list[Metric]:
+        scheduler = self._scheduler
+        usage = 1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks
+        return [
+            gauge("num_requests_running", "Requests with a row.", len(scheduler.running)),
+            gauge("num_requests_waiting", "Requests in line.", len(scheduler.waiting)),
+            gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", usage),
+            gauge("kv_cache_cached_blocks", "KV blocks findable by prefix, in use or not.", len(scheduler.cache)),
+            counter("num_preemptions", "Sequences sent back to the line for lack of blocks.", scheduler.num_preemptions),
+            counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
+            counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
+            *self._stats.metrics(),
+        ]
+
+    async def drain(self, timeout_s: float) -> int:
+        self._accepting = False
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            left = list(self._sinks)
+            for sequence in left:
+                self._end(sequence, FinishReason.ABORT)
+            return len(left)
+        return 0
+
+    async def close(self) -> None:
+        await self.drain(0.0)
+        self._closing = True
+        self._work.set()
+        await self._task
+        await self._runner.close()
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        try:
+            await self._run()
+        except Exception as error:
+            # A bug of ours, not of a request: say so to everybody instead of letting them wait.
+            log.exception("the engine loop died")
+            self._accepting = False
+            self._death = f"the engine died: {type(error).__name__}"
+            for sequence in list(self._sinks):
+                self._end(sequence, FinishReason.ERROR, "the engine died")
+        finally:
+            self._lag.stop()
+
+    async def _run(self) -> None:
+        while await self._wait_for_work():
+            batch = self._scheduler.schedule()
+            if batch is not None:
+                step = self._runner.launch(batch)
+                self._note_launch(step)
+                self._in_flight.append(step)
+            if self._in_flight and (batch is None or len(self._in_flight) >= self._steps_in_flight):
+                await self._settle(self._in_flight[0])
+                self._in_flight.popleft()
+
+    async def _wait_for_work(self) -> bool:
+        """True while there is something to schedule or settle; waits, without a timer, for it; False at the end."""
+        if not self._sinks and not self._in_flight:
+            self._lag.stop()
+            self._idle.set()
+            self._work.clear()
+            if not self._closing:
+                await self._work.wait()
+                self._report.restart()
+                self._lag.start()
+        return bool(self._sinks or self._in_flight or not self._closing)
+
+    async def _settle(self, step: Step) -> None:
+        try:
+            sampled_ids = await step.sampled_ids()
+        except Exception:
+            log.exception("a step failed; its %d requests end with an error", len(step.batch.rows))
+            await self._fail()
+            return
+        now = time.monotonic()
+        self._stats.step_time.observe(now - max(step.launched_s, self._last_settle_s))
+        self._last_settle_s = now
+        for settled in self._scheduler.settle(step.batch, sampled_ids):
+            self._deliver(settled, now)
+        self._report.maybe(now, self._scheduler)
+
+    async def _fail(self) -> None:
+        """The oldest step raised. Its requests end; what was launched behind it may have read its garbage and starts over."""
+        failed, *behind = self._in_flight
+        for row in failed.batch.rows:
+            self._end(row.sequence, FinishReason.ERROR, "the engine failed to compute this request")
+        for step in behind:
+            try:
+                await step.sampled_ids()
+            except Exception:
+                log.exception("so did the step behind it")
+        self._in_flight = deque([failed])
+        self._scheduler.forget_step([failed.batch, *(step.batch for step in behind)])
+
+    # --- one sequence ---------------------------------------------------------------------------------------------
+
+    def _sequence(self, request: Request) -> Sequence:
+        self._num_requests += 1
+        seed = request.params.seed
+        return Sequence(
+            request,
+            number=self._num_requests,
+            max_model_len=self._model.max_model_len,
+            block_size=self._scheduler.cache.block_size,
+            seed=random.getrandbits(63) if seed is None else seed,
+        )
+
+    def _deliver(self, settled: Settled, now: float) -> None:
+        sequence = settled.sequence
+        stream, index = self._sinks[sequence]
+        if settled.token_id is None:
+            self._forget(sequence)
+            stream.put(index, None, 0, settled.finish, error="the model's output for this request is not finite")
+            return
+        self._note_token(sequence, now)
+        stop_token_id = None
+        if settled.finish is not None:
+            self._forget(sequence)
+            if settled.finish is FinishReason.STOP and settled.token_id in sequence.request.params.stop_token_ids:
+                stop_token_id = settled.token_id
+        stream.put(index, settled.token_id, sequence.num_cached_tokens, settled.finish, stop_token_id)
+
+    def _abort(self, sequence: Sequence) -> None:
+        """The reader left or has all it wants."""
+        if sequence in self._sinks:
+            self._scheduler.finish(sequence, FinishReason.ABORT)
+            self._forget(sequence)
+            log.info("request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """Our doing: the reader is told."""
+        if sequence in self._sinks:
+            stream, index = self._sinks[sequence]
+            self._scheduler.finish(sequence, reason)
+            self._forget(sequence)
+            log.warning("request %s ended by the server: %s", sequence.request.id, error or reason)
+            stream.put(index, None, sequence.num_cached_tokens, reason, error=error)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """It has finished: out of the books, into the statistics."""
+        del self._sinks[sequence]
+        self._work.set()
+        stats, now = self._stats, time.monotonic()
+        assert sequence.finish is not None
+        stats.finished[sequence.finish] += 1
+        stats.e2e_latency.observe(now - sequence.request.arrival_s)
+        stats.request_num_preemptions.observe(sequence.num_preemptions)
+        stats.request_prompt_tokens.observe(sequence.num_prompt_tokens)
+        stats.request_generation_tokens.observe(sequence.num_output_tokens)
+        stats.request_max_tokens.observe(sequence.request.params.max_tokens)
+        if sequence.first_scheduled_s is not None:
+            stats.inference_time.observe(now - sequence.first_scheduled_s)
+        if sequence.first_token_s is not None:
+            decode_s = now - sequence.first_token_s
+            stats.decode_time.observe(decode_s)
+            if sequence.num_output_tokens > 1:
+                stats.time_per_output_token.observe(decode_s / (sequence.num_output_tokens - 1))
+
+    # --- numbers --------------------------------------------------------------------------------------------------
+
+    @property
+    def _num_queued(self) -> int:
+        """Waiting beyond what free rows will take up at once."""
+        free_rows = self._scheduler.limits.max_num_seqs - len(self._scheduler.running)
+        return max(0, len(self._scheduler.waiting) - free_rows)
+
+    def _note_launch(self, step: Step) -> None:
+        batch = step.batch
+        self._stats.iteration_tokens.observe(batch.num_tokens)
+        self._stats.batch_size.observe(len(batch.rows))
+        if batch.num_preempted:
+            log.warning(
+                "%d requests preempted for lack of KV blocks (%d running, %d waiting): kv-cache-memory is short",
+                batch.num_preempted, len(self._scheduler.running), len(self._scheduler.waiting),
+            )  # fmt: skip
+        for row in batch.rows:
+            sequence = row.sequence
+            if sequence.first_scheduled_s is None:
+                sequence.first_scheduled_s = step.launched_s
+                self._stats.queue_time.observe(step.launched_s - sequence.request.arrival_s)
+
+    def _note_token(self, sequence: Sequence, now: float) -> None:
+        stats = self._stats
+        stats.generation_tokens += 1
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now
+            stats.prompt_tokens += sequence.num_prompt_tokens
+            stats.prompt_tokens_cached += sequence.num_cached_tokens
+            stats.time_to_first_token.observe(now - sequence.request.arrival_s)
+            if sequence.first_scheduled_s is not None:
+                stats.prefill_time.observe(now - sequence.first_scheduled_s)
+        elif sequence.last_token_s is not None:
+            stats.inter_token_latency.observe(now - sequence.last_token_s)
+        sequence.last_token_s = now
+
+
+class _Report:
+    """The throughput line in the log, at most once in REPORT_S and only while steps settle."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self._stats = stats
+        self.restart()
+
+    def restart(self) -> None:
+        self._since_s = time.monotonic()
+        self._prompt, self._generation = self._stats.prompt_tokens, self._stats.generation_tokens
+
+    def maybe(self, now: float, scheduler: Scheduler) -> None:
+        elapsed_s = now - self._since_s
+        if elapsed_s < REPORT_S:
+            return
+        log.info(
+            "prompt %.1f tok/s, generation %.1f tok/s, %d running, %d waiting, KV %.0f %%, prefix hits %.0f %%",
+            (self._stats.prompt_tokens - self._prompt) / elapsed_s,
+            (self._stats.generation_tokens - self._generation) / elapsed_s,
+            len(scheduler.running),
+            len(scheduler.waiting),
+            100.0 * (1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks),
+            100.0 * scheduler.num_prefix_hits / max(1, scheduler.num_prefix_queries),
+        )
+        self.restart()

@@ -1,0 +1,29 @@
+"""GpuEvent: "the device is done with it", awaitable; the loop never blocks on it and never polls it.
+
+On a CPU the device is one worker thread and its event is `WorkerEvent`: a future that the thread completes through
+`call_soon_threadsafe`. The CUDA event (a host callback that writes to an eventfd the loop watches) fills the same place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+
+class GpuEvent(Protocol):
+    def is_done(self) -> bool: ...
+
+    async def wait(self) -> None:
+        """Return when the work before the event has run; raise what it raised."""
+        ...
+
+
+class WorkerEvent:
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    async def wait(self) -> None:
+        # Shielded: whoever stops waiting must not cancel work that the device has already begun.
+        await asyncio.shield(self._future)

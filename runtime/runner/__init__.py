@@ -1,0 +1,1 @@
+"""Runs scheduled batches: inputs, model, sampler, in order."""

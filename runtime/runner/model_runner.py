@@ -1,0 +1,50 @@
+"""Model runner: puts its collaborators in order (tables, inputs, model, sampler) and nothing else.
+
+Knows neither which model nor which feature it runs."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.batch import ScheduledBatch
+from runtime.kv.kv_cache import KVCache
+from runtime.models.decoder import Decoder
+from runtime.runner.input_buffers import InputBuffers
+from runtime.runner.worker import Worker
+from runtime.sample.sampler import Sampler
+from runtime.step import Step
+
+
+class ModelRunner:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, sampler: Sampler, inputs: InputBuffers, worker: Worker
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._sampler = sampler
+        self._inputs = inputs
+        self._worker = worker
+
+    def launch(self, batch: ScheduledBatch) -> Step:
+        sampled_ids: list[int] = []
+        done = self._worker.submit(lambda: sampled_ids.extend(self.run(batch)))
+        return Step(batch, done, lambda: sampled_ids)
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    @torch.inference_mode()
+    def run(self, batch: ScheduledBatch) -> list[int]:
+        """One step, start to end, on the calling thread: sampled ids, one per sampling row."""
+        for row in batch.rows:
+            if row.binding is not None:
+                self._sampler.bind(row.row, row.binding)
+        inputs = self._inputs.fill(batch)
+        hidden = self._decoder.forward(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
+        if not inputs.sample_rows:
+            return []
+        logits = self._decoder.logits(hidden[inputs.sample_index])
+        ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions)
+        self._inputs.last_ids[inputs.sample_rows] = ids.clamp(min=0)  # NOT_FINITE is no input
+        sampled: list[int] = ids.tolist()
+        return sampled

@@ -1,0 +1,1 @@
+"""From logits to token ids: stages in order, then one draw."""

@@ -1,0 +1,257 @@
+"""Scheduler: decides each step in plain data. No torch, no clock, no I/O.
+
+There is no prefill phase and no decode phase: in every step each sequence catches up its computed tokens with its known
+ones, within one token budget. Counts advance when a step is scheduled, so `schedule` can run ahead of the device; `settle`
+brings the sampled ids back and drops those of sequences that ended meanwhile.
+
+Why it cannot deadlock: running sequences are served in policy order and only later ones are preempted for earlier ones; the
+first in line therefore keeps its blocks, and the pool holds at least one sequence of the greatest length.
+Why blocks may be freed while a launched step still writes them: steps execute in the order they are launched, so a new
+owner's writes come after."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from runtime.api import FinishReason
+from runtime.batch import NOT_FINITE, RowBinding, ScheduledBatch, ScheduledRow
+from runtime.kv.block_pool import BlockPool
+from runtime.kv.prefix_cache import PrefixCache
+from runtime.policy import Policy
+from runtime.sequence import Sequence, Status
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    max_num_seqs: int  # rows of the device tables
+    max_num_batched_tokens: int  # budget of one step; more than max_num_seqs, so a prompt moves on beside any decodes
+    eos_token_ids: frozenset[int]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_num_seqs < self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be above max_num_seqs ({self.max_num_seqs})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One sampled token that counts, None where the model failed to give one, and how it ended its sequence, if it did."""
+
+    sequence: Sequence
+    token_id: int | None
+    finish: FinishReason | None
+
+
+class Scheduler:
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.cache = cache
+        self.policy = policy
+        self.waiting: list[Sequence] = []  # both lists in policy order
+        self.running: list[Sequence] = []
+        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.num_preemptions = 0
+        self.num_prefix_queries = 0  # tokens looked up, and found
+        self.num_prefix_hits = 0
+
+    # --- what the engine calls ------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=self.policy)
+
+    def schedule(self) -> ScheduledBatch | None:
+        """The next step, or None where no sequence can advance."""
+        budget = self.limits.max_num_batched_tokens
+        preemptions_before = self.num_preemptions
+        rows: list[ScheduledRow] = []
+        decodes = sum(sequence.num_to_compute == 1 for sequence in self.running)
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            # A long prompt leaves every decode behind it its one token: nobody's stream stalls for it.
+            wanted = sequence.num_to_compute
+            decodes -= wanted == 1
+            num_tokens = min(wanted, budget - decodes)
+            if num_tokens:
+                if not self._grow(sequence, num_tokens):
+                    break  # it was the last in line and preempted itself
+                rows.append(self._advance(sequence, num_tokens))
+                budget -= num_tokens
+            index += 1
+        if self.num_preemptions == preemptions_before:
+            self._admit(rows, budget)
+        if not rows:
+            return None
+        num_preempted = self.num_preemptions - preemptions_before
+        return ScheduledBatch(tuple(rows), sum(row.num_tokens for row in rows), num_preempted)
+
+    def settle(self, batch: ScheduledBatch, sampled_ids: list[int]) -> list[Settled]:
+        """Take in what `batch` sampled, one id per sampling row in row order; sequences that end here are finished."""
+        settled = []
+        for row, token_id in zip(batch.sampling_rows, sampled_ids, strict=True):
+            sequence = row.sequence
+            sequence.num_in_flight -= 1
+            if sequence.status is Status.FINISHED:
+                continue  # it ended while this step ran: one token too many was computed
+            if token_id == NOT_FINITE:
+                self.finish(sequence, FinishReason.ERROR)
+                settled.append(Settled(sequence, None, FinishReason.ERROR))
+                continue
+            sequence.token_ids.append(token_id)
+            finish = self._finish_reason(sequence, token_id)
+            if finish is not None:
+                self.finish(sequence, finish)
+            settled.append(Settled(sequence, token_id, finish))
+        return settled
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End it now, whatever it was doing: its row and blocks are free when this returns."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._give_back(sequence)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish = reason
+
+    def forget_step(self, batches: Iterable[ScheduledBatch]) -> None:
+        """`batches` did not run: nothing they were to write can be trusted. Survivors among their sequences start over."""
+        for batch in batches:
+            for row in batch.rows:
+                row.sequence.num_in_flight -= row.samples
+                if row.sequence.status is Status.RUNNING:
+                    self._preempt(row.sequence)
+        for sequence in list(self.running):  # they may share blocks with the above
+            self._preempt(sequence)
+        self.cache.clear()
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Blocks for `num_tokens` more, at the cost of sequences later in line; False where it had to go itself."""
+        missing = sequence.table.num_missing(sequence.num_computed_tokens + num_tokens)
+        while self.pool.num_free < missing:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self._take_blocks(sequence, missing)
+        return True
+
+    def _take_blocks(self, sequence: Sequence, num: int) -> None:
+        if num:
+            block_ids = self.pool.allocate(num)
+            self.cache.forget(block_ids)
+            sequence.table.append(block_ids)
+
+    def _advance(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
+        assert sequence.row is not None
+        start = sequence.num_computed_tokens
+        end = start + num_tokens
+        samples = end == sequence.num_tokens
+        first_new_block, new_block_ids = sequence.table.take_unsent()
+        row = ScheduledRow(
+            sequence=sequence,
+            row=sequence.row,
+            start=start,
+            num_tokens=num_tokens,
+            token_ids=tuple(sequence.token_ids[start:end]),
+            first_new_block=first_new_block,
+            new_block_ids=new_block_ids,
+            samples=samples,
+            binding=self._binding(sequence) if sequence.needs_bind else None,
+        )
+        sequence.needs_bind = False
+        sequence.num_computed_tokens = end
+        sequence.num_in_flight += samples
+        self._register_blocks(sequence)
+        return row
+
+    def _binding(self, sequence: Sequence) -> RowBinding:
+        ids, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
+        return RowBinding(sequence.request.params, sequence.seed, tuple(ids[:num_prompt]), tuple(ids[num_prompt:]))
+
+    def _register_blocks(self, sequence: Sequence) -> None:
+        """Offer the blocks that this step fills. Before they are written: whoever hits them runs in this step or later,
+        and within a step every layer stores all keys before any query reads."""
+        full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.cache.block_size
+        if full > sequence.num_registered_blocks:
+            self.cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)
+            for index in range(sequence.num_registered_blocks, full):
+                self.cache.insert(sequence.chain[index], sequence.table.ids[index])
+            sequence.num_registered_blocks = full
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the waiting line, to be recomputed. Ids still in flight arrive later and are kept."""
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        insort(self.waiting, sequence, key=self.policy)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        assert sequence.row is not None
+        self._free_rows.append(sequence.row)
+        sequence.row = None
+        self.pool.release(sequence.table.ids, worth_keeping=self.cache.__contains__)
+        sequence.table = type(sequence.table)(sequence.table.block_size)
+        sequence.num_registered_blocks = 0
+        sequence.num_computed_tokens = 0
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _admit(self, rows: list[ScheduledRow], budget: int) -> None:
+        """Start waiting sequences, strictly in line: one that does not fit yet is not overtaken, so none starves."""
+        while self.waiting and self._free_rows and budget:
+            sequence = self.waiting[0]
+            if sequence.num_in_flight:
+                return  # preempted with an id still on the device; it settles within the next steps
+            if not self._reserve(sequence):
+                return
+            del self.waiting[0]
+            sequence.status = Status.RUNNING
+            sequence.row = self._free_rows.pop()
+            sequence.needs_bind = True
+            insort(self.running, sequence, key=self.policy)
+            num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
+            rows.append(self._advance(sequence, num_tokens))
+            budget -= num_tokens
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Blocks for all its known tokens, cached ones shared, or nothing. Reserving the whole of it means that a
+        prompt which starts can finish; one spare block for each running sequence keeps it from being preempted at once."""
+        self.cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)
+        # At least one token must be computed, since its logits are wanted.
+        hits = self.cache.match(sequence.chain, (sequence.num_tokens - 1) // self.cache.block_size)
+        idle_hits = sum(self.pool.count(block_id) == 0 for block_id in hits)
+        missing = sequence.table.num_missing(sequence.num_tokens) - len(hits)
+        if missing + idle_hits + len(self.running) > self.pool.num_free:
+            return False
+        self.pool.share(hits)
+        sequence.table.append(hits)
+        self._take_blocks(sequence, missing)
+        sequence.num_computed_tokens = len(hits) * self.cache.block_size
+        sequence.num_registered_blocks = len(hits)
+        if self.cache.enabled:
+            self.num_prefix_queries += sequence.num_tokens
+            self.num_prefix_hits += sequence.num_computed_tokens
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+        return True
+
+    # --- ending ---------------------------------------------------------------------------------------------------
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        params = sequence.request.params
+        if token_id in params.stop_token_ids:
+            return FinishReason.STOP
+        if token_id in self.limits.eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP
+        if len(sequence.token_ids) >= sequence.max_tokens_total:
+            return FinishReason.LENGTH
+        return None

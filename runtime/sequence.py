@@ -1,0 +1,61 @@
+"""Sequence: the mutable life of a Request: its ids, its counts, its place in the device tables. Written by the Scheduler only.
+
+Counts: `token_ids` are known; `num_in_flight` more were sampled by steps that have not settled, so their ids are still on
+the device; `num_computed_tokens` advances when a step is scheduled. What is left to compute is always
+`num_tokens - num_computed_tokens`: a fresh prompt, a chunk of it, one decode or a resumed sequence alike."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from runtime.api import FinishReason, Request
+from runtime.kv.block_table import BlockTable
+from runtime.kv.prefix_cache import BlockHash
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    def __init__(self, request: Request, *, number: int, max_model_len: int, block_size: int, seed: int) -> None:
+        self.request = request
+        self.number = number  # order of arrival
+        self.seed = seed
+        self.token_ids = list(request.prompt_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_tokens_total = min(self.num_prompt_tokens + request.params.max_tokens, max_model_len)
+        self.num_computed_tokens = 0
+        self.num_in_flight = 0
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
+        self.num_preemptions = 0
+        self.status = Status.WAITING
+        self.finish: FinishReason | None = None
+        self.row: int | None = None
+        self.table = BlockTable(block_size)
+        self.chain: list[BlockHash] = []  # hashes of the full blocks of token_ids
+        self.num_registered_blocks = 0  # blocks of the table already offered to the prefix cache
+        self.needs_bind = False  # the row is new: its next batch must carry everything about it
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens between what is computed and what is known; 0 where nothing more is wanted."""
+        return 0 if self.is_full else self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Nothing more to sample, counting what is in flight."""
+        return self.num_tokens >= self.max_tokens_total

@@ -1,0 +1,34 @@
+"""Step: one launch in flight: what was decided, when it was launched, and the event after which its outputs can be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runtime.batch import ScheduledBatch
+from runtime.gpu_event import GpuEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    batch: ScheduledBatch
+    done: GpuEvent
+    read_ids: Callable[[], list[int]]  # valid once `done`
+    launched_s: float = field(default_factory=time.monotonic)
+
+    async def sampled_ids(self) -> list[int]:
+        """One id per sampling row, in row order. Raises what the device raised."""
+        await self.done.wait()
+        return self.read_ids()
+
+
+class Runner(Protocol):
+    """What the engine needs of a model runner; FakeRunner in the tests is another one."""
+
+    def launch(self, batch: ScheduledBatch) -> Step:
+        """Enqueue `batch` behind what was launched before and return at once."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,296 @@
+"""The scheduler alone: no torch, no engine. A model here is a function of the tokens a row could have read from its blocks."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime.api import FinishReason, Request, SamplingParams
+from runtime.batch import NOT_FINITE, ScheduledBatch
+from runtime.kv.block_pool import BlockPool
+from runtime.kv.prefix_cache import PrefixCache
+from runtime.policy import POLICIES
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.sequence import Sequence, Status
+from tests.invariants import check_pool, check_tables
+
+BLOCK = 4
+EOS = 7
+
+
+def make(num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True) -> Scheduler:
+    limits = SchedulerLimits(seqs, budget, frozenset({EOS}))
+    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching), POLICIES[policy])
+
+
+def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64, **params) -> Sequence:
+    request = Request(str(number), list(prompt), SamplingParams(max_tokens, **params), priority, salt)
+    return Sequence(request, number=number, max_model_len=limit, block_size=BLOCK, seed=0)
+
+
+class Memory:
+    """A device that stores token ids in blocks instead of keys, so that a wrong block or a stale hit shows as wrong text."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.blocks = [[None] * BLOCK for _ in range(scheduler.pool.num_blocks)]
+        self.tables = [[] for _ in range(scheduler.limits.max_num_seqs)]
+        self.last = [None] * scheduler.limits.max_num_seqs
+        self.contexts: list[tuple[Sequence, list[int]]] = []
+
+    def run(self, batch: ScheduledBatch) -> list[int]:
+        for row in batch.rows:
+            if row.binding is not None:
+                self.tables[row.row] = []
+            table = self.tables[row.row]
+            assert len(table) == row.first_new_block
+            table.extend(row.new_block_ids)
+            ids = list(row.token_ids) + [self.last[row.row]] * (row.num_tokens - len(row.token_ids))
+            for position, token in enumerate(ids, start=row.start):
+                self.blocks[table[position // BLOCK]][position % BLOCK] = token
+        sampled = []
+        for row in batch.sampling_rows:  # after every row has stored, as a layer does
+            table = self.tables[row.row]
+            context = [self.blocks[table[p // BLOCK]][p % BLOCK] for p in range(row.end)]
+            self.last[row.row] = next_token(context)
+            sampled.append(self.last[row.row])
+        return sampled
+
+
+def next_token(context: list[int]) -> int:
+    return (sum((i + 1) * t for i, t in enumerate(context)) * 31 + 17) % 97 + 10
+
+
+def expected(seq: Sequence) -> list[int]:
+    ids = list(seq.request.prompt_ids)
+    while len(ids) < seq.max_tokens_total:
+        ids.append(next_token(ids))
+    return ids
+
+
+def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, max_steps=10_000) -> int:
+    in_flight: deque[tuple[ScheduledBatch, list[int]]] = deque()
+    for step in range(max_steps):
+        batch = scheduler.schedule()
+        if batch is not None:
+            assert batch.num_tokens <= scheduler.limits.max_num_batched_tokens
+            in_flight.append((batch, memory.run(batch)))
+        elif not in_flight:
+            assert not scheduler.waiting
+            assert not scheduler.running
+            return step
+        check_pool(scheduler)
+        check_tables(scheduler)
+        if batch is None or len(in_flight) >= depth:
+            scheduler.settle(*in_flight.popleft())
+    raise AssertionError("the scheduler did not finish")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("num_blocks", "budget"), [(64, 64), (64, 5), (9, 16), (9, 5)])
+def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(num_blocks, budget, caching, depth):
+    scheduler = make(num_blocks, seqs=4, budget=budget, caching=caching)
+    memory = Memory(scheduler)
+    rng = random.Random(1)
+    shared = [rng.randrange(10, 90) for _ in range(13)]
+    sequences = [sequence(n, shared[: rng.randrange(1, 14)] + [n], 12, limit=33) for n in range(12)]
+    for seq in sequences:
+        scheduler.add(seq)
+    run_to_end(scheduler, memory, depth)
+    for seq in sequences:
+        assert seq.token_ids == expected(seq)
+        assert seq.finish is FinishReason.LENGTH
+    assert (scheduler.num_preemptions > 0) == (num_blocks == 9)
+
+
+def test_a_prompt_cached_by_one_is_hit_by_the_next_in_the_same_step():
+    scheduler = make(budget=64)
+    prompt = list(range(20, 37))
+    first, second = sequence(1, prompt), sequence(2, prompt)
+    scheduler.add(first)
+    scheduler.add(second)
+    batch = scheduler.schedule()
+    assert [row.num_tokens for row in batch.rows] == [17, 1]
+    assert second.num_cached_tokens == 16
+    assert first.table.ids[:4] == second.table.ids[:4]
+
+
+def test_at_least_one_token_is_computed_however_much_is_cached():
+    scheduler = make(budget=64)
+    prompt = list(range(20, 36))  # exactly four blocks
+    for number in (1, 2):
+        scheduler.add(sequence(number, prompt))
+    assert [row.num_tokens for row in scheduler.schedule().rows] == [16, 4]
+
+
+def test_a_salt_keeps_prefixes_apart():
+    scheduler = make(budget=64)
+    prompt = list(range(20, 37))
+    for number, salt in enumerate([None, "a", "b", "a"]):
+        scheduler.add(sequence(number, prompt, salt=salt))
+    assert [row.num_tokens for row in scheduler.schedule().rows] == [17, 17, 17, 1]
+
+
+def test_the_tail_of_a_finished_sequence_is_evicted_before_its_head():
+    scheduler = make(num_blocks=6, budget=64)
+    memory = Memory(scheduler)
+    old = sequence(1, range(20, 40), max_tokens=1)  # five blocks
+    scheduler.add(old)
+    run_to_end(scheduler, memory)
+    scheduler.add(sequence(2, range(50, 61), max_tokens=1))  # three blocks: one blank, two evicted
+    run_to_end(scheduler, memory)
+    again = sequence(3, range(20, 40), max_tokens=1)
+    scheduler.add(again)
+    run_to_end(scheduler, memory)
+    assert again.num_cached_tokens == 3 * BLOCK
+    assert again.token_ids == expected(again)
+
+
+def test_decodes_keep_their_token_while_a_long_prompt_is_computed():
+    scheduler = make(budget=8, seqs=4, policy="priority")
+    memory = Memory(scheduler)
+    small = [sequence(n, [n + 20], max_tokens=30, priority=1) for n in range(3)]
+    for seq in small:
+        scheduler.add(seq)
+    scheduler.settle((batch := scheduler.schedule()), memory.run(batch))
+    scheduler.add(sequence(9, range(20, 60), priority=0))
+    for _ in range(5):
+        batch = scheduler.schedule()
+        assert {row.sequence.number for row in batch.rows} == {0, 1, 2, 9}
+        assert batch.num_tokens == 8
+        scheduler.settle(batch, memory.run(batch))
+
+
+def test_priority_goes_first_and_arrival_breaks_ties():
+    scheduler = make(seqs=1, budget=16, policy="priority")
+    memory = Memory(scheduler)
+    order = []
+    for number, prio in enumerate([5, 1, 1, 0]):
+        scheduler.add(sequence(number, [30 + number], max_tokens=1, priority=prio))
+    while (batch := scheduler.schedule()) is not None:
+        order += [settled.sequence.number for settled in scheduler.settle(batch, memory.run(batch))]
+    assert order == [3, 1, 2, 0]
+
+
+def test_the_last_in_line_is_preempted_and_still_answers_exactly():
+    scheduler = make(num_blocks=6, budget=32)
+    memory = Memory(scheduler)
+    first, second = sequence(1, range(20, 28), 12, limit=24), sequence(2, range(40, 44), 12, limit=24)
+    scheduler.add(first)
+    scheduler.add(second)
+    run_to_end(scheduler, memory)
+    assert first.num_preemptions == 0
+    assert second.num_preemptions > 0
+    assert (first.token_ids, second.token_ids) == (expected(first), expected(second))
+
+
+@pytest.mark.parametrize(
+    ("params", "finish"),
+    [({}, FinishReason.STOP), ({"ignore_eos": True}, None), ({"stop_token_ids": frozenset({50})}, FinishReason.STOP)],
+)
+def test_a_token_too_many_computed_ahead_is_dropped(params, finish):
+    scheduler = make()
+    seq = sequence(1, [20], max_tokens=9, **params)
+    scheduler.add(seq)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    token = 50 if "stop_token_ids" in params else EOS
+    (settled,) = scheduler.settle(first, [token])
+    assert settled.finish is finish
+    late = scheduler.settle(second, [33])
+    assert bool(late) == (finish is None)
+    assert seq.token_ids == [20, token] + ([33] if finish is None else [])
+    check_pool(scheduler)
+
+
+def test_unusable_logits_end_their_own_row_only():
+    scheduler = make()
+    good, bad = sequence(1, [20]), sequence(2, [21])
+    scheduler.add(good)
+    scheduler.add(bad)
+    settled = scheduler.settle(scheduler.schedule(), [33, NOT_FINITE])
+    assert [(s.sequence, s.token_id, s.finish) for s in settled] == [
+        (good, 33, None),
+        (bad, None, FinishReason.ERROR),
+    ]
+    check_pool(scheduler)
+
+
+def test_a_failed_step_leaves_nothing_to_hit_and_the_rest_starts_over():
+    scheduler = make(num_blocks=32, budget=20)
+    memory = Memory(scheduler)
+    prompt = list(range(20, 38))
+    first, second = sequence(1, prompt, 6), sequence(2, [*prompt, 50], 6)
+    scheduler.add(first)
+    failed = scheduler.schedule()
+    scheduler.add(second)
+    behind = scheduler.schedule()  # reads blocks that the failed step was to write
+    assert {row.sequence for row in behind.rows} == {first, second}
+    scheduler.finish(first, FinishReason.ERROR)
+    scheduler.forget_step([failed, behind])
+    run_to_end(scheduler, memory)
+    assert second.token_ids == expected(second)
+
+
+def test_a_budget_that_cannot_serve_all_rows_is_refused():
+    with pytest.raises(ValueError, match="max_num_batched_tokens"):
+        SchedulerLimits(8, 8, frozenset())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(8, 40),
+    seqs=st.integers(1, 6),
+    budget=st.integers(7, 40),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    caching=st.booleans(),
+    depth=st.integers(1, 3),
+)
+def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and_failures(
+    seed, num_blocks, seqs, budget, policy, caching, depth
+):
+    rng = random.Random(seed)
+    scheduler = make(num_blocks, seqs, budget, policy, caching)
+    memory = Memory(scheduler)
+    alive: list[Sequence] = []
+    in_flight: deque[tuple[ScheduledBatch, list[int]]] = deque()
+    number = 0
+    for _ in range(200):
+        if rng.random() < 0.4:
+            number += 1
+            prompt = [10 + i % 5 for i in range(rng.randrange(1, 20))] + [rng.randrange(10, 14)]
+            seq = sequence(number, prompt, rng.randrange(1, 12), rng.randrange(3), rng.choice([None, "x"]), limit=32)
+            alive.append(seq)
+            scheduler.add(seq)
+        if alive and rng.random() < 0.1:
+            victim = alive.pop(rng.randrange(len(alive)))
+            if victim.status is not Status.FINISHED:
+                scheduler.finish(victim, FinishReason.ABORT)
+        batch = scheduler.schedule()
+        if batch is not None:
+            in_flight.append((batch, memory.run(batch)))
+        check_pool(scheduler)
+        check_tables(scheduler)
+        if in_flight and rng.random() < 0.03:
+            for row in in_flight[0][0].rows:
+                if row.sequence.status is not Status.FINISHED:
+                    scheduler.finish(row.sequence, FinishReason.ERROR)
+            scheduler.forget_step([batch for batch, _ in in_flight])
+            in_flight.clear()
+        if in_flight and (batch is None or len(in_flight) >= depth):
+            for settled in scheduler.settle(*in_flight.popleft()):
+                assert settled.token_id == expected_at(settled.sequence)
+    while in_flight:
+        scheduler.settle(*in_flight.popleft())
+    run_to_end(scheduler, memory, depth)
+    assert all(seq.token_ids == expected(seq) for seq in alive if seq.finish is FinishReason.LENGTH)
+    assert scheduler.pool.num_free == num_blocks
+    assert all(scheduler.pool.count(block_id) == 0 for block_id in range(num_blocks))
+
+
+def expected_at(seq: Sequence) -> int:
+    return next_token(seq.token_ids[:-1])
