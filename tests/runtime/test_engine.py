@@ -1,0 +1,277 @@
+"""The engine loop over a FakeRunner: who gets which tokens when, and what is freed when somebody leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from runtime.api import ContextTooLong, EngineStopped, FinishReason, QueueFull, Request, SamplingParams
+from runtime.batch import NOT_FINITE
+from tests.fake_runner import FakeRunner, make_engine
+from tests.invariants import check_pool, check_tables
+
+
+@contextlib.asynccontextmanager
+async def engine_on(runner: FakeRunner, **options):
+    engine = make_engine(runner, **options)
+    try:
+        yield engine
+    finally:
+        runner.manual = False
+        for event in runner.events:
+            if not event.is_done():
+                event.complete()
+        await engine.close()
+
+
+def request(prompt=(1, 2, 3), max_tokens=4, name="r", **params) -> Request:
+    return Request(name, list(prompt), SamplingParams(max_tokens, **params))
+
+
+async def read(stream) -> dict[int, tuple[list[int], FinishReason | None]]:
+    ids: dict[int, list[int]] = {}
+    finish: dict[int, FinishReason | None] = {}
+    async with stream:
+        async for outputs in stream:
+            for output in outputs:
+                ids.setdefault(output.index, []).extend(output.token_ids)
+                assert finish.get(output.index) is None
+                finish[output.index] = output.finish
+    return {index: (ids[index], finish[index]) for index in ids}
+
+
+def value(engine, name: str, *label: tuple[str, str]):
+    (metric,) = (metric for metric in engine.metrics() if metric.name == name)
+    return metric.samples[tuple(label)]
+
+
+async def turns(num: int) -> None:
+    for _ in range(num):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+async def test_requests_of_one_submit_arrive_by_index_and_end_once(steps_in_flight):
+    async with engine_on(FakeRunner(), steps_in_flight=steps_in_flight) as engine:
+        got = await read(engine.submit([request(), request((1, 2, 3, 4, 5), 2), request((9,), 1)]))
+    assert got == {
+        0: ([3, 4, 5, 6], FinishReason.LENGTH),
+        1: ([5, 6], FinishReason.LENGTH),
+        2: ([1], FinishReason.LENGTH),
+    }
+
+
+async def test_the_next_step_is_launched_before_the_last_one_has_settled():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        stream = engine.submit([request(max_tokens=9)])
+        await turns(5)
+        assert len(runner.batches) == 2
+        (ahead,) = runner.batches[1].rows
+        assert ahead.num_tokens == 1
+        assert ahead.token_ids == ()  # its input is still on the device
+        async with stream:
+            pass
+
+
+async def test_a_client_that_leaves_frees_its_row_and_blocks_before_the_next_step():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        stays, leaves = engine.submit([request(name="stays", max_tokens=9)]), engine.submit([request(name="leaves")])
+        await turns(5)
+        async with leaves:
+            pass
+        scheduler = engine._scheduler
+        assert [seq.request.id for seq in scheduler.running] == ["stays"]
+        check_pool(scheduler)
+        check_tables(scheduler)
+        num_launched = len(runner.batches)
+        runner.events[0].complete()
+        await turns(8)
+        assert {row.sequence.request.id for batch in runner.batches[num_launched:] for row in batch.rows} == {"stays"}
+        assert value(engine, "request_success", ("finished_reason", "abort")) == 1
+        async with stays:
+            pass
+
+
+async def test_one_of_several_can_be_aborted_and_the_others_go_on():
+    async with engine_on(FakeRunner()) as engine:
+        stream = engine.submit([request(max_tokens=20), request(max_tokens=5)])
+        seen: dict[int, int] = {0: 0, 1: 0}
+        async with stream:
+            async for outputs in stream:
+                for output in outputs:
+                    seen[output.index] += len(output.token_ids)
+                if 0 < seen[0] < 20:
+                    stream.abort(0)
+                    seen[0] = 100
+    assert seen == {0: 100, 1: 5}
+
+
+async def test_aborting_the_last_open_request_ends_the_iteration():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        stream = engine.submit([request()])
+        reading = asyncio.create_task(read(stream))
+        await turns(5)
+        stream.abort(0)
+        assert await reading == {}
+
+
+async def test_a_slow_reader_finds_everything_in_one_output_and_slows_nobody():
+    async with engine_on(FakeRunner()) as engine:
+        slow = engine.submit([request(max_tokens=30)])
+        async with slow:
+            assert (await read(engine.submit([request(max_tokens=40)])))[0][1] is FinishReason.LENGTH
+            (output,) = await slow.__anext__()
+    assert output.token_ids == list(range(3, 33))
+    assert output.finish is FinishReason.LENGTH
+
+
+async def test_eos_stop_ids_and_length_end_with_their_own_reason():
+    sample = {3: 10, 4: 20, 5: 999}
+    async with engine_on(FakeRunner(lambda row: sample.get(row.end, row.end))) as engine:
+        assert await read(engine.submit([request(max_tokens=9)])) == {0: ([10, 20, 999], FinishReason.STOP)}
+        stream = engine.submit([request(max_tokens=9, stop_token_ids=frozenset({20}))])
+        async with stream:
+            last = [output async for outputs in stream for output in outputs][-1]
+        assert (last.finish, last.stop_token_id) == (FinishReason.STOP, 20)
+        (got,) = (await read(engine.submit([request(max_tokens=5, ignore_eos=True)]))).values()
+        assert got == ([10, 20, 999, 6, 7], FinishReason.LENGTH)
+
+
+async def test_a_prompt_that_cannot_fit_and_a_full_queue_are_refused_at_once():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner, max_num_seqs=1, max_queue=1) as engine:
+        with pytest.raises(ContextTooLong):
+            engine.submit([request(range(64))])
+        with pytest.raises(ValueError, match="token ids"):
+            engine.submit([request([1, 1000])])
+        with pytest.raises(ValueError, match="at least one token"):
+            engine.submit([request([])])
+        streams = [engine.submit([request()])]
+        await turns(5)
+        streams.append(engine.submit([request()]))
+        with pytest.raises(QueueFull):
+            engine.submit([request()])
+        for stream in streams:
+            async with stream:
+                pass
+        assert engine.health().num_waiting == 0
+
+
+async def test_a_failing_step_ends_its_requests_with_an_error_and_no_others():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner, max_num_seqs=1, steps_in_flight=1) as engine:
+        unlucky, lucky = engine.submit([request(name="unlucky")]), engine.submit([request(name="lucky")])
+        await turns(5)
+        runner.events[0].complete(MemoryError("no room"))
+        (output,) = await unlucky.__anext__()
+        assert output.finish is FinishReason.ERROR
+        assert "no room" not in (output.error or "")
+        runner.manual = False
+        await turns(5)
+        for event in runner.events[1:]:
+            if not event.is_done():
+                event.complete()
+        assert await read(lucky) == {0: ([3, 4, 5, 6], FinishReason.LENGTH)}
+        assert engine.health().ok
+
+
+async def test_what_was_launched_behind_a_failed_step_starts_over():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        first = engine.submit([request(name="first", max_tokens=9)])
+        await turns(3)
+        second = engine.submit([request((1, 2, 3, 4, 5, 6), name="second")])
+        for _ in range(3):
+            runner.events[-1].is_done() or await turns(1)
+        runner.events[0].complete(RuntimeError())
+        runner.manual = False
+        await turns(3)
+        for event in runner.events[1:]:
+            if not event.is_done():
+                event.complete()
+        assert (await read(first))[0][1] is FinishReason.ERROR
+        assert await read(second) == {0: ([6, 7, 8, 9], FinishReason.LENGTH)}
+        check_pool(engine._scheduler)
+
+
+async def test_a_row_with_unusable_logits_ends_alone():
+    def sample(row) -> int:
+        return NOT_FINITE if row.sequence.request.id == "bad" else row.end
+
+    async with engine_on(FakeRunner(sample)) as engine:
+        got = await read(engine.submit([request(name="bad"), request(name="good")]))
+    assert got == {0: ([], FinishReason.ERROR), 1: ([3, 4, 5, 6], FinishReason.LENGTH)}
+
+
+async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest():
+    async with engine_on(FakeRunner()) as engine:
+        reading = asyncio.create_task(read(engine.submit([request(max_tokens=20)])))
+        draining = asyncio.create_task(engine.drain(60))
+        await turns(2)
+        with pytest.raises(EngineStopped):
+            engine.submit([request()])
+        assert await draining == 0
+        assert (await reading)[0][1] is FinishReason.LENGTH
+
+
+async def test_what_outlives_the_drain_timeout_is_told_abort():
+    async with engine_on(FakeRunner(manual=True)) as engine:
+        reading = asyncio.create_task(read(engine.submit([request()])))
+        await turns(3)
+        assert await engine.drain(0) == 1
+        assert await reading == {0: ([], FinishReason.ABORT)}
+
+
+async def test_an_idle_engine_has_no_timer_and_no_pending_callback():
+    async with engine_on(FakeRunner()) as engine:
+        await read(engine.submit([request()]))
+        await turns(5)
+        loop = asyncio.get_running_loop()
+        assert engine._lag._timer is None
+        assert not [handle for handle in loop._scheduled if not handle.cancelled()]
+        assert not loop._ready
+
+
+async def test_a_bug_in_the_loop_is_told_to_everybody_and_to_health():
+    class Broken(FakeRunner):
+        def launch(self, batch):
+            raise ZeroDivisionError("internal")
+
+    engine = make_engine(Broken())
+    assert await read(engine.submit([request()])) == {0: ([], FinishReason.ERROR)}
+    assert not engine.health().ok
+    with pytest.raises(EngineStopped, match="died"):
+        engine.submit([request()])
+    await engine.close()
+
+
+async def test_a_step_that_never_settles_shows_in_health(monkeypatch):
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        stream = engine.submit([request()])
+        await turns(5)
+        assert engine.health().ok
+        monkeypatch.setattr("runtime.engine.STALL_S", -1.0)
+        assert "running for" in engine.health().reason
+        async with stream:
+            pass
+
+
+async def test_numbers_add_up():
+    async with engine_on(FakeRunner()) as engine:
+        await read(engine.submit([request((1, 2, 3, 4, 5), 4)]))
+        await read(engine.submit([request((1, 2, 3, 4, 5), 4)]))
+        assert value(engine, "prompt_tokens") == 10
+        assert value(engine, "prompt_tokens_cached") == 4
+        assert value(engine, "generation_tokens") == 8
+        assert value(engine, "prefix_cache_hits") == 4
+        assert value(engine, "request_success", ("finished_reason", "length")) == 2
+        assert sum(value(engine, "time_to_first_token_seconds").counts) == 2
+        assert sum(value(engine, "inter_token_latency_seconds").counts) == 6
+        assert value(engine, "num_requests_running") == 0
+        assert value(engine, "kv_cache_usage_perc") == 0.0
