@@ -1,0 +1,122 @@
+"""Start: from an EngineConfig and model files to a running Engine. The composition root below the border.
+
+Everything heavy (importing torch, reading weights, the first step) happens on the worker thread that will compute, so the
+event loop answers /health meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runtime.api import LoadProgress, ModelInfo
+from runtime.config import CPU, EngineConfig, EnginePlan, PlanError
+from runtime.engine import Engine
+from runtime.kv.block_pool import BlockPool
+from runtime.kv.layout import BLOCK_SIZE, KVLayout, LayerShape
+from runtime.kv.prefix_cache import PrefixCache
+from runtime.runner.memory import free_host_bytes
+from runtime.runner.worker import Worker
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.weights.fetch import ModelFiles
+
+if TYPE_CHECKING:
+    from runtime.models.decoder import Decoder
+    from runtime.runner.model_runner import ModelRunner
+
+log = logging.getLogger("oneloop.start")
+
+Report = Callable[[LoadProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    scheduler: Scheduler
+    runner: ModelRunner
+    model: ModelInfo
+
+
+async def start_engine(config: EngineConfig, files: ModelFiles, report: Report) -> Engine:
+    """`report` is called from the worker thread.
+
+    Raises PlanError where options do not fit, WeightsError and UnsupportedModel where the model does not."""
+    worker = Worker()
+    try:
+        parts = await worker.run(lambda: _build(config, files, worker, report))
+    except BaseException:
+        await worker.close()
+        raise
+    return Engine(
+        parts.scheduler,
+        parts.runner,
+        parts.model,
+        max_queue=config.max_queue,
+        steps_in_flight=config.steps_in_flight,
+    )
+
+
+def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> _Parts:
+    report(LoadProgress("import"))
+    import ops
+    from runtime.models.load import load_model
+    from runtime.runner.warmup import warm_up
+
+    if config.device == "cuda":
+        raise PlanError("device cuda is not supported yet; use --device cpu")
+    ops.set_num_threads(config.num_threads)
+    decoder = load_model(
+        files, dtype="float32" if config.dtype == "auto" else config.dtype, load_format=config.load_format,
+        seed=config.seed, progress=report,
+    )  # fmt: skip
+    report(LoadProgress("warm-up"))
+    plan = _plan(config, decoder)
+    eos_token_ids = files.eos_token_ids
+    limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids)
+    runner = _runner(plan, decoder, eos_token_ids, worker)
+    warm_up(runner, num_tokens=min(BLOCK_SIZE + 1, plan.max_model_len - 1), block_size=BLOCK_SIZE)
+    for line in (*ops.describe(), *plan.notes):
+        log.info(line)
+    pool, cache = BlockPool(plan.num_kv_blocks), PrefixCache(BLOCK_SIZE, config.enable_prefix_caching)
+    return _Parts(Scheduler(limits, pool, cache, plan.policy), runner, _model_info(plan, decoder, files))
+
+
+def _plan(config: EngineConfig, decoder: Decoder) -> EnginePlan:
+    spec = decoder.spec
+    kv_cache_dtype = "float32" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    layers = tuple(LayerShape(layer.attention.num_kv_heads, layer.attention.head_size) for layer in spec.layers)
+    return EnginePlan.resolve(
+        config, layout=KVLayout(layers, element_bytes=4), kv_cache_dtype=kv_cache_dtype, model_len=spec.max_model_len,
+        defaults=CPU, free_bytes=free_host_bytes(),
+    )  # fmt: skip
+
+
+def _runner(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], worker: Worker) -> ModelRunner:
+    import torch
+
+    from runtime.kv.kv_cache import KVCache
+    from runtime.runner.input_buffers import InputBuffers
+    from runtime.runner.model_runner import ModelRunner
+    from runtime.sample.sampler import Sampler
+
+    dtype: torch.dtype = getattr(torch, plan.kv_cache_dtype)
+    cache = KVCache(plan.layout, plan.num_kv_blocks, dtype, torch.device("cpu"))
+    inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout.block_size)
+    return ModelRunner(decoder, cache, Sampler(decoder.spec.vocab_size, eos_token_ids), inputs, worker)
+
+
+def _model_info(plan: EnginePlan, decoder: Decoder, files: ModelFiles) -> ModelInfo:
+    return ModelInfo(
+        architecture=decoder.spec.architecture,
+        max_model_len=plan.max_model_len,
+        vocab_size=decoder.spec.vocab_size,
+        eos_token_ids=files.eos_token_ids,
+        dtype=decoder.dtype,
+        device="cpu",
+        num_parameters=decoder.num_parameters,
+        weights_bytes=decoder.weights_bytes,
+        num_kv_blocks=plan.num_kv_blocks,
+        kv_block_size=plan.layout.block_size,
+        kv_cache_bytes=plan.kv_cache_bytes,
+        max_num_seqs=plan.max_num_seqs,
+    )

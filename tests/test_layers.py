@@ -1,0 +1,126 @@
+"""The direction of imports, read from the source with `ast`: lazy and typing-only imports count like any other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("server", "runtime", "ops", "oneloop_native", "tests", "loadtests")
+SERVER_LEAVES = ("config", "schema", "errors", "sse", "admission")
+NO_TORCH_IN_RUNTIME = (
+    "runtime.api", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
+    "runtime.engine", "runtime.step", "runtime.gpu_event", "runtime.stats", "runtime.loop_lag", "runtime.token_stream",
+    "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
+    "runtime.runner.worker", "runtime.runner.memory", "runtime.models.spec", "runtime.models.registry",
+    "runtime.models.llama", "runtime.models.mistral", "runtime.models.qwen2", "runtime.models.qwen3",
+    "runtime.weights.gguf", "runtime.weights.fetch",
+)  # fmt: skip
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names a file imports; for `from a import b` both a and a.b, since b may be a module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+FILES = {module_name(path): imports_of(path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def offences(where, forbidden) -> list[str]:
+    return [f"{m} imports {n}" for m, names in FILES.items() if where(m) for n in sorted(names) if forbidden(m, n)]
+
+
+def test_the_rooms_are_where_the_test_looks():
+    assert {"server.app", "runtime.engine", "runtime.scheduler", "ops"} <= set(FILES)
+
+
+@pytest.mark.parametrize(
+    ("room", "above"),
+    [
+        ("ops", ("runtime", "server", "loadtests", "tests")),
+        ("runtime", ("server", "loadtests", "tests")),
+        ("server", ("loadtests", "tests", "ops", "oneloop_native")),
+        ("loadtests", ("server", "runtime", "ops", "oneloop_native", "torch")),
+    ],
+)
+def test_nothing_imports_upward(room, above):
+    assert not offences(lambda m: within(m, room), lambda m, n: within(n, *above))
+
+
+def test_server_sees_only_the_border_of_runtime():
+    assert not offences(
+        lambda m: within(m, "server") and m != "server.__main__",
+        lambda m, n: within(n, "runtime") and n != "runtime" and not within(n, "runtime.api"),
+    )
+
+
+def test_server_knows_no_torch():
+    assert not offences(lambda m: within(m, "server"), lambda m, n: within(n, "torch", "triton", "numpy"))
+
+
+@pytest.mark.parametrize("leaf", SERVER_LEAVES)
+def test_leaves_of_the_server_know_nothing_but_their_own_library(leaf):
+    assert not offences(
+        lambda m: m == f"server.{leaf}",
+        lambda m, n: within(n, "server") and n not in ("server", "server.errors") and not within(n, "server.errors"),
+    )
+
+
+def test_text_codecs_know_neither_http_nor_engine():
+    assert not offences(
+        lambda m: within(m, "server.text"),
+        lambda m, n: within(n, "runtime", "starlette") or (within(n, "server") and not within(n, "server", "server.text")),
+    )
+
+
+def test_bookkeeping_and_planning_need_no_torch():
+    assert set(NO_TORCH_IN_RUNTIME) <= set(FILES)
+    reached: dict[str, str] = {}
+
+    def reach(module: str, origin: str) -> None:
+        for name in FILES.get(module, ()):
+            assert not within(name, "torch", "ops", "triton"), f"{origin} reaches {name} through {module}"
+            if name in FILES and name not in reached:
+                reached[name] = origin
+                reach(name, origin)
+
+    for module in NO_TORCH_IN_RUNTIME:
+        reach(module, module)
+
+
+def test_only_kernels_know_the_compiled_module():
+    assert not offences(lambda m: not within(m, "ops", "tests"), lambda m, n: within(n, "oneloop_native"))
+
+
+def test_transformers_is_a_test_dependency_only():
+    assert not offences(lambda m: not within(m, "tests"), lambda m, n: within(n, "transformers"))
+
+
+@pytest.mark.parametrize("package", ["models", "sample", "weights"])
+def test_siblings_in_runtime_do_not_know_each_other(package):
+    """models -> weights.rules is the one exception: a family is its spec and its rules."""
+    siblings = [f"runtime.{other}" for other in ("models", "sample", "weights", "runner") if other != package]
+    assert not offences(
+        lambda m: within(m, f"runtime.{package}"),
+        lambda m, n: within(n, *siblings)
+        and not (package == "models" and (n == "runtime.weights" or within(n, "runtime.weights.rules"))),
+    )
