@@ -105,7 +105,9 @@ class Engine:
             gauge("num_requests_waiting", "Requests in line.", len(scheduler.waiting)),
             gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", usage),
             gauge("kv_cache_cached_blocks", "KV blocks findable by prefix, in use or not.", len(scheduler.cache)),
-            counter("num_preemptions", "Sequences sent back to the line for lack of blocks.", scheduler.num_preemptions),
+            counter(
+                "num_preemptions", "Sequences sent back to the line for lack of blocks.", scheduler.num_preemptions
+            ),
             counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
             counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
             *self._stats.metrics(),

@@ -31,7 +31,10 @@ Report = Callable[[LoadProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class EngineParts:
+    """What an Engine is made of, before it lives on a loop."""
+
+    plan: EnginePlan
     scheduler: Scheduler
     runner: ModelRunner
     model: ModelInfo
@@ -48,15 +51,11 @@ async def start_engine(config: EngineConfig, files: ModelFiles, report: Report) 
         await worker.close()
         raise
     return Engine(
-        parts.scheduler,
-        parts.runner,
-        parts.model,
-        max_queue=config.max_queue,
-        steps_in_flight=config.steps_in_flight,
+        parts.scheduler, parts.runner, parts.model, max_queue=config.max_queue, steps_in_flight=config.steps_in_flight
     )
 
 
-def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> _Parts:
+def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> EngineParts:
     report(LoadProgress("import"))
     import ops
     from runtime.models.load import load_model
@@ -65,20 +64,36 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
     if config.device == "cuda":
         raise PlanError("device cuda is not supported yet; use --device cpu")
     ops.set_num_threads(config.num_threads)
-    decoder = load_model(
-        files, dtype="float32" if config.dtype == "auto" else config.dtype, load_format=config.load_format,
-        seed=config.seed, progress=report,
-    )  # fmt: skip
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    decoder = load_model(files, dtype=dtype, load_format=config.load_format, seed=config.seed, progress=report)
     report(LoadProgress("warm-up"))
-    plan = _plan(config, decoder)
-    eos_token_ids = files.eos_token_ids
-    limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids)
-    runner = _runner(plan, decoder, eos_token_ids, worker)
-    warm_up(runner, num_tokens=min(BLOCK_SIZE + 1, plan.max_model_len - 1), block_size=BLOCK_SIZE)
-    for line in (*ops.describe(), *plan.notes):
+    parts = assemble(config, decoder, files.eos_token_ids, worker)
+    warm_up(parts.runner, num_tokens=min(BLOCK_SIZE + 1, parts.plan.max_model_len - 1), block_size=BLOCK_SIZE)
+    for line in (*ops.describe(), *parts.plan.notes):
         log.info(line)
-    pool, cache = BlockPool(plan.num_kv_blocks), PrefixCache(BLOCK_SIZE, config.enable_prefix_caching)
-    return _Parts(Scheduler(limits, pool, cache, plan.policy), runner, _model_info(plan, decoder, files))
+    return parts
+
+
+def assemble(config: EngineConfig, decoder: Decoder, eos_token_ids: frozenset[int], worker: Worker) -> EngineParts:
+    """Plan, books, tables and runner around a loaded decoder.
+
+    Raises PlanError."""
+    import torch
+
+    from runtime.kv.kv_cache import KVCache
+    from runtime.runner.input_buffers import InputBuffers
+    from runtime.runner.model_runner import ModelRunner
+    from runtime.sample.sampler import Sampler
+
+    plan = _plan(config, decoder)
+    dtype: torch.dtype = getattr(torch, plan.kv_cache_dtype)
+    cache = KVCache(plan.layout, plan.num_kv_blocks, dtype, torch.device("cpu"))
+    inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout.block_size)
+    runner = ModelRunner(decoder, cache, Sampler(decoder.spec.vocab_size, eos_token_ids), inputs, worker)
+    limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids)
+    prefixes = PrefixCache(plan.layout.block_size, config.enable_prefix_caching)
+    scheduler = Scheduler(limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy)
+    return EngineParts(plan, scheduler, runner, _model_info(plan, decoder, eos_token_ids))
 
 
 def _plan(config: EngineConfig, decoder: Decoder) -> EnginePlan:
@@ -91,26 +106,12 @@ def _plan(config: EngineConfig, decoder: Decoder) -> EnginePlan:
     )  # fmt: skip
 
 
-def _runner(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], worker: Worker) -> ModelRunner:
-    import torch
-
-    from runtime.kv.kv_cache import KVCache
-    from runtime.runner.input_buffers import InputBuffers
-    from runtime.runner.model_runner import ModelRunner
-    from runtime.sample.sampler import Sampler
-
-    dtype: torch.dtype = getattr(torch, plan.kv_cache_dtype)
-    cache = KVCache(plan.layout, plan.num_kv_blocks, dtype, torch.device("cpu"))
-    inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout.block_size)
-    return ModelRunner(decoder, cache, Sampler(decoder.spec.vocab_size, eos_token_ids), inputs, worker)
-
-
-def _model_info(plan: EnginePlan, decoder: Decoder, files: ModelFiles) -> ModelInfo:
+def _model_info(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int]) -> ModelInfo:
     return ModelInfo(
         architecture=decoder.spec.architecture,
         max_model_len=plan.max_model_len,
         vocab_size=decoder.spec.vocab_size,
-        eos_token_ids=files.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         dtype=decoder.dtype,
         device="cpu",
         num_parameters=decoder.num_parameters,

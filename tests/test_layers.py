@@ -88,7 +88,9 @@ def test_leaves_of_the_server_know_nothing_but_their_own_library(leaf):
 def test_text_codecs_know_neither_http_nor_engine():
     assert not offences(
         lambda m: within(m, "server.text"),
-        lambda m, n: within(n, "runtime", "starlette") or (within(n, "server") and not within(n, "server", "server.text")),
+        lambda m, n: (
+            within(n, "runtime", "starlette") or (within(n, "server") and not within(n, "server", "server.text"))
+        ),
     )
 
 
@@ -121,6 +123,8 @@ def test_siblings_in_runtime_do_not_know_each_other(package):
     siblings = [f"runtime.{other}" for other in ("models", "sample", "weights", "runner") if other != package]
     assert not offences(
         lambda m: within(m, f"runtime.{package}"),
-        lambda m, n: within(n, *siblings)
-        and not (package == "models" and (n == "runtime.weights" or within(n, "runtime.weights.rules"))),
+        lambda m, n: (
+            within(n, *siblings)
+            and not (package == "models" and (n == "runtime.weights" or within(n, "runtime.weights.rules")))
+        ),
     )

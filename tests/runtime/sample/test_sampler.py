@@ -137,9 +137,7 @@ def test_logit_bias_adds_and_a_new_tenant_of_the_row_is_free_of_it():
 @pytest.mark.parametrize(("ignore_eos", "banned"), [(False, {EOS, 8}), (True, {8})])
 def test_nothing_that_ends_a_sequence_is_drawn_before_min_tokens(ignore_eos, banned):
     sampler = Sampler(V, frozenset({EOS}))
-    sampler.bind(
-        0, binding(temperature=0.0, min_tokens=2, stop_token_ids=frozenset({8}), ignore_eos=ignore_eos)
-    )
+    sampler.bind(0, binding(temperature=0.0, min_tokens=2, stop_token_ids=frozenset({8}), ignore_eos=ignore_eos))
     for position, free in ((2, False), (3, False), (4, True)):
         scores = torch.zeros(1, V)
         sampler.sample(scores, [0], [position])

@@ -1,0 +1,104 @@
+"""Greedy decoding, ours and transformers', on token ids; and the comparison that allows for exact ties only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from runtime.models.decoder import Decoder
+
+from runtime.api import Request, SamplingParams
+from runtime.config import EngineConfig
+from runtime.engine import Engine
+from runtime.runner.worker import Worker
+from runtime.start import assemble
+
+TIE = 1e-4  # transformers' own two best logits are closer than this: rounding decides, in either engine
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers generates for one prompt, and by how much each token beat the second best."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    margins: list[float]
+
+
+@torch.inference_mode()
+def transformers_greedy(model, prompt_ids: Sequence[int], max_tokens: int) -> Reference:
+    ids, margins, cache = [], [], None
+    step = torch.tensor([list(prompt_ids)])
+    for _ in range(max_tokens):
+        out = model(step, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = out.past_key_values
+        best = out.logits[0, -1].float().topk(2)
+        ids.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+        step = best.indices[:1].view(1, 1)
+    return Reference(list(prompt_ids), ids, margins)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    token_ids: list[list[int]]  # by prompt
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+async def our_greedy(
+    decoder: Decoder, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
+    rounds: int = 1,
+) -> Outcome:  # fmt: skip
+    """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks."""
+    worker = Worker()
+    parts = await worker.run(lambda: assemble(config, decoder, frozenset(), worker))
+    engine = Engine(parts.scheduler, parts.runner, parts.model, max_queue=10_000)
+    params = SamplingParams(max_tokens, temperature=0.0)
+    groups = [list(prompts)] if together else [[prompt] for prompt in prompts]
+    try:
+        for _ in range(rounds):
+            ids: list[list[int]] = []
+            cached = 0
+            for group in groups:
+                group_ids, group_cached = await _generate(engine, group, params)
+                ids += group_ids
+                cached += group_cached
+    finally:
+        await engine.close()
+    assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
+    return Outcome(ids, cached, parts.scheduler.num_preemptions)
+
+
+async def _generate(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> tuple[list[list[int]], int]:
+    ids: list[list[int]] = [[] for _ in prompts]
+    cached = [0] * len(prompts)
+    async with engine.submit([Request(str(i), list(p), params) for i, p in enumerate(prompts)]) as stream:
+        async for outputs in stream:
+            for output in outputs:
+                assert output.error is None
+                ids[output.index].extend(output.token_ids)
+                cached[output.index] = output.num_cached_tokens
+    return ids, sum(cached)
+
+
+def run(*args, **kwargs) -> Outcome:
+    return asyncio.run(our_greedy(*args, **kwargs))
+
+
+def compare(outcome: Outcome, references: Sequence[Reference]) -> int:
+    """Raise on the first token that differs without a tie; how many prompts left transformers' text at a tie."""
+    ties = 0
+    for number, (ours, reference) in enumerate(zip(outcome.token_ids, references, strict=True)):
+        assert len(ours) == len(reference.token_ids)
+        for position, (a, b) in enumerate(zip(ours, reference.token_ids, strict=True)):
+            if a != b:
+                margin = reference.margins[position]
+                assert margin < TIE, f"prompt {number}, output {position}: {a} instead of {b}, margin {margin}"
+                ties += 1
+                break
+    return ties

@@ -1,0 +1,63 @@
+"""The built-in model, real weights, decoded token for token as transformers does in float32, however the engine cuts the work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from runtime.models.load import load_model
+from runtime.weights.fetch import DEFAULT_MODEL, resolve
+
+from runtime.config import EngineConfig
+from tests.equality.greedy import compare, run, transformers_greedy
+from tests.equality.prompts import CHAT, CODE, LONG, PLAIN, UNICODE
+
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def model():
+    files = resolve(DEFAULT_MODEL, None, lambda progress: None)
+    where = {"pretrained_model_name_or_path": str(files.path.parent), "gguf_file": files.path.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    chats = [
+        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+        for text in CHAT
+    ]
+    texts = [*chats, *CODE, *UNICODE, *PLAIN, *LONG]
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    assert len(prompts) >= 24
+    assert min(len(prompt) for prompt in prompts[-len(LONG) :]) > 3000
+    references = [transformers_greedy(theirs, prompt, MAX_TOKENS) for prompt in prompts]
+    del theirs
+    ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
+    return ours, prompts, references
+
+
+@pytest.mark.parametrize(
+    ("budget", "together", "rounds"),
+    [(8192, False, 1), (8192, True, 1), (512, True, 2), (16, True, 1)],
+    ids=["one by one, unlimited", "together, unlimited", "together, 512, again with prefix hits", "together, 16"],
+)
+def test_greedy_equals_transformers(model, budget, together, rounds):
+    decoder, prompts, references = model
+    config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=1024)
+    outcome = run(decoder, config, prompts, MAX_TOKENS, together=together, rounds=rounds)
+    print(f"{compare(outcome, references)} of {len(prompts)} left at a tie; {outcome.num_cached_tokens} tokens cached")
+    assert rounds == 1 or outcome.num_cached_tokens > 9000
+
+
+def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks(model):
+    decoder, prompts, references = model
+    longest = max(len(prompt) for prompt in prompts) + MAX_TOKENS
+    config = EngineConfig(
+        max_num_batched_tokens=512,
+        num_kv_blocks=-(-longest // 16) + 1,
+        max_model_len=longest,
+        enable_prefix_caching=False,
+    )
+    outcome = run(decoder, config, prompts, MAX_TOKENS, together=True)
+    print(f"{compare(outcome, references)} of {len(prompts)} left at a tie; {outcome.num_preemptions} preemptions")
+    assert outcome.num_preemptions > 0
+    assert outcome.num_cached_tokens == 0
