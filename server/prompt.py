@@ -1,0 +1,289 @@
+"""Chat templates: a conversation as the text its model was trained on.
+
+A template is a program that came with a model's files: it runs in Jinja's immutable sandbox, with the options, filters and
+globals transformers gives it, so that what renders there renders the same here. It sees plain JSON data only. Compiled
+once; rendering is safe in any thread. Knows no token ids and no HTTP: what a template refuses becomes a PromptError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NoReturn, TypeVar
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = Mapping[str, Any]
+N = TypeVar("N", bound=nodes.Node)
+
+_NO_TEMPLATE: Final = (
+    "this model has no chat template: use /v1/completions with a prompt, or start the server with --chat-template"
+)
+
+
+class PromptError(ValueError):
+    """A conversation that cannot become a prompt, for a reason the client can read."""
+
+
+class ChatTemplate:
+    """`source`: a template, several by name ("default", "tool_use", …), or None for a model without.
+    `named_tokens`: the tokenizer's special tokens by name, which templates write ("bos_token": "<s>").
+    `now`: what `strftime_now` reads.
+
+    Raises PromptError for a source that is no template."""
+
+    def __init__(
+        self,
+        source: str | Mapping[str, str] | None,
+        named_tokens: Mapping[str, str] | None = None,
+        *,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        sources = {"default": source} if isinstance(source, str) else dict(source or {})
+        environment = _environment(now)
+        self._named_tokens = dict(named_tokens or {})
+        self._templates = {name: _Compiled.of(environment, name, text) for name, text in sources.items()}
+
+    def __bool__(self) -> bool:
+        """Whether there is any template."""
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """`messages`: OpenAI's, as parsed JSON: content a string or a list of text parts, tool-call arguments a JSON
+        string or an object. With `tools`, the template named "tool_use" is taken where there is one. `kwargs` are further
+        variables for the template (chat_template_kwargs); those it does not read do nothing.
+
+        The text holds whatever the template writes of BOS: encode it with `add_special_tokens=False`.
+        Raises PromptError where there is no template, or it refuses or fails on these messages."""
+        template = self._choose(with_tools=bool(tools))
+        if "messages" in kwargs:
+            raise PromptError("chat_template_kwargs may not replace the messages")
+        if not messages:
+            raise PromptError("the conversation is empty: at least one message is needed")
+        seen = [_as_seen(message, template.content) for message in messages]
+        variables = {**self._named_tokens, **kwargs}
+        variables |= {
+            "messages": seen, "tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt
+        }  # fmt: skip
+        return template.render(variables)
+
+    def _choose(self, with_tools: bool) -> _Compiled:
+        if not self._templates:
+            raise PromptError(_NO_TEMPLATE)
+        for name in ("tool_use", "default") if with_tools else ("default",):
+            if name in self._templates:
+                return self._templates[name]
+        names = ", ".join(sorted(self._templates))
+        raise PromptError(f"the model's chat templates ({names}) include no default one: choose with --chat-template")
+
+
+# --- Jinja as transformers sets it up -----------------------------------------------------------------------------
+
+
+class _Refusal(jinja2.TemplateError):
+    """`raise_exception` in a template."""
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refusal(str(message))
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which models have never seen."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what training masks; for a prompt it is a scope and nothing more."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: now().strftime(format)
+    return environment
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """`content`: the form of message content the template reads."""
+
+    template: jinja2.Template
+    content: ContentForm
+
+    @classmethod
+    def of(cls, environment: jinja2.Environment, name: str, source: str) -> _Compiled:
+        try:
+            return cls(environment.from_string(source), ContentForm.of(environment.parse(source)))
+        except jinja2.TemplateSyntaxError as error:
+            raise PromptError(f"the chat template {name!r} is broken, line {error.lineno}: {error.message}") from error
+
+    def render(self, variables: dict[str, Any]) -> str:
+        try:
+            return self.template.render(variables)
+        except _Refusal as error:
+            raise PromptError(error.message or "the chat template refuses these messages") from error
+        except Exception as error:  # a template is a program: it may fail with anything
+            raise PromptError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
+
+
+# --- messages as a template sees them -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ContentForm:
+    """`parts`: the template goes through a list of parts. `strings`: it takes a string too, or nothing else."""
+
+    parts: bool
+    strings: bool
+
+    @classmethod
+    def of(cls, tree: nodes.Template) -> ContentForm:
+        """Read off the syntax tree: a loop over a message's content, or a look at its first part, means parts; a test
+        `content is string` beside it means both."""
+        names = _content_names(tree)
+        parts = any(_is_content(_looped(loop.iter), names) for loop in _of(tree, nodes.For))
+        parts = parts or any(_is_content(node, names) for node in _indexed(tree))
+        tests = any(test.name == "string" and _is_content(test.node, names) for test in _of(tree, nodes.Test))
+        return cls(parts=parts, strings=tests or not parts)
+
+
+def _is_content(node: nodes.Node, names: set[str]) -> bool:
+    if isinstance(node, nodes.Name):
+        return node.name in names
+    if isinstance(node, nodes.Getattr):
+        return bool(node.attr == "content")
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+
+def _content_names(tree: nodes.Template) -> set[str]:
+    """Variables that hold a message's content: so called (a macro's parameter, mostly) or assigned from it."""
+    names = {"content"}
+    assigned = [
+        (node.target.name, node.node) for node in _of(tree, nodes.Assign) if isinstance(node.target, nodes.Name)
+    ]
+    while new := {name for name, value in assigned if _is_content(value, names)} - names:
+        names |= new
+    return names
+
+
+_LIST_FILTERS: Final = {"list", "reverse", "selectattr", "rejectattr", "select", "reject", "map", "sort"}
+
+
+def _looped(node: nodes.Node) -> nodes.Node:
+    """What a loop goes through, without the slices and filters that leave a list a list."""
+    while True:
+        match node:
+            case nodes.Filter(node=nodes.Expr() as inner, name=name) if name in _LIST_FILTERS:
+                node = inner
+            case nodes.Getitem(node=inner, arg=nodes.Slice()):
+                node = inner
+            case _:
+                return node
+
+
+def _indexed(tree: nodes.Template) -> Iterator[nodes.Node]:
+    """X of every X[0].text and X[0]["type"]."""
+    for node in [*_of(tree, nodes.Getattr), *_of(tree, nodes.Getitem)]:
+        match node:
+            case (
+                nodes.Getattr(node=nodes.Getitem(node=whole, arg=nodes.Const(value=int())), attr="text" | "type")
+                | nodes.Getitem(
+                    node=nodes.Getitem(node=whole, arg=nodes.Const(value=int())), arg=nodes.Const(value="text" | "type")
+                )
+            ):
+                yield whole
+
+
+def _of(tree: nodes.Template, kind: type[N]) -> list[N]:
+    return [node for node in tree.find_all(kind) if isinstance(node, kind)]
+
+
+def _as_seen(message: Message, form: ContentForm) -> dict[str, Any]:
+    """A message without its nulls (templates test for missing keys, not for None), its content in the template's form."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise PromptError("every message must be an object with a role")
+    seen = {key: value for key, value in message.items() if value is not None}
+    content = seen.get("content")
+    if isinstance(content, str):
+        if not form.strings:
+            seen["content"] = [{"type": "text", "text": content}]
+    elif content is not None:
+        texts = [_text_of(part) for part in _parts_of(content)]
+        seen["content"] = [{"type": "text", "text": text} for text in texts] if form.parts else "\n".join(texts)
+    if "tool_calls" in seen:
+        seen["tool_calls"] = [_with_arguments(call) for call in seen["tool_calls"]]
+    return _with_reasoning(seen)
+
+
+def _parts_of(content: object) -> Sequence[object]:
+    if isinstance(content, list | tuple):
+        return content
+    raise PromptError("message content must be a string or a list of parts")
+
+
+def _text_of(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise PromptError(f"content parts of type {kind!r} are not supported: only text")
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise PromptError(f"a content part of type {kind!r} has no text")
+    return text
+
+
+def _with_arguments(call: object) -> object:
+    """Clients send a tool call's arguments back as the JSON string they got; templates write objects with `tojson`."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
+
+
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates read a turn's reasoning under one of two names, and clients send it under any of three."""
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}

@@ -1,0 +1,437 @@
+"""Detokenising: token ids to text, piece by piece.
+
+The texts of all `feed` calls and of `flush`, joined, are exactly what the tokenizers library returns for all ids at once,
+however the ids were cut into feeds. Text is given out as early as that promise allows: bytes that may still become a
+character wait for the token that completes them.
+
+A `TokenTable` is made once per tokenizer and shared by all requests: it fills as tokens are met. A `Detokenizer` is one
+request's state: a few bytes. Nothing here knows requests, stop strings or HTTP.
+
+How a decoder is taken apart (its description is JSON, a list of stages):
+- stages that look at one token and at most at whether it is the first (Replace, Metaspace, WordPiece) are asked once per
+  token and remembered;
+- ByteLevel: tokens are bytes, joined and read as UTF-8 with every maximal broken part as one U+FFFD;
+- ByteFallback: tokens like <0xE2> form runs; a run is valid UTF-8 as a whole or each of its bytes becomes U+FFFD, so a
+  run waits for the first token that is no byte;
+- Strip behind Fuse cuts leading characters of the whole text.
+Any other arrangement is decoded again and again with a window of ids, and text is given out once no continuation can
+change it: slower, and exact for every decoder that looks less than a window back."""
+
+from __future__ import annotations
+
+import json
+from codecs import utf_8_decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import tokenizers
+
+Stage = dict[str, Any]
+
+
+class Detokenizer(Protocol):
+    """One request's way from ids to text."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that became certain with these ids; "" while a character is incomplete.
+
+        Ids the tokenizer does not have (a model's vocabulary is often padded) give no text."""
+        ...
+
+    def flush(self) -> str:
+        """What was still held back, broken characters as U+FFFD. Nothing may be fed afterwards."""
+        ...
+
+
+class TokenTable:
+    """What each token of one tokenizer contributes to the text, learned as tokens are met.
+
+    Fills dictionaries without locks: use it from one thread (the event loop)."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        self._special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        stages = _stages(backend.decoder)
+        self._plan = _plan(stages)
+        self._pieces = _PieceForms(self._plan.pieces) if self._plan else None
+        self._kept = self._tokens(skip_ids=frozenset())
+        self._skipped = self._tokens(skip_ids=self._special_ids)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
+    def detokenizer(self, *, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
+        """`continues`: the ids follow a prompt whose text stands before theirs, so nothing is done that a decoder does
+        only at the start of a text, such as dropping the leading space of the first word."""
+        tokens = self._skipped if skip_special_tokens else self._kept
+        if isinstance(tokens, _ByteTokens):
+            return _ByteDetokenizer(tokens)
+        if isinstance(tokens, _TextTokens):
+            return _TextDetokenizer(tokens, continues)
+        return _WindowDetokenizer(tokens, continues)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes this one token stands for inside a text, special tokens by their name; b"" outside the vocabulary."""
+        return self._kept.token_bytes(id)
+
+    def _tokens(self, skip_ids: frozenset[int]) -> _ByteTokens | _TextTokens | _WindowTokens:
+        if self._plan is None or self._pieces is None:
+            return _WindowTokens(self._backend, skip_special_tokens=bool(skip_ids))
+        if self._plan.bytes == "level":
+            return _ByteTokens(self._backend, skip_ids, self._pieces)
+        return _TextTokens(self._backend, skip_ids, self._pieces, self._plan)
+
+
+# --- taking the decoder apart -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """`pieces`: stages that see one token. `bytes`: what joins them. Then at most `strip_count` leading `strip_char`
+    are cut from the whole text."""
+
+    pieces: list[Stage]
+    bytes: Literal["level", "fallback"] | None
+    strip_char: str = ""
+    strip_count: int = 0
+
+
+_JOIN_WITH_SPACES: Stage = {"type": "join"}  # what the library does when a tokenizer has no decoder
+
+
+def _stages(decoder: Any) -> list[Stage]:
+    """The decoder's description as a flat list."""
+    if decoder is None:
+        return [_JOIN_WITH_SPACES]
+    bare = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bare.decoder = decoder
+    return _flat(json.loads(bare.to_str())["decoder"])
+
+
+def _flat(stage: Stage) -> list[Stage]:
+    if stage["type"] == "Sequence":
+        return [inner for child in stage["decoders"] for inner in _flat(child)]
+    return [stage]
+
+
+def _looks_at_position(stage: Stage) -> bool:
+    return stage["type"] in ("Metaspace", "WordPiece", "join")
+
+
+def _sees_one_token(stage: Stage) -> bool:
+    if stage["type"] == "Strip":
+        return bool(stage["stop"] == 0)
+    return stage["type"] == "Replace" or _looks_at_position(stage)
+
+
+def _plan(stages: list[Stage]) -> _Plan | None:
+    """None where the stages stand in an order that cannot be followed token by token."""
+    rest = list(stages)
+    pieces: list[Stage] = []
+    while rest and _sees_one_token(rest[0]):
+        pieces.append(rest.pop(0))
+    joined: Literal["level", "fallback"] | None = None
+    fused = False
+    if rest and rest[0]["type"] == "ByteLevel" and not any(map(_looks_at_position, pieces)):
+        joined, fused = "level", True
+        rest.pop(0)
+    elif rest and rest[0]["type"] == "ByteFallback":
+        joined = "fallback"
+        rest.pop(0)
+    while rest and rest[0]["type"] == "Fuse":
+        fused = True
+        rest.pop(0)
+    if not rest:
+        return _Plan(pieces, joined)
+    strip = rest.pop(0)
+    if rest or not fused or joined == "level" or strip["type"] != "Strip" or strip["stop"] != 0:
+        return None
+    return _Plan(pieces, joined, strip["content"], strip["start"])
+
+
+class _PieceForms:
+    """The text of a token under stages that see one token: as the first of a text, and anywhere else."""
+
+    # Any letter does: it only makes the token behind it the second one.
+    _ANCHOR = "a"
+
+    def __init__(self, stages: list[Stage]) -> None:
+        self.positional = any(map(_looks_at_position, stages))
+        self._joins = stages == [_JOIN_WITH_SPACES]
+        self._decoder = None if self._joins or not stages else _decoder(stages)
+        self._anchor_len = len(self._decoder.decode([self._ANCHOR])) if self._decoder else 0
+
+    def first(self, token: str) -> str:
+        return token if self._decoder is None else str(self._decoder.decode([token]))
+
+    def rest(self, token: str) -> str:
+        if self._decoder is None:
+            return " " + token if self._joins else token
+        return str(self._decoder.decode([self._ANCHOR, token]))[self._anchor_len :]
+
+
+def _decoder(stages: list[Stage]) -> Any:
+    """A decoder of these stages only, through the one public door that takes a description."""
+    bare = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    bare["decoder"] = {"type": "Sequence", "decoders": stages}
+    return tokenizers.Tokenizer.from_str(json.dumps(bare)).decoder
+
+
+# --- byte-level ---------------------------------------------------------------------------------------------------
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character a byte-level vocabulary writes for each byte: itself where Latin-1 can be seen, else U+0100 and up."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class _ByteTokens:
+    """Byte-level tokens: `texts` those that are whole characters (or nothing), `broken` the others' bytes."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int], pieces: _PieceForms) -> None:
+        self._backend = backend
+        self._skip_ids = skip_ids
+        self._pieces = pieces
+        self.texts: dict[int, str] = {}
+        self.broken: dict[int, bytes] = {}
+
+    def learn(self, id: int) -> None:
+        data = self._bytes_of(id)
+        try:
+            self.texts[id] = data.decode()
+        except UnicodeDecodeError:
+            self.broken[id] = data
+
+    def token_bytes(self, id: int) -> bytes:
+        if id not in self.texts and id not in self.broken:
+            self.learn(id)
+        text = self.texts.get(id)
+        return self.broken[id] if text is None else text.encode()
+
+    def _bytes_of(self, id: int) -> bytes:
+        token = _token_string(self._backend, id)
+        if token is None or id in self._skip_ids:
+            return b""
+        token = self._pieces.first(token)
+        try:
+            return bytes([_BYTE_OF[char] for char in token])
+        except KeyError:  # not written in the byte alphabet: an added token, taken as it is
+            return token.encode()
+
+
+class _ByteDetokenizer:
+    __slots__ = ("_pending", "_texts", "_tokens")
+
+    def __init__(self, tokens: _ByteTokens) -> None:
+        self._tokens = tokens
+        self._texts = tokens.texts
+        self._pending = b""  # the beginning of a character
+
+    def feed(self, ids: Sequence[int]) -> str:
+        if len(ids) == 1 and not self._pending:
+            text = self._texts.get(ids[0])
+            if text is not None:
+                return text
+        data = self._pending + b"".join([self._tokens.token_bytes(id) for id in ids])
+        text, used = utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return text
+
+    def flush(self) -> str:
+        text = self._pending.decode("utf-8", "replace")
+        self._pending = b""
+        return text
+
+
+# --- pieces of text, with byte fallback ---------------------------------------------------------------------------
+
+
+class _TextTokens:
+    """Tokens that are text: `texts` for any place but the first; `bytes` those of byte fallback; `None` marks ids that
+    give nothing, not even an end to a run of bytes."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int], pieces: _PieceForms, plan: _Plan
+    ) -> None:
+        self._backend = backend
+        self._skip_ids = skip_ids
+        self._pieces = pieces
+        self._fallback = plan.bytes == "fallback"
+        self.strip_char = plan.strip_char
+        self.strip_count = plan.strip_count
+        self.positional = pieces.positional
+        self.texts: dict[int, str] = {}
+        self.others: dict[int, bytes | None] = {}
+
+    def piece(self, id: int) -> str | bytes | None:
+        """Text, or one byte of a run, or None."""
+        text = self.texts.get(id)
+        if text is not None:
+            return text
+        if id not in self.others:
+            token = self._token(id)
+            piece = None if token is None else self._text_or_byte(self._pieces.rest(token))
+            if isinstance(piece, str):
+                self.texts[id] = piece
+                return piece
+            self.others[id] = piece
+        return self.others[id]
+
+    def first_piece(self, id: int) -> str | bytes | None:
+        """The same for the token that begins a text."""
+        token = self._token(id)
+        return None if token is None else self._text_or_byte(self._pieces.first(token))
+
+    def token_bytes(self, id: int) -> bytes:
+        piece = self.piece(id)
+        return piece.encode() if isinstance(piece, str) else piece or b""
+
+    def _token(self, id: int) -> str | None:
+        return None if id in self._skip_ids else _token_string(self._backend, id)
+
+    def _text_or_byte(self, text: str) -> str | bytes:
+        if self._fallback and text.startswith("<0x") and text.endswith(">") and len(text.encode()) == 6:
+            try:
+                return bytes([int(text[3:5], 16)])
+            except ValueError:
+                return text
+        return text
+
+
+class _TextDetokenizer:
+    __slots__ = ("_first", "_run", "_settled", "_strip", "_texts", "_tokens")
+
+    def __init__(self, tokens: _TextTokens, continues: bool) -> None:
+        self._tokens = tokens
+        self._texts = tokens.texts
+        self._first = tokens.positional and not continues
+        self._strip = 0 if continues else tokens.strip_count  # leading characters that may still be cut
+        self._run = b""  # byte-fallback tokens, until a token that is none
+        self._settled = not self._first and not self._strip
+
+    def feed(self, ids: Sequence[int]) -> str:
+        if self._settled and len(ids) == 1:
+            text = self._texts.get(ids[0])
+            if text is not None:
+                return text
+        return "".join([self._piece(id) for id in ids])
+
+    def flush(self) -> str:
+        self._settled = False
+        return self._cut(self._end_run())
+
+    def _piece(self, id: int) -> str:
+        piece = self._tokens.first_piece(id) if self._first else self._tokens.piece(id)
+        if piece is None:
+            return ""
+        self._first = False
+        if isinstance(piece, bytes):
+            self._run += piece
+            self._settled = False
+            return ""
+        text = self._cut(self._end_run() + piece)
+        self._settled = not self._strip
+        return text
+
+    def _end_run(self) -> str:
+        run, self._run = self._run, b""
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(run)
+
+    def _cut(self, text: str) -> str:
+        """`text` without what Strip takes from the beginning of the whole."""
+        if not self._strip or not text:
+            return text
+        cut = 0
+        while cut < min(self._strip, len(text)) and text[cut] == self._tokens.strip_char:
+            cut += 1
+        self._strip = self._strip - cut if cut == len(text) else 0
+        return text[cut:]
+
+
+# --- any other decoder --------------------------------------------------------------------------------------------
+
+
+class _WindowTokens:
+    """A tokenizer whose decoder is only known from outside.
+
+    `probes` are continuations chosen to disturb what stands before them: a byte that is never valid, and two words that
+    begin differently. Text on which the decodings with every probe and with none agree is certain."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
+        self._backend = backend
+        self._skip_special_tokens = skip_special_tokens
+        self._probes: list[list[int]] | None = None
+
+    @property
+    def probes(self) -> list[list[int]]:
+        if self._probes is None:
+            self._probes = [[], *([id] for id in self._find_probes())]
+        return self._probes
+
+    def decode(self, ids: list[int]) -> str:
+        return self._backend.decode(ids, skip_special_tokens=self._skip_special_tokens)
+
+    def token_bytes(self, id: int) -> bytes:
+        return b"" if _token_string(self._backend, id) is None else self.decode([id]).encode()
+
+    def _find_probes(self) -> list[int]:
+        never_valid = [self._backend.token_to_id(token) for token in ("<0xFF>", "ÿ")]
+        words: dict[str, int] = {}
+        for id in range(self._backend.get_vocab_size()):
+            text = self.decode([id]).strip()
+            if text.isalpha() and text[0] not in words:
+                words[text[0]] = id
+                if len(words) == 2:
+                    break
+        return [id for id in never_valid if id is not None] + list(words.values())
+
+
+class _WindowDetokenizer:
+    __slots__ = ("_ids", "_num_sent", "_tokens")
+
+    _MAX_IDS = 64
+    _CONTEXT_IDS = 8
+
+    def __init__(self, tokens: _WindowTokens, continues: bool) -> None:
+        self._tokens = tokens
+        self._ids: list[int] = list(tokens.probes[-1]) if continues else []
+        self._num_sent = len(tokens.decode(self._ids))  # characters of the ids' decoding that were given out
+
+    def feed(self, ids: Sequence[int]) -> str:
+        self._ids.extend(ids)
+        texts = [self._tokens.decode(self._ids + probe) for probe in self._tokens.probes]
+        certain = _common_beginning(texts)
+        text = certain[self._num_sent :]
+        self._num_sent = max(self._num_sent, len(certain))
+        if len(self._ids) > self._MAX_IDS and len(certain) == len(texts[0]):
+            self._ids = self._ids[-self._CONTEXT_IDS :]
+            self._num_sent = len(self._tokens.decode(self._ids))
+        return text
+
+    def flush(self) -> str:
+        text = self._tokens.decode(self._ids)[self._num_sent :]
+        self._num_sent += len(text)
+        return text
+
+
+def _common_beginning(texts: list[str]) -> str:
+    # The least and the greatest differ first where any two of them do.
+    least, greatest = min(texts), max(texts)
+    for at, (one, other) in enumerate(zip(least, greatest, strict=False)):
+        if one != other:
+            return least[:at]
+    return least
+
+
+def _token_string(backend: tokenizers.Tokenizer, id: int) -> str | None:
+    return backend.id_to_token(id) if 0 <= id < 2**32 else None

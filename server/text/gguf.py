@@ -1,0 +1,287 @@
+"""A GGUF file's `tokenizer.ggml.*` metadata as a backend of the tokenizers library.
+
+Two families: "gpt2", byte-level BPE with the merges in the file and the pre-tokenizer by name; and "llama", sentencepiece
+BPE, whose merges follow from the pieces' scores. Token ids are the file's, always: a token is never added at the end.
+Knows neither files nor templates, and what a GGUF does not say (whether text is normalised, whether whole words skip the
+merges) it takes from the model family that the pre-tokenizer's name stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+Metadata = Mapping[str, Any]
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that is missing, broken or of a kind we do not know; the message is for the person who chose it."""
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`, sentencepiece's numbers."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# --- pre-tokenizers by name ---------------------------------------------------------------------------------------
+#
+# The expressions are those of the families' own tokenizer.json; llama.cpp (src/llama-vocab.cpp) gives them their names.
+
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*",
+)
+
+
+def _cl100k(number: str) -> str:
+    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+
+
+_QWEN35: Final = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
+_TEKKEN: Final = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+_O200K: Final = (
+    rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
+_DEEPSEEK_V3: Final = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}"
+)
+
+DIGITS: Final = object()  # each digit alone
+GPT2: Final = object()  # the expression built into the library's ByteLevel
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """`splits`: applied in order, each to the parts the former left; what matches stands alone. `whole_words`: a part
+    that is a token is not merged from bytes. `nfc`: text is brought into that Unicode form first. `bos`: begin with BOS
+    unless the file says otherwise."""
+
+    names: tuple[str, ...]
+    splits: tuple[object, ...]
+    whole_words: bool = False
+    nfc: bool = False
+    bos: bool = False
+
+
+PRE_TOKENIZERS: Final = (
+    PreTokenizer(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), (DIGITS, GPT2)),
+    PreTokenizer(("command-r",), (DIGITS, GPT2), nfc=True),
+    PreTokenizer(
+        ("default", "gpt2", "gpt-2", "phi-2", "jais", "trillion", "exaone4", "gigachat", "granite-docling"), (GPT2,)
+    ),
+    PreTokenizer(("mpt", "olmo"), (GPT2,), nfc=True),
+    PreTokenizer(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        (_cl100k(r"\p{N}{1,3}"),),
+        whole_words=True,
+        bos=True,
+    ),
+    PreTokenizer(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_cl100k(r"\p{N}{1,3}"),)),
+    PreTokenizer(("qwen2", "deepseek-r1-qwen", "kormo", "megrez"), (_cl100k(r"\p{N}"),), nfc=True),
+    PreTokenizer(("stablelm2", "hunyuan", "grok-2"), (_cl100k(r"\p{N}"),)),
+    PreTokenizer(("qwen35",), (_QWEN35,), nfc=True),
+    PreTokenizer(("tekken",), (_TEKKEN,), whole_words=True, bos=True),
+    PreTokenizer(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (_O200K,)),
+    PreTokenizer(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_V3)),
+    PreTokenizer(("deepseek-coder",), (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    PreTokenizer(("falcon",), (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+)
+_BY_NAME: Final = {name: row for row in PRE_TOKENIZERS for name in row.names}
+
+
+def _splitter(row: PreTokenizer) -> Any:
+    steps: list[Any] = []
+    for split in row.splits:
+        if split is DIGITS:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        elif split is GPT2 and split is row.splits[-1]:
+            return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+        else:
+            steps.append(pre_tokenizers.Split(Regex(_GPT2 if split is GPT2 else str(split)), behavior="isolated"))
+    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# --- the file's vocabulary ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The metadata, read and checked. `types` and `scores` are as long as `tokens`."""
+
+    kind: str  # tokenizer.ggml.model
+    pre: str
+    architecture: str
+    tokens: Sequence[str]
+    types: Sequence[int]
+    scores: Sequence[float]
+    merges: Sequence[str] | None
+    named_ids: Mapping[str, int]  # "bos", "eos", "unknown", "padding", "eot", "eom": those the file gives
+    add_bos: bool | None
+    add_eos: bool
+    add_space_prefix: bool
+
+    @classmethod
+    def read(cls, metadata: Metadata) -> Vocabulary:
+        """Raises TokenizerError where the metadata lack something or contradict themselves."""
+
+        def get(name: str, default: Any = None) -> Any:
+            return metadata.get(f"tokenizer.ggml.{name}", default)
+
+        tokens = get("tokens")
+        if not tokens:
+            raise TokenizerError(
+                "the GGUF file carries no tokenizer (tokenizer.ggml.tokens); give one with --tokenizer"
+            )
+        types = get("token_type") or [TokenType.NORMAL] * len(tokens)
+        scores = get("scores") or [0.0] * len(tokens)
+        for name, values in (("token_type", types), ("scores", scores)):
+            if len(values) != len(tokens):
+                raise TokenizerError(f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens")
+        named_ids = {}
+        for name in ("bos", "eos", "unknown", "padding", "eot", "eom"):
+            token_id = get(f"{name}_token_id")
+            if token_id is None:
+                continue
+            if not 0 <= token_id < len(tokens):
+                raise TokenizerError(f"tokenizer.ggml.{name}_token_id is {token_id}; there are {len(tokens)} tokens")
+            named_ids[name] = int(token_id)
+        return cls(
+            kind=str(get("model", "")),
+            pre=str(get("pre") or "default"),
+            architecture=str(metadata.get("general.architecture", "")),
+            tokens=tokens,
+            types=types,
+            scores=scores,
+            merges=get("merges"),
+            named_ids=named_ids,
+            add_bos=get("add_bos_token"),
+            add_eos=bool(get("add_eos_token", False)),
+            add_space_prefix=bool(get("add_space_prefix", True)),
+        )
+
+    def of_type(self, *types: TokenType) -> list[str]:
+        return [token for token, type_ in zip(self.tokens, self.types, strict=True) if type_ in types]
+
+
+def build_backend(vocabulary: Vocabulary) -> Tokenizer:
+    """Raises TokenizerError for a kind or a pre-tokenizer we do not know, or merges that do not fit the tokens."""
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if vocabulary.kind not in builders:
+        raise TokenizerError(
+            f"unknown GGUF tokenizer {vocabulary.kind!r} (tokenizer.ggml.model); known: {', '.join(builders)}. "
+            "Give the model's own tokenizer with --tokenizer"
+        )
+    try:
+        return builders[vocabulary.kind](vocabulary)
+    except TokenizerError:
+        raise
+    except Exception as error:  # the library has only this type for what it refuses
+        raise TokenizerError(f"the tokenizers library refuses this GGUF tokenizer: {error}") from error
+
+
+def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
+    row = _BY_NAME.get(vocabulary.pre)
+    if row is None:
+        raise TokenizerError(
+            f"unknown pre-tokenizer {vocabulary.pre!r} (tokenizer.ggml.pre); known: {', '.join(sorted(_BY_NAME))}. "
+            "Give the model's own tokenizer with --tokenizer"
+        )
+    if vocabulary.merges is None:
+        raise TokenizerError("a byte-level tokenizer needs tokenizer.ggml.merges")
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
+    ids = {token: id for id, token in enumerate(vocabulary.tokens)}
+    backend = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=row.whole_words))
+    if row.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _splitter(row)
+    backend.decoder = decoders.ByteLevel()
+    _add_tokens(backend, vocabulary, vocabulary.of_type(TokenType.USER_DEFINED))
+    _add_template(backend, vocabulary, add_bos=row.bos if vocabulary.add_bos is None else vocabulary.add_bos)
+    return backend
+
+
+def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
+    tokens = [_respelled(token) for token in vocabulary.tokens]
+    ids = {token: id for id, token in enumerate(tokens)}
+    unknown = vocabulary.named_ids.get("unknown")
+    backend = Tokenizer(
+        BPE(
+            vocab=ids,
+            merges=_merges_from_pieces(vocabulary, tokens, ids),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=TokenType.BYTE in vocabulary.types,
+        )
+    )
+    to_pieces: list[Any] = [normalizers.Replace(" ", "▁")]
+    to_text: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.add_space_prefix:
+        to_pieces.insert(0, normalizers.Prepend("▁"))
+        to_text.append(decoders.Strip(content=" ", left=1))
+    backend.normalizer = normalizers.Sequence(to_pieces)
+    backend.decoder = decoders.Sequence(to_text)
+    user_defined = [token for token in vocabulary.of_type(TokenType.USER_DEFINED) if _respelled(token) == token]
+    _add_tokens(backend, vocabulary, user_defined)
+    # llama.cpp's files leave the flag out where sentencepiece's default, to begin with BOS, holds
+    _add_template(backend, vocabulary, add_bos=True if vocabulary.add_bos is None else vocabulary.add_bos)
+    return backend
+
+
+def _respelled(token: str) -> str:
+    """Runs of spaces are written with real spaces in the file, and reached as pieces like any others."""
+    return "▁" * len(token) if token.strip(" ") == "" else token
+
+
+def _merges_from_pieces(vocabulary: Vocabulary, tokens: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Every way to cut a piece into two pieces, best piece first: sentencepiece merges the pair that makes the piece
+    with the highest score. Gemma's scores do not follow its merge order; the order of its pieces does."""
+    if vocabulary.merges is not None:
+        return [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
+    plain = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
+    order = [id for id, type_ in enumerate(vocabulary.types) if type_ in plain and len(tokens[id]) > 1]
+    if not vocabulary.architecture.startswith("gemma"):
+        order.sort(key=lambda id: -vocabulary.scores[id])
+    return [cut for id in order for cut in _cuts(tokens[id], ids)]
+
+
+def _cuts(piece: str, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for at in range(1, len(piece)):
+        left, right = piece[:at], piece[at:]
+        if left in ids and right in ids:
+            yield left, right
+
+
+def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary, user_defined: list[str]) -> None:
+    """Control tokens are special; user-defined ones are only kept whole. One call each: every call rebuilds a trie."""
+    special = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
+
+
+def _add_template(backend: Tokenizer, vocabulary: Vocabulary, add_bos: bool) -> None:
+    """Tokens around every encoded text. The labels are ours: a real name may hold characters the template reads."""
+    before = [("BOS", vocabulary.named_ids["bos"])] if add_bos and "bos" in vocabulary.named_ids else []
+    after = [("EOS", vocabulary.named_ids["eos"])] if vocabulary.add_eos and "eos" in vocabulary.named_ids else []
+    if before or after:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*(label for label, _ in before), "$A", *(label for label, _ in after)],
+            special_tokens=before + after,
+        )

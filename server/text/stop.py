@@ -1,0 +1,86 @@
+"""Stop strings: lets text through up to the first of them, and holds back what may yet become one.
+
+A stop string ends the text the moment its last character arrives; where several end on the same character, the longest
+counts. So the cut depends on the text alone, never on how it was fed. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """`stops`: non-empty strings. `include`: the stop string itself belongs to the text.
+
+    Each string is followed by the Knuth-Morris-Pratt automaton: linear in the text, whatever a client chose to stop at."""
+
+    __slots__ = ("_beginnings", "_fallbacks", "_held", "_include", "_num_matched", "_stops", "stopped")
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        if not all(stops):
+            raise ValueError("a stop string is empty")
+        self._stops = tuple(stops)
+        self._include = include
+        self._beginnings = frozenset(stop[0] for stop in stops)
+        self._fallbacks = [_fallback(stop) for stop in stops]
+        self._num_matched = [0] * len(self._stops)  # characters of each stop string that the text ends with
+        self._held = ""  # the longest of those ends
+        self.stopped: str | None = None  # the stop string that ended the text
+
+    def feed(self, text: str, armed: bool = True) -> str:
+        """The text that is certain not to belong to a stop string; nothing once `stopped`.
+
+        Not `armed`, no stop string can end in `text` (it may begin there and end in a later, armed one): this is how
+        min_tokens is kept, by feeding its tokens' text unarmed."""
+        if not self._stops:
+            return text
+        if self.stopped is not None:
+            return ""
+        if not self._held and self._beginnings.isdisjoint(text):
+            return text
+        return self._scan(text, armed)
+
+    def flush(self) -> str:
+        """What was held back, now that nothing follows it."""
+        text, self._held = self._held, ""
+        self._num_matched = [0] * len(self._stops)
+        return text
+
+    def _scan(self, text: str, armed: bool) -> str:
+        pending = self._held + text
+        for end, char in enumerate(text, start=len(self._held) + 1):
+            ended = self._advance(char)
+            if ended and armed:
+                self.stopped = max(ended, key=len)
+                self._held = ""
+                return pending[: end if self._include else end - len(self.stopped)]
+        certain = len(pending) - max(self._num_matched)
+        self._held = pending[certain:]
+        return pending[:certain]
+
+    def _advance(self, char: str) -> list[str]:
+        """Moves every automaton by one character; the stop strings it completes."""
+        ended = []
+        for which, stop in enumerate(self._stops):
+            fallback = self._fallbacks[which]
+            num_matched = self._num_matched[which]
+            while num_matched and stop[num_matched] != char:
+                num_matched = fallback[num_matched - 1]
+            if stop[num_matched] == char:
+                num_matched += 1
+            if num_matched == len(stop):
+                ended.append(stop)
+                num_matched = fallback[num_matched - 1]
+            self._num_matched[which] = num_matched
+        return ended
+
+
+def _fallback(stop: str) -> list[int]:
+    """For each length of a matched prefix, the longest shorter prefix that is its suffix (Knuth, Morris, Pratt 1977)."""
+    lengths = [0] * len(stop)
+    matched = 0
+    for end in range(1, len(stop)):
+        while matched and stop[end] != stop[matched]:
+            matched = lengths[matched - 1]
+        matched += stop[end] == stop[matched]
+        lengths[end] = matched
+    return lengths
