@@ -66,16 +66,17 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the engine failed on it; `Output.error` says how
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output:
-    """What one request of a `TokenStream` produced since the last read.
+    """What one request of a `TokenStream` produced since the last read. Complete when it is read, and nobody writes to it
+    afterwards; not frozen, since one is made per token and a frozen dataclass takes four times as long to make.
 
     `index`: which request of the `submit` call. `token_ids` includes the token that ended it (EOS or stop token).
     `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
     `num_cached_tokens`: prompt tokens served by the prefix cache."""
 
     index: int
-    token_ids: Sequence[int]
+    token_ids: list[int]
     finish: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0

@@ -14,26 +14,13 @@ from typing import Self
 from runtime.api import FinishReason, Output
 
 
-class _Pending:
-    """What has settled for one request since the last read."""
-
-    __slots__ = ("cached", "error", "finish", "ids", "stop_token_id")
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.finish: FinishReason | None = None
-        self.stop_token_id: int | None = None
-        self.cached = 0
-        self.error: str | None = None
-
-
 class EngineTokenStream:
     """`abort(index)` is the engine's way to end request `index` early."""
 
     def __init__(self, num_requests: int, abort: Callable[[int], None]) -> None:
         self._abort = abort
-        self._open = set(range(num_requests))  # not finished, as the reader knows
-        self._fresh: dict[int, _Pending] = {}
+        self._open = set(range(num_requests))  # may still produce something
+        self._fresh: dict[int, Output] = {}  # since the last read
         self._reader: asyncio.Future[None] | None = None
 
     # --- the engine's side ----------------------------------------------------------------------------------------
@@ -49,16 +36,18 @@ class EngineTokenStream:
     ) -> None:
         if index not in self._open:
             return
-        pending = self._fresh.get(index)
-        if pending is None:
-            pending = self._fresh[index] = _Pending()
-        if token_id is not None:
-            pending.ids.append(token_id)
-        pending.cached = num_cached_tokens
+        output = self._fresh.get(index)
+        if output is None:
+            ids = [] if token_id is None else [token_id]
+            self._fresh[index] = Output(index, ids, finish, stop_token_id, num_cached_tokens, error)
+        else:
+            if token_id is not None:
+                output.token_ids.append(token_id)
+            output.finish, output.stop_token_id, output.error = finish, stop_token_id, error
+            output.num_cached_tokens = num_cached_tokens
         if finish is not None:
-            pending.finish, pending.stop_token_id, pending.error = finish, stop_token_id, error
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+            self._open.discard(index)
+        self._wake()
 
     # --- the reader's side ----------------------------------------------------------------------------------------
 
@@ -75,28 +64,25 @@ class EngineTokenStream:
         return self
 
     async def __anext__(self) -> list[Output]:
-        while not self._fresh:
+        if not self._fresh:
             if not self._open:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+            await self._reader
+            if not self._fresh:  # woken by the abort of the last one
+                raise StopAsyncIteration
         fresh, self._fresh = self._fresh, {}
-        outputs = []
-        for index, pending in fresh.items():
-            if pending.finish is not None:
-                self._open.discard(index)
-            outputs.append(
-                Output(index, pending.ids, pending.finish, pending.stop_token_id, pending.cached, pending.error)
-            )
-        return outputs
+        return list(fresh.values())
 
     def abort(self, index: int) -> None:
+        self._fresh.pop(index, None)
         if index in self._open:
             self._open.discard(index)
-            self._fresh.pop(index, None)
             self._abort(index)
-            if not self._open and self._reader is not None and not self._reader.done():
-                self._reader.set_result(None)
+            if not self._open:
+                self._wake()
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # done: the reader was cancelled where it waited
+            reader.set_result(None)
