@@ -1,0 +1,50 @@
+"""Triton's norms and activation against the torch references in float64, by the interpreter on a CPU and for real on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from ops.activation import reference as activation_reference
+from ops.activation import triton_silu
+from ops.norm import reference as norm_reference
+from ops.norm import triton_norm
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)]
+SHAPES = [(1, 64), (2, 576), (17, 1000), (257, 1024), (0, 64), (3, 5120)]
+
+
+def random(shape, dtype, device, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def error(got, wanted) -> float:
+    return 0.0 if not wanted.numel() else float((got.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norms_match_the_reference(shape, dtype, tolerance, device):
+    x, residual = random(shape, dtype, device), random(shape, dtype, device, 1)
+    weight = random(shape[-1:], dtype, device, 2)
+    wanted = norm_reference.rms_norm(x.double(), weight.double(), 1e-5)
+    assert error(triton_norm.rms_norm(x, weight, 1e-5), wanted) < tolerance
+    wanted_sum = residual.double()
+    wanted = norm_reference.add_rms_norm(x.double(), wanted_sum, weight.double(), 1e-5)
+    assert error(triton_norm.add_rms_norm(x, residual, weight, 1e-5), wanted) < tolerance
+    assert error(residual, wanted_sum) < tolerance
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_silu_mul_matches_the_reference(shape, dtype, tolerance, device):
+    x = random(shape, dtype, device) * 4
+    assert error(triton_silu.silu_mul(x), activation_reference.silu_mul(x.double())) < tolerance
