@@ -6,6 +6,7 @@ event loop answers /health meanwhile."""
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,7 +64,7 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
 
     if config.device == "cuda":
         raise PlanError("device cuda is not supported yet; use --device cpu")
-    ops.set_num_threads(config.num_threads)
+    ops.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     dtype = "float32" if config.dtype == "auto" else config.dtype
     decoder = load_model(files, dtype=dtype, load_format=config.load_format, seed=config.seed, progress=report)
     report(LoadProgress("warm-up"))
