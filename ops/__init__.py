@@ -8,18 +8,28 @@ prompt was chunked, and of the number of threads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ops import native
+from ops.activation import native as activation_native
 from ops.activation import reference as activation_reference
+from ops.attention import native as attention_native
 from ops.attention import reference as attention_reference
 from ops.attention.meta import AttentionMeta
+from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
 from ops.gemm.weight import LinearWeight
+from ops.kv import native as kv_native
 from ops.kv import reference as kv_reference
+from ops.norm import native as norm_native
 from ops.norm import reference as norm_reference
-from ops.registry import Kernel, Op, ShapeClass, describe, force
+from ops.registry import Kernel, Op, ShapeClass, describe, force, forced
+from ops.rope import native as rope_native
 from ops.rope import reference as rope_reference
 
 __all__ = [
@@ -47,17 +57,31 @@ def _any(case: ShapeClass) -> str | None:
     return None
 
 
-_prepare_linear = Op("linear", _USUAL, [Kernel("linear", "reference", _any, gemm_reference.ReferenceLinearWeight)])
-_rms_norm = Op("rms_norm", _USUAL, [Kernel("rms_norm", "reference", _any, norm_reference.rms_norm)])
-_add_rms_norm = Op("add_rms_norm", _USUAL, [Kernel("add_rms_norm", "reference", _any, norm_reference.add_rms_norm)])
-_rope = Op("rope", _USUAL, [Kernel("rope", "reference", _any, rope_reference.rope)])
-_store_kv = Op("store_kv", _USUAL_ATTENTION, [Kernel("store_kv", "reference", _any, kv_reference.store_kv)])
-_paged_attention = Op(
+def _op(
+    name: str,
+    native_run: Callable[..., Any],
+    reference_run: Callable[..., Any],
+    usual: ShapeClass = _USUAL,
+    supports: Callable[[ShapeClass], str | None] = native.supports,
+) -> Op:
+    return Op(
+        name, usual, [Kernel(name, "native", supports, native_run), Kernel(name, "reference", _any, reference_run)]
+    )
+
+
+_prepare_linear = _op("linear", gemm_native.NativeLinearWeight, gemm_reference.ReferenceLinearWeight)
+_rms_norm = _op("rms_norm", norm_native.rms_norm, norm_reference.rms_norm)
+_add_rms_norm = _op("add_rms_norm", norm_native.add_rms_norm, norm_reference.add_rms_norm)
+_rope = _op("rope", rope_native.rope, rope_reference.rope)
+_store_kv = _op("store_kv", kv_native.store_kv, kv_reference.store_kv, _USUAL_ATTENTION)
+_paged_attention = _op(
     "paged_attention",
+    attention_native.paged_attention,
+    attention_reference.paged_attention,
     _USUAL_ATTENTION,
-    [Kernel("paged_attention", "reference", _any, attention_reference.paged_attention)],
+    native.supports_attention,
 )
-_silu_mul = Op("silu_mul", _USUAL, [Kernel("silu_mul", "reference", _any, activation_reference.silu_mul)])
+_silu_mul = _op("silu_mul", activation_native.silu_mul, activation_reference.silu_mul)
 
 
 def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -116,7 +140,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def set_num_threads(n: int) -> None:
-    """Threads that one op may use, the calling one included."""
+    """Threads that one op may use, the calling one included.
+
+    With the native kernels torch itself keeps to one thread: what is left to it is small, and its OpenMP threads would
+    spin on the cores that ours need."""
     if n < 1:
         raise ValueError(f"at least one thread is needed, not {n}")
-    torch.set_num_threads(n)
+    if native.module is not None and forced() != "reference":
+        native.module.set_num_threads(n)
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(n)

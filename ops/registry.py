@@ -99,6 +99,11 @@ def force(name: str | None) -> None:
         op.forget()
 
 
+def forced() -> str | None:
+    """The kernel name that `force` or ONELOOP_OPS asked for."""
+    return _forced
+
+
 def describe() -> list[str]:
     """One line per op and shape class: the kernel that was chosen, and why the ones before it were not."""
     return [line for op in _ops for line in op.describe()]

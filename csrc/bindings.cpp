@@ -1,0 +1,218 @@
+// The Python module oneloop_native: for each op, check every shape, then let go of the GIL and run.
+//
+// Outputs are made by the caller and passed in. After the checks here no kernel can touch memory outside its tensors,
+// whatever the numbers in them. Wrong shapes raise ValueError, wrong element types or devices TypeError.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu/drivers.h"
+#include "isa.h"
+#include "tensor.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace oneloop {
+namespace {
+
+// ids[i] in [lowest, bound)
+template <typename Int>
+void check_range(const Tensor& ids, int64_t lowest, int64_t bound) {
+    const Int* id = ids.data<Int>();
+    for (int64_t i = 0; i < ids.size(0); i++)
+        if (id[i] < lowest || id[i] >= bound)
+            ids.fail("holds " + std::to_string(id[i]) + ", outside [" + std::to_string(lowest) + ", " + std::to_string(bound) + ")");
+}
+
+Heads heads(const Tensor& x) { return {x.data<float>(), x.size(1), x.stride(0), x.stride(1)}; }
+
+void check_heads(const Tensor& x, int64_t tokens, int64_t num_heads, int64_t head_size) {
+    x.typed(Type::kFloat32).shaped({tokens, num_heads, head_size}).row_contiguous();
+}
+
+PackedLinear* make_packed(nb::handle weight_, nb::handle bias_) {
+    const Tensor weight(weight_, "weight");
+    weight.typed(Type::kFloat32).shaped({-1, -1});
+    if (weight.size(1) == 0) weight.fail("has no input features");
+    const float* bias = nullptr;
+    if (!bias_.is_none()) bias = Tensor(bias_, "bias").typed(Type::kFloat32).shaped({weight.size(0)}).contiguous().data<float>();
+    nb::gil_scoped_release unlocked;
+    return new PackedLinear(weight.data<float>(), weight.size(0), weight.size(1), weight.stride(0), weight.stride(1), bias);
+}
+
+void matmul(const PackedLinear& packed, nb::handle x_, nb::handle out_) {
+    const Tensor x(x_, "x"), out(out_, "out");
+    x.typed(Type::kFloat32).shaped({-1, packed.k()}).row_contiguous();
+    out.typed(Type::kFloat32).shaped({x.size(0), packed.n()}).row_contiguous();
+    nb::gil_scoped_release unlocked;
+    packed.matmul(x.data<float>(), x.size(0), x.stride(0), out.data<float>(), out.stride(0));
+}
+
+void packed_rows(const PackedLinear& packed, nb::handle ids_, nb::handle out_) {
+    const Tensor ids(ids_, "ids"), out(out_, "out");
+    ids.typed(Type::kInt64).shaped({-1}).contiguous();
+    out.typed(Type::kFloat32).shaped({ids.size(0), packed.k()}).contiguous();
+    check_range<int64_t>(ids, 0, packed.n());
+    nb::gil_scoped_release unlocked;
+    packed.rows(ids.data<int64_t>(), ids.size(0), out.data<float>());
+}
+
+void bind_rms_norm(nb::handle x_, nb::handle weight_, float eps, nb::handle out_) {
+    const Tensor x(x_, "x"), weight(weight_, "weight"), out(out_, "out");
+    const int64_t rank = x.rank();
+    if (rank < 1 || rank > 3) x.fail("has " + std::to_string(rank) + " dimensions, expected 1 to 3");
+    const int64_t outer = rank > 1 ? x.size(0) : 1, inner = rank > 2 ? x.size(1) : 1, h = x.size(rank - 1);
+    x.typed(Type::kFloat32).row_contiguous();
+    weight.typed(Type::kFloat32).shaped({h}).contiguous();
+    out.typed(Type::kFloat32).contiguous();
+    if (rank == 1) out.shaped({h});
+    if (rank == 2) out.shaped({outer, h});
+    if (rank == 3) out.shaped({outer, inner, h});
+    nb::gil_scoped_release unlocked;
+    rms_norm(x.data<float>(), outer, inner, rank > 1 ? x.stride(0) : 0, rank > 2 ? x.stride(1) : 0, h,
+             weight.data<float>(), eps, out.data<float>());
+}
+
+void bind_add_rms_norm(nb::handle x_, nb::handle residual_, nb::handle weight_, float eps, nb::handle out_) {
+    const Tensor x(x_, "x"), residual(residual_, "residual"), weight(weight_, "weight"), out(out_, "out");
+    x.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
+    const int64_t rows = x.size(0), h = x.size(1);
+    residual.typed(Type::kFloat32).shaped({rows, h}).row_contiguous();
+    weight.typed(Type::kFloat32).shaped({h}).contiguous();
+    out.typed(Type::kFloat32).shaped({rows, h}).contiguous();
+    nb::gil_scoped_release unlocked;
+    add_rms_norm(x.data<float>(), x.stride(0), residual.data<float>(), residual.stride(0), rows, h, weight.data<float>(),
+                 eps, out.data<float>());
+}
+
+void bind_rope(nb::handle q_, nb::handle k_, nb::handle positions_, nb::handle cos_sin_, bool interleaved) {
+    const Tensor q(q_, "q"), k(k_, "k"), positions(positions_, "positions"), cos_sin(cos_sin_, "cos_sin");
+    check_heads(q, -1, -1, -1);
+    const int64_t tokens = q.size(0), head_size = q.size(2);
+    check_heads(k, tokens, -1, head_size);
+    positions.typed(Type::kInt64).shaped({tokens}).contiguous();
+    cos_sin.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
+    const int64_t turned = cos_sin.size(1);
+    if (turned > head_size || turned % 2)
+        cos_sin.fail("turns " + std::to_string(turned) + " dims of heads with " + std::to_string(head_size));
+    check_range<int64_t>(positions, 0, cos_sin.size(0));
+    nb::gil_scoped_release unlocked;
+    rope(heads(q), heads(k), tokens, positions.data<int64_t>(), cos_sin.data<float>(), cos_sin.stride(0), turned / 2,
+         interleaved);
+}
+
+Cache check_cache(const Tensor& cache, Type type, int64_t blocks, int64_t kv_heads, int64_t block_size, int64_t head_size) {
+    cache.typed(type).shaped({blocks, kv_heads, block_size, head_size}).row_contiguous();
+    return {cache.data<void>(), cache.stride(0), cache.stride(1), cache.stride(2)};
+}
+
+Type cache_type(const Tensor& cache) {
+    if (cache.type() != Type::kFloat32) cache.typed(Type::kBFloat16);
+    return cache.type();
+}
+
+void bind_store_kv(nb::handle k_, nb::handle v_, nb::handle k_cache_, nb::handle v_cache_, nb::handle slots_) {
+    const Tensor k(k_, "k"), v(v_, "v"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache"), slots(slots_, "slots");
+    check_heads(k, -1, -1, -1);
+    const int64_t tokens = k.size(0), kv_heads = k.size(1), head_size = k.size(2);
+    check_heads(v, tokens, kv_heads, head_size);
+    const Type type = cache_type(k_cache);
+    const Cache to_k = check_cache(k_cache, type, -1, kv_heads, -1, head_size);
+    const int64_t blocks = k_cache.size(0), block_size = k_cache.size(2);
+    const Cache to_v = check_cache(v_cache, type, blocks, kv_heads, block_size, head_size);
+    slots.typed(Type::kInt64).shaped({tokens}).contiguous();
+    check_range<int64_t>(slots, -1, blocks * block_size);
+    nb::gil_scoped_release unlocked;
+    store_kv(heads(k), heads(v), to_k, to_v, type == Type::kBFloat16, block_size, head_size, slots.data<int64_t>(), tokens);
+}
+
+// query_starts rises from 0 to `tokens`; every row's queries fit its context and its context the blocks it names.
+void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks,
+                int64_t block_size) {
+    const int64_t rows = lens.size(0);
+    const int32_t *start = starts.data<int32_t>(), *len = lens.data<int32_t>();
+    if (start[0] != 0 || start[rows] != tokens) starts.fail("does not run from 0 to the " + std::to_string(tokens) + " tokens of q");
+    for (int64_t r = 0; r < rows; r++) {
+        const std::string row = "at row " + std::to_string(r) + " ";
+        if (start[r + 1] < start[r]) starts.fail(row + "falls");
+        if (len[r] < start[r + 1] - start[r]) lens.fail(row + "is shorter than the row's queries");
+        const int64_t blocks = (static_cast<int64_t>(len[r]) + block_size - 1) / block_size;
+        if (blocks > tables.size(1)) lens.fail(row + "needs " + std::to_string(blocks) + " blocks, block_tables has " + std::to_string(tables.size(1)));
+        const int32_t* block = tables.data<int32_t>() + r * tables.stride(0);
+        for (int64_t b = 0; b < blocks; b++)
+            if (block[b] < 0 || block[b] >= num_blocks)
+                tables.fail(row + "names block " + std::to_string(block[b]) + " of " + std::to_string(num_blocks));
+    }
+}
+
+void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache_, nb::handle starts_, nb::handle lens_,
+                          nb::handle tables_, float scale, nb::handle out_) {
+    const Tensor q(q_, "q"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache"), starts(starts_, "query_starts"),
+        lens(lens_, "context_lens"), tables(tables_, "block_tables"), out(out_, "out");
+    check_heads(q, -1, -1, -1);
+    const int64_t tokens = q.size(0), num_heads = q.size(1), head_size = q.size(2);
+    if (head_size == 0 || head_size % 8) q.fail("has a head size that is not a multiple of 8: " + std::to_string(head_size));
+    check_heads(out, tokens, num_heads, head_size);
+    const Type type = cache_type(k_cache);
+    const Cache k = check_cache(k_cache, type, -1, -1, -1, head_size);
+    const int64_t blocks = k_cache.size(0), kv_heads = k_cache.size(1), block_size = k_cache.size(2);
+    const Cache v = check_cache(v_cache, type, blocks, kv_heads, block_size, head_size);
+    if (kv_heads == 0 || block_size == 0) k_cache.fail("has no head or no room in a block");
+    if (num_heads % kv_heads) q.fail("has " + std::to_string(num_heads) + " heads for " + std::to_string(kv_heads) + " kv heads");
+    lens.typed(Type::kInt32).shaped({-1}).contiguous();
+    starts.typed(Type::kInt32).shaped({lens.size(0) + 1}).contiguous();
+    tables.typed(Type::kInt32).shaped({lens.size(0), -1}).row_contiguous();
+    check_rows(starts, lens, tables, tokens, blocks, block_size);
+    if (tokens == 0 || num_heads == 0) return;
+    const AttentionArgs args{q.data<float>(), q.stride(0), q.stride(1), k.data, v.data, k.stride_b, k.stride_h, k.stride_s,
+                             v.stride_b, v.stride_h, v.stride_s, type == Type::kBFloat16, block_size, head_size,
+                             num_heads / kv_heads, scale};
+    nb::gil_scoped_release unlocked;
+    paged_attention(args, lens.size(0), kv_heads, starts.data<int32_t>(), lens.data<int32_t>(), tables.data<int32_t>(),
+                    tables.stride(0), out.data<float>(), out.stride(0), out.stride(1));
+}
+
+void bind_silu_mul(nb::handle gate_up_, nb::handle out_) {
+    const Tensor gate_up(gate_up_, "gate_up"), out(out_, "out");
+    gate_up.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
+    if (gate_up.size(1) % 2) gate_up.fail("has an odd number of columns");
+    const int64_t rows = gate_up.size(0), half = gate_up.size(1) / 2;
+    out.typed(Type::kFloat32).shaped({rows, half}).contiguous();
+    nb::gil_scoped_release unlocked;
+    silu_mul(gate_up.data<float>(), gate_up.stride(0), rows, half, out.data<float>());
+}
+
+}  // namespace
+}  // namespace oneloop
+
+NB_MODULE(oneloop_native, m) {
+    using namespace oneloop;
+    m.doc() = "CPU kernels of oneloop. Use them through the ops package.";
+    m.def("set_num_threads", &set_num_threads, "n"_a);
+    m.def("num_threads", &num_threads);
+    m.def("isas", &available_isas, "Instruction sets this processor has kernels for, widest first.");
+    m.def("isa", [] { return std::string(kernels().name); });
+    m.def("set_isa", &set_isa, "name"_a, "Choose among isas(); for tests and measurements.");
+
+    nb::class_<PackedLinear>(m, "PackedLinear", "A linear layer's weight [N, K], packed for the kernels.")
+        .def("__init__",
+             [](PackedLinear* self, nb::handle weight, nb::handle bias) {
+                 PackedLinear* made = make_packed(weight, bias);
+                 new (self) PackedLinear(std::move(*made));
+                 delete made;
+             },
+             "weight"_a, "bias"_a.none() = nb::none())
+        .def_prop_ro("nbytes", &PackedLinear::nbytes)
+        .def("matmul", &matmul, "x"_a, "out"_a)
+        .def("rows", &packed_rows, "ids"_a, "out"_a);
+
+    m.def("rms_norm", &bind_rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a);
+    m.def("add_rms_norm", &bind_add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a, "out"_a);
+    m.def("rope", &bind_rope, "q"_a, "k"_a, "positions"_a, "cos_sin"_a, "interleaved"_a);
+    m.def("store_kv", &bind_store_kv, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "slots"_a);
+    m.def("paged_attention", &bind_paged_attention, "q"_a, "k_cache"_a, "v_cache"_a, "query_starts"_a, "context_lens"_a,
+          "block_tables"_a, "scale"_a, "out"_a);
+    m.def("silu_mul", &bind_silu_mul, "gate_up"_a, "out"_a);
+}

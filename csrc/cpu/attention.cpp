@@ -1,0 +1,103 @@
+// Cutting a step's attention into tasks: (row, tile of queries, kv head), and for few queries over a long context also
+// into segments of keys. Segments are merged in position order either way, so the cut does not show in the result.
+#include <algorithm>
+#include <vector>
+
+#include "../isa.h"
+#include "../thread_pool.h"
+#include "drivers.h"
+
+namespace oneloop {
+namespace {
+
+constexpr int64_t kTileRows = 48;      // (query, head) pairs sharing the gathered keys: their scores fit the first cache
+constexpr int64_t kSerialWork = 1 << 13;  // key-query pairs times head size under which one thread is quicker
+
+struct Part {
+    AttentionTask task;
+    int64_t first_state;  // in floats, into the shared states; -1 when the task finishes its rows itself
+    int64_t segments;     // parts of the same rows from this one on; 0 for all but the first
+};
+
+int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+AttentionState state_at(float* floats, int64_t rows) {
+    const int64_t whole = round_up(rows, 16);
+    return {floats + 2 * whole, floats, floats + whole};
+}
+
+int64_t state_floats(int64_t rows, int64_t head_size) { return round_up(rows, 16) * (2 + round_up(head_size, 16)); }
+
+// The parts of one row of the step, longest first within it; returns the floats of state they need.
+int64_t cut_row(AttentionTask whole, int64_t kv_heads, int64_t group, int64_t head_size, int64_t states,
+                std::vector<Part>& parts) {
+    const int64_t per_tile = std::max<int64_t>(1, kTileRows / group), first = whole.query, count = whole.num_queries;
+    const int64_t first_position = whole.position;
+    for (int64_t end = count; end > 0; end = (end - 1) / per_tile * per_tile) {
+        const int64_t begin = (end - 1) / per_tile * per_tile;
+        whole.query = first + begin, whole.num_queries = end - begin, whole.position = first_position + begin;
+        const int64_t keys = first_position + end, segments = (keys + kSegment - 1) / kSegment;
+        const bool split = count <= per_tile && segments > 1;
+        for (whole.kv_head = 0; whole.kv_head < kv_heads; whole.kv_head++) {
+            for (int64_t s = 0; s < (split ? segments : 1); s++) {
+                whole.key_begin = split ? s * kSegment : 0;
+                whole.key_end = split ? std::min(keys, (s + 1) * kSegment) : keys;
+                parts.push_back({whole, split ? states : -1, split && s == 0 ? segments : 0});
+                if (split) states += state_floats(whole.num_queries * group, head_size);
+            }
+        }
+    }
+    return states;
+}
+
+}  // namespace
+
+int64_t attention_scratch_floats(int64_t rows, int64_t head_size) {
+    const int64_t whole = round_up(rows, 16), padded = round_up(head_size, 16);
+    const int64_t pointers = kKeyTile * 2;  // eight bytes each
+    return whole * padded + 2 * padded * kKeyTile + whole * (kKeyTile + 1 + 16) + pointers + state_floats(rows, head_size);
+}
+
+void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts,
+                     const int32_t* lens, const int32_t* tables, int64_t stride_table, float* out, int64_t stride_t,
+                     int64_t stride_h) {
+    const Kernels& set = kernels();
+    thread_local std::vector<Part> cache;
+    std::vector<Part>& parts = cache;  // the lambdas run on other threads, where `cache` is another vector
+    parts.clear();
+    int64_t states = 0, work = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t queries = starts[r + 1] - starts[r];
+        if (queries == 0) continue;
+        AttentionTask whole{tables + r * stride_table, starts[r], queries, lens[r] - queries, 0, 0, lens[r]};
+        states = cut_row(whole, kv_heads, args.group, args.head_size, states, parts);
+        work += queries * lens[r] * args.head_size * args.group * kv_heads;
+    }
+    float* shared = states ? scratch_floats(Slot::kStates, states) : nullptr;
+    auto attend = [&](int64_t i) {
+        const Part& part = parts[i];
+        const int64_t n = part.task.num_queries * args.group;
+        const int64_t own = attention_scratch_floats(n, args.head_size);
+        float* scratch = scratch_floats(Slot::kAttention, own + state_floats(n, args.head_size));
+        const AttentionState state = state_at(part.first_state < 0 ? scratch + own : shared + part.first_state, n);
+        set.attention(args, part.task, state, scratch);
+        if (part.first_state < 0) set.finish(state, args, part.task, out, stride_t, stride_h);
+    };
+    const int64_t count = static_cast<int64_t>(parts.size());
+    if (work < kSerialWork) {
+        for (int64_t i = 0; i < count; i++) attend(i);
+    } else {
+        parallel_for(count, attend);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const Part& part = parts[i];
+        if (part.segments == 0) continue;
+        const int64_t n = part.task.num_queries * args.group, padded = round_up(args.head_size, set.vector_width);
+        const AttentionState total = state_at(shared + part.first_state, n);
+        for (int64_t s = 1; s < part.segments; s++)
+            set.merge(total, state_at(shared + parts[i + s].first_state, n), n, padded);
+        set.finish(total, args, part.task, out, stride_t, stride_h);
+    }
+}
+
+}  // namespace oneloop

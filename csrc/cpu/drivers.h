@@ -1,0 +1,62 @@
+// The ops as the border calls them: whole tensors, checked already, spread over the thread pool.
+#pragma once
+
+#include <cstdint>
+
+#include "../memory.h"
+#include "kernels.h"
+
+namespace oneloop {
+
+// A weight [N, K] as [panels][K][kPanel], kPanel neighbouring output columns side by side, zeros past N; bias likewise.
+// The only copy of it: rows can be read back.
+class PackedLinear {
+public:
+    // weight [n, k] with strides; bias [n] contiguous or null.
+    PackedLinear(const float* weight, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
+
+    // out [m, n] = x [m, k] @ weight.T + bias; row strides given, columns contiguous.
+    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
+    // out [count, k] contiguous; ids in [0, n).
+    void rows(const int64_t* ids, int64_t count, float* out) const;
+
+    int64_t n() const { return n_; }
+    int64_t k() const { return k_; }
+    int64_t nbytes() const { return nbytes_; }
+
+private:
+    void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
+
+    int64_t n_, k_, panels_, nbytes_;
+    Floats weight_, bias_;
+};
+
+// Rows [outer, inner, h] with strides for the first two; y contiguous.
+void rms_norm(const float* x, int64_t outer, int64_t inner, int64_t stride_outer, int64_t stride_inner, int64_t h,
+              const float* weight, float eps, float* y);
+void add_rms_norm(const float* x, int64_t stride_x, float* residual, int64_t stride_residual, int64_t rows, int64_t h,
+                  const float* weight, float eps, float* y);
+
+struct Heads {
+    float* data;
+    int64_t heads, stride_t, stride_h;
+};
+void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const float* cos_sin, int64_t stride_cos_sin,
+          int64_t half, bool interleaved);
+
+// k and v [tokens, heads, d] into the caches' element type; slot -1 writes nothing.
+struct Cache {
+    void* data;
+    int64_t stride_b, stride_h, stride_s;
+};
+void store_kv(Heads k, Heads v, Cache k_cache, Cache v_cache, bool bfloat16, int64_t block_size, int64_t d,
+              const int64_t* slots, int64_t tokens);
+
+void silu_mul(const float* gate_up, int64_t stride, int64_t rows, int64_t half, float* y);
+
+// starts [rows + 1], lens [rows], tables [rows] with the given row stride: consistent with each other and with q.
+void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts,
+                     const int32_t* lens, const int32_t* tables, int64_t stride_table, float* out, int64_t stride_t,
+                     int64_t stride_h);
+
+}  // namespace oneloop

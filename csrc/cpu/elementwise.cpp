@@ -1,0 +1,80 @@
+// The ops that go row by row, and from which size on they are shared among threads.
+#include <cstring>
+
+#include "../isa.h"
+#include "../thread_pool.h"
+#include "drivers.h"
+
+namespace oneloop {
+namespace {
+
+constexpr int64_t kTaskElements = 1 << 15;  // about ten microseconds of one core: less is not worth sharing
+
+// row(i) for every row, in tasks of about kTaskElements.
+template <typename Row>
+void for_rows(int64_t rows, int64_t elements_per_row, Row&& row) {
+    const int64_t step = elements_per_row > 0 ? (kTaskElements + elements_per_row - 1) / elements_per_row : rows;
+    if (rows < 2 * step) {
+        for (int64_t i = 0; i < rows; i++) row(i);
+        return;
+    }
+    parallel_for((rows + step - 1) / step, [&](int64_t task) {
+        const int64_t end = (task + 1) * step < rows ? (task + 1) * step : rows;
+        for (int64_t i = task * step; i < end; i++) row(i);
+    });
+}
+
+}  // namespace
+
+void rms_norm(const float* x, int64_t outer, int64_t inner, int64_t stride_outer, int64_t stride_inner, int64_t h,
+              const float* weight, float eps, float* y) {
+    const auto run = kernels().rms_norm;
+    for_rows(outer, inner * h, [&](int64_t i) {
+        for (int64_t j = 0; j < inner; j++)
+            run(x + i * stride_outer + j * stride_inner, nullptr, weight, eps, y + (i * inner + j) * h, h);
+    });
+}
+
+void add_rms_norm(const float* x, int64_t stride_x, float* residual, int64_t stride_residual, int64_t rows, int64_t h,
+                  const float* weight, float eps, float* y) {
+    const auto run = kernels().rms_norm;
+    for_rows(rows, h, [&](int64_t i) { run(x + i * stride_x, residual + i * stride_residual, weight, eps, y + i * h, h); });
+}
+
+void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const float* cos_sin, int64_t stride_cos_sin,
+          int64_t half, bool interleaved) {
+    const auto run = kernels().rope;
+    for_rows(tokens, (q.heads + k.heads) * half * 2, [&](int64_t t) {
+        const float* turn = cos_sin + positions[t] * stride_cos_sin;
+        for (const Heads& x : {q, k})
+            for (int64_t h = 0; h < x.heads; h++) run(x.data + t * x.stride_t + h * x.stride_h, turn, half, interleaved);
+    });
+}
+
+void store_kv(Heads k, Heads v, Cache k_cache, Cache v_cache, bool bfloat16, int64_t block_size, int64_t d,
+              const int64_t* slots, int64_t tokens) {
+    const auto narrow = kernels().to_bfloat16;
+    for_rows(tokens, k.heads * d * 2, [&](int64_t t) {
+        if (slots[t] < 0) return;
+        const int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
+        for (int which = 0; which < 2; which++) {
+            const Heads& from = which ? v : k;
+            const Cache& to = which ? v_cache : k_cache;
+            for (int64_t h = 0; h < from.heads; h++) {
+                const float* head = from.data + t * from.stride_t + h * from.stride_h;
+                const int64_t place = block * to.stride_b + h * to.stride_h + offset * to.stride_s;
+                if (bfloat16)
+                    narrow(head, static_cast<uint16_t*>(to.data) + place, d);
+                else
+                    std::memcpy(static_cast<float*>(to.data) + place, head, d * sizeof(float));
+            }
+        }
+    });
+}
+
+void silu_mul(const float* gate_up, int64_t stride, int64_t rows, int64_t half, float* y) {
+    const auto run = kernels().silu_mul;
+    for_rows(rows, half * 2, [&](int64_t i) { run(gate_up + i * stride, gate_up + i * stride + half, y + i * half, half); });
+}
+
+}  // namespace oneloop

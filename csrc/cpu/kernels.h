@@ -1,0 +1,93 @@
+// The kernels of one instruction set, as a table of plain functions on raw pointers.
+//
+// Every function here is serial and works on a range of its output, so one driver (linear.cpp, attention.cpp,
+// elementwise.cpp) can spread it over threads. A range never changes what an output element is: each is computed by one
+// fixed chain of operations, whatever the range, the tile or the thread. Shapes were checked at the border.
+#pragma once
+
+#include <cstdint>
+
+namespace oneloop {
+
+constexpr int kPanel = 16;     // output columns stored side by side in a packed weight
+constexpr int kMaxTile = 32;   // upper bound of Kernels::max_tile_rows
+constexpr int kKeyTile = 64;   // keys scored at once; tiles lie at multiples of this in the context
+constexpr int kSegment = 512;  // keys of one softmax state; states are merged in position order
+
+// Rows of x for one call, cut into tiles of at most max_tile_rows rows. Tile t holds rows [row_start[t], row_start[t+1]);
+// its data, [K][rows of the tile], begins at data + row_start[t] * K.
+struct PackedRows {
+    const float* data;
+    const int64_t* row_start;
+    int64_t num_tiles;
+};
+
+// out [rows, N] (row stride ld_out) = x [rows, K] @ w.T + bias for the columns of panels [panel_begin, panel_end).
+// w is [panels][K][kPanel] with zeros in the columns past N; bias is padded likewise, or null.
+struct LinearArgs {
+    PackedRows rows;
+    const float* w;
+    const float* bias;
+    float* out;
+    int64_t ld_out, n, k, panel_begin, panel_end;
+};
+
+// One row of a step: its queries against its paged context. Strides count elements.
+struct AttentionArgs {
+    const float* q;                    // [T, Hq, D]
+    int64_t q_stride_t, q_stride_h;
+    const void* k_cache;               // [num_blocks, Hkv, block_size, D], float32 or bfloat16
+    const void* v_cache;
+    int64_t k_stride_b, k_stride_h, k_stride_s;
+    int64_t v_stride_b, v_stride_h, v_stride_s;
+    bool bfloat16;
+    int64_t block_size, head_size, group;  // group = query heads of one kv head
+    float scale;
+};
+
+// Queries [query, query + num_queries) of the step, all heads of kv_head's group; the first stands at `position`.
+// They read keys [key_begin, key_end); key_begin is a multiple of kSegment.
+struct AttentionTask {
+    const int32_t* block_table;
+    int64_t query, num_queries, position, kv_head, key_begin, key_end;
+};
+
+// Softmax state of `rows` = num_queries * group rows, query-major: values [rows, padded head size] not yet divided by
+// `sum` [rows]; `max` [rows] is what the exponents were taken against.
+struct AttentionState {
+    float* values;
+    float* max;
+    float* sum;
+};
+
+struct Kernels {
+    const char* name;
+    int vector_width;       // floats in a register; head sizes are padded to it
+    int max_tile_rows;      // rows of x that one pass over a weight panel serves
+    int stream_tile_rows;   // the same while the weights come from memory: wider tiles, one panel at a time
+
+    void (*linear)(const LinearArgs&);
+    // y [h] = x / sqrt(mean(x^2) + eps) * weight; with `residual`, residual += x first and x is the sum.
+    void (*rms_norm)(const float* x, float* residual, const float* weight, float eps, float* y, int64_t h);
+    // Turns one head in place by cos [half] and sin [half].
+    void (*rope)(float* head, const float* cos_sin, int64_t half, bool interleaved);
+    void (*silu_mul)(const float* gate, const float* up, float* y, int64_t n);
+    void (*to_bfloat16)(const float* x, uint16_t* y, int64_t n);
+    // Fills `state` for the task; `scratch` has attention_scratch_floats() floats, 64-byte aligned.
+    void (*attention)(const AttentionArgs&, const AttentionTask&, AttentionState state, float* scratch);
+    // into = into + part, both states of `rows` rows.
+    void (*merge)(AttentionState into, AttentionState part, int64_t rows, int64_t padded_head);
+    // out [rows of the task] = values / sum, written as [T, Hq, D] with the given strides.
+    void (*finish)(AttentionState state, const AttentionArgs&, const AttentionTask&, float* out, int64_t stride_t,
+                   int64_t stride_h);
+};
+
+int64_t attention_scratch_floats(int64_t rows, int64_t head_size);
+
+extern const Kernels kernels_portable;
+#if defined(ONELOOP_X86)
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+#endif
+
+}  // namespace oneloop

@@ -1,0 +1,525 @@
+// The kernels, written once over Vec (vec_*.h) and compiled once per instruction set.
+//
+// Include after a vec_*.h, inside a file with that instruction set's flags. Everything is in an unnamed namespace, and no
+// template of the standard library is used: a shared symbol compiled with wider instructions could otherwise be the
+// one the linker keeps for everybody. Tables are static inside functions: a global initialiser would run these
+// instructions at load, on any machine.
+
+#include "kernels.h"
+
+namespace {
+
+using oneloop::AttentionArgs;
+using oneloop::AttentionState;
+using oneloop::AttentionTask;
+using oneloop::kKeyTile;
+using oneloop::kPanel;
+using oneloop::kSegment;
+using oneloop::LinearArgs;
+
+constexpr int W = Vec::kWidth;
+constexpr int kVecsPerPanel = kPanel / W;
+
+#define ONELOOP_UNROLL _Pragma("GCC unroll 32")
+
+inline int lanes(int64_t left) { return left < W ? static_cast<int>(left) : W; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// e^x within 2 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, a Taylor-like polynomial in r (Cephes' expf coefficients), then 2^n.
+// -inf and anything under -104 give 0, over 89 gives inf, NaN stays NaN.
+inline Vec exp(Vec x) {
+    x = Vec::min(Vec::broadcast(89.0f), Vec::max(Vec::broadcast(-104.0f), x));
+    Vec n = Vec::round(x * Vec::broadcast(1.44269504088896341f));
+    Vec r = Vec::fma(n, Vec::broadcast(-0.693359375f), x);
+    r = Vec::fma(n, Vec::broadcast(2.12194440e-4f), r);
+    Vec p = Vec::broadcast(1.9875691500e-4f);
+    p = Vec::fma(p, r, Vec::broadcast(1.3981999507e-3f));
+    p = Vec::fma(p, r, Vec::broadcast(8.3334519073e-3f));
+    p = Vec::fma(p, r, Vec::broadcast(4.1665795894e-2f));
+    p = Vec::fma(p, r, Vec::broadcast(1.6666665459e-1f));
+    p = Vec::fma(p, r, Vec::broadcast(5.0000001201e-1f));
+    p = Vec::fma(p, r * r, r) + Vec::broadcast(1.0f);
+    return Vec::scale_by_power(p, n);
+}
+
+// ---- linear -------------------------------------------------------------------------------------------------------
+
+// c [MR, NP panels] (+)= a [kc][MR] . b, one fused chain per element in the order of k. Without `resume` the chain
+// starts at zero, with it at c: cutting K into pieces does not change the sum. Bias, if any, is added after the chain.
+template <int MR, int NP>
+void linear_tile(const float* a, const float* b, int64_t panel_stride, int64_t kc, float* c, int64_t ldc, bool resume,
+                 const float* bias) {
+    constexpr int NV = NP * kVecsPerPanel;
+    // Far enough ahead that the line has come from memory before its turn, also across the page border where the
+    // hardware prefetcher stops: 128 lines measured best when one panel streams, 32 with several.
+    constexpr int kAhead = (NP == 1 && W == kPanel ? 128 : 32) * 16;
+    Vec acc[MR][NV];
+    ONELOOP_UNROLL
+    for (int i = 0; i < MR; i++) {
+        ONELOOP_UNROLL
+        for (int j = 0; j < NV; j++)
+            acc[i][j] = resume ? Vec::load(c + i * ldc + j * W) : Vec::zero();
+    }
+    for (int64_t k = 0; k < kc; k++) {
+        Vec row[NV];
+        ONELOOP_UNROLL
+        for (int p = 0; p < NP; p++) prefetch(b + p * panel_stride + kAhead);
+        ONELOOP_UNROLL
+        for (int j = 0; j < NV; j++) row[j] = Vec::load(b + (j / kVecsPerPanel) * panel_stride + (j % kVecsPerPanel) * W);
+        ONELOOP_UNROLL
+        for (int i = 0; i < MR; i++) {
+            Vec x = Vec::broadcast(a[i]);
+            if (NV > 1) x.pin();
+            ONELOOP_UNROLL
+            for (int j = 0; j < NV; j++) acc[i][j] = Vec::fma(x, row[j], acc[i][j]);
+        }
+        a += MR;
+        b += kPanel;
+    }
+    ONELOOP_UNROLL
+    for (int j = 0; j < NV; j++) {
+        Vec shift = bias ? Vec::load(bias + j * W) : Vec::zero();
+        ONELOOP_UNROLL
+        for (int i = 0; i < MR; i++) (bias ? acc[i][j] + shift : acc[i][j]).store(c + i * ldc + j * W);
+    }
+}
+
+using LinearTile = void (*)(const float*, const float*, int64_t, int64_t, float*, int64_t, bool, const float*);
+
+template <int NP, int MR>
+struct TileTable {
+    static void fill(LinearTile* table) {
+        table[MR] = linear_tile<MR, NP>;
+        TileTable<NP, MR - 1>::fill(table);
+    }
+};
+template <int NP>
+struct TileTable<NP, 0> {
+    static void fill(LinearTile*) {}
+};
+
+// Registers: MR * NV sums, NV of the weight, one of x.
+constexpr int kTilePanels = W == kPanel ? 2 : 1;
+constexpr int kTileRows = W == kPanel ? 14 : W == 8 ? 6 : Vec::kRegisters == 32 ? 6 : 2;
+constexpr int kStreamRows = W == kPanel ? 16 : kTileRows;
+constexpr int64_t kDepth = 384;  // K at once: a tile's weights (48 KiB at most) and rows stay in the first-level cache
+
+struct LinearTiles {
+    LinearTile one[kStreamRows + 1];       // one panel
+    LinearTile several[kTileRows + 1];     // kTilePanels panels
+    LinearTiles() {
+        TileTable<1, kStreamRows>::fill(one);
+        TileTable<kTilePanels, kTileRows>::fill(several);
+    }
+};
+
+// All tiles of rows against `num` panels from `panel` on, writing to c (column 0 = the first column of `panel`).
+void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int64_t ldc) {
+    static const LinearTiles tiles;
+    const LinearTile* table = num == 1 ? tiles.one : tiles.several;
+    const float* w = args.w + panel * args.k * kPanel;
+    const float* bias = args.bias ? args.bias + panel * kPanel : nullptr;
+    const int64_t pieces = args.rows.num_tiles == 1 ? 1 : (args.k + kDepth - 1) / kDepth;
+    const int64_t depth = (args.k + pieces - 1) / pieces;
+    for (int64_t k = 0; k < args.k; k += depth) {
+        const int64_t kc = smaller(depth, args.k - k);
+        for (int64_t t = 0; t < args.rows.num_tiles; t++) {
+            const int64_t row = args.rows.row_start[t], rows = args.rows.row_start[t + 1] - row;
+            table[rows](args.rows.data + row * args.k + k * rows, w + k * kPanel, args.k * kPanel, kc, c + row * ldc, ldc,
+                        k > 0, k + kc == args.k ? bias : nullptr);
+        }
+    }
+}
+
+// A last panel with fewer than kPanel columns: computed whole, tile by tile, then its real columns copied.
+void linear_ragged_panel(const LinearArgs& args, int64_t panel) {
+    float whole[oneloop::kMaxTile * kPanel];
+    const int64_t columns = args.n - panel * kPanel;
+    for (int64_t t = 0; t < args.rows.num_tiles; t++) {
+        LinearArgs tile = args;
+        const int64_t row = args.rows.row_start[t], rows = args.rows.row_start[t + 1] - row;
+        const int64_t starts[2] = {0, rows};
+        tile.rows = {args.rows.data + row * args.k, starts, 1};
+        linear_panels(tile, panel, 1, whole, kPanel);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < columns; j++) args.out[(row + i) * args.ld_out + panel * kPanel + j] = whole[i * kPanel + j];
+    }
+}
+
+void linear(const LinearArgs& args) {
+    const bool streaming = args.rows.num_tiles == 1;  // one panel at a time reads memory in one long line
+    int64_t panel = args.panel_begin;
+    const int64_t whole_end = smaller(args.panel_end, args.n / kPanel);
+    while (!streaming && panel + kTilePanels <= whole_end) {
+        linear_panels(args, panel, kTilePanels, args.out + panel * kPanel, args.ld_out);
+        panel += kTilePanels;
+    }
+    for (; panel < whole_end; panel++) linear_panels(args, panel, 1, args.out + panel * kPanel, args.ld_out);
+    for (; panel < args.panel_end; panel++) linear_ragged_panel(args, panel);
+}
+
+// ---- row by row ---------------------------------------------------------------------------------------------------
+
+void rms_norm(const float* x, float* residual, const float* weight, float eps, float* y, int64_t h) {
+    Vec squares[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
+    for (int64_t i = 0, lane = 0; i < h; i += W, lane = (lane + 1) % 4) {
+        const int n = lanes(h - i);
+        Vec value = Vec::load(x + i, n);
+        if (residual) {
+            value = Vec::load(residual + i, n) + value;
+            value.store(residual + i, n);
+        }
+        squares[lane] = Vec::fma(value, value, squares[lane]);
+    }
+    const float mean = ((squares[0] + squares[1]) + (squares[2] + squares[3])).sum() / static_cast<float>(h);
+    const Vec scale = Vec::broadcast(1.0f / __builtin_sqrtf(mean + eps));
+    const float* from = residual ? residual : x;
+    for (int64_t i = 0; i < h; i += W) {
+        const int n = lanes(h - i);
+        (Vec::load(from + i, n) * scale * Vec::load(weight + i, n)).store(y + i, n);
+    }
+}
+
+void rope(float* head, const float* cos_sin, int64_t half, bool interleaved) {
+    if (interleaved) {
+        for (int64_t i = 0; i < half; i++) {
+            const float a = head[2 * i], b = head[2 * i + 1], c = cos_sin[i], s = cos_sin[half + i];
+            head[2 * i] = a * c - b * s;
+            head[2 * i + 1] = b * c + a * s;
+        }
+        return;
+    }
+    for (int64_t i = 0; i < half; i += W) {
+        const int n = lanes(half - i);
+        const Vec a = Vec::load(head + i, n), b = Vec::load(head + half + i, n);
+        const Vec c = Vec::load(cos_sin + i, n), s = Vec::load(cos_sin + half + i, n);
+        (a * c - b * s).store(head + i, n);
+        (b * c + a * s).store(head + half + i, n);
+    }
+}
+
+void silu_mul(const float* gate, const float* up, float* y, int64_t n) {
+    const Vec one = Vec::broadcast(1.0f);
+    for (int64_t i = 0; i < n; i += W) {
+        const int count = lanes(n - i);
+        const Vec g = Vec::load(gate + i, count);
+        (g / (one + exp(Vec::zero() - g)) * Vec::load(up + i, count)).store(y + i, count);
+    }
+}
+
+void to_bfloat16(const float* x, uint16_t* y, int64_t n) {
+    for (int64_t i = 0; i < n; i += W) {
+        const int count = lanes(n - i);
+        Vec::load(x + i, count).store_bfloat16(y + i, count);
+    }
+}
+
+// ---- attention ----------------------------------------------------------------------------------------------------
+//
+// Online softmax (Milakov and Gimelshein 2018; tiled as in FlashAttention, Dao et al. 2022) over kKeyTile keys at a
+// time. Rows of a task are its (query, head of the group) pairs; what a row does depends on its own keys only: a masked
+// key adds an exact zero, so it does not matter which queries share a tile or where a chunk began.
+
+constexpr int kKeyVecs = kKeyTile / W;
+constexpr int kScoreVecs = W == kPanel ? 4 : W == 8 ? 2 : 2;   // columns of a score or value tile, in registers
+constexpr int kScoreRows = W == kPanel ? 6 : W == 8 ? 6 : Vec::kRegisters == 32 ? 8 : 4;
+constexpr float kLowest = -3.402823466e38f;
+
+struct Scratch {
+    float* queries;  // [rows / kScoreRows][head_size][kScoreRows], scaled
+    float* keys;     // [head_size][kKeyTile]: transposed, so that a row of it is one dim of every key
+    float* values;   // [kKeyTile][padded head]
+    float* scores;   // [rows][kKeyTile]
+    float* decay;    // [rows]: by how much earlier values shrink
+    float* sums;     // [rows][W]
+    const float** value_rows;
+};
+
+Scratch carve(float* scratch, int64_t rows, int64_t head_size) {
+    const int64_t padded = round_up(head_size, 16), whole_rows = round_up(rows, 16);
+    Scratch s;
+    s.queries = scratch;
+    s.keys = s.queries + whole_rows * padded;
+    s.values = s.keys + padded * kKeyTile;
+    s.scores = s.values + padded * kKeyTile;
+    s.decay = s.scores + whole_rows * kKeyTile;
+    s.sums = s.decay + whole_rows;
+    s.value_rows = reinterpret_cast<const float**>(s.sums + whole_rows * 16);
+    return s;
+}
+
+void gather_queries(const AttentionArgs& args, const AttentionTask& task, int64_t rows, float* to) {
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t tile = row / kScoreRows * kScoreRows, width = smaller(kScoreRows, rows - tile);
+        const int64_t query = task.query + row / args.group, head = task.kv_head * args.group + row % args.group;
+        const float* from = args.q + query * args.q_stride_t + head * args.q_stride_h;
+        float* column = to + tile * args.head_size + (row - tile);
+        for (int64_t d = 0; d < args.head_size; d++) column[d * width] = from[d] * args.scale;
+    }
+}
+
+inline int64_t key_offset(const AttentionArgs& args, const AttentionTask& task, int64_t position, int64_t stride_b,
+                          int64_t stride_h, int64_t stride_s) {
+    return task.block_table[position / args.block_size] * stride_b + task.kv_head * stride_h +
+           position % args.block_size * stride_s;
+}
+
+inline Vec load_cached(const AttentionArgs& args, const void* cache, int64_t offset, int n) {
+    return args.bfloat16 ? Vec::load_bfloat16(static_cast<const uint16_t*>(cache) + offset, n)
+                         : Vec::load(static_cast<const float*>(cache) + offset, n);
+}
+
+// Keys [first, first + count) transposed; the columns past count become zero, so nothing read there is a NaN.
+void gather_keys(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t count, float* to) {
+    int64_t offsets[W];
+    for (int64_t group = 0; group < kKeyTile; group += W) {
+        const int64_t here = smaller(W, count - group);
+        for (int64_t i = 0; i < here; i++)
+            offsets[i] = key_offset(args, task, first + group + i, args.k_stride_b, args.k_stride_h, args.k_stride_s);
+        for (int64_t d = 0; d < args.head_size; d += W) {
+            Vec square[W];
+            const int n = lanes(args.head_size - d);
+            ONELOOP_UNROLL
+            for (int i = 0; i < W; i++)
+                square[i] = i < here ? load_cached(args, args.k_cache, offsets[i] + d, n) : Vec::zero();
+            transpose_square(square, to + d * kKeyTile + group, kKeyTile, n);
+        }
+    }
+}
+
+// Where the value of each key lies as float32: in the cache itself where it can be read as it is, else in `copy`.
+void gather_values(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t count, const Scratch& s) {
+    const int64_t padded = round_up(args.head_size, W);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t offset = key_offset(args, task, first + i, args.v_stride_b, args.v_stride_h, args.v_stride_s);
+        if (!args.bfloat16 && args.head_size % W == 0) {
+            s.value_rows[i] = static_cast<const float*>(args.v_cache) + offset;
+            continue;
+        }
+        float* to = s.values + i * padded;
+        for (int64_t d = 0; d < args.head_size; d += W)
+            load_cached(args, args.v_cache, offset + d, lanes(args.head_size - d)).store(to + d);
+        s.value_rows[i] = to;
+    }
+}
+
+// scores [MR][kKeyTile] = queries [head_size][MR] . keys
+template <int MR>
+void score_tile(const float* queries, const float* keys, int64_t head_size, float* scores) {
+    for (int column = 0; column < kKeyTile; column += kScoreVecs * W) {
+        Vec acc[MR][kScoreVecs];
+        ONELOOP_UNROLL
+        for (int i = 0; i < MR; i++) {
+            ONELOOP_UNROLL
+            for (int j = 0; j < kScoreVecs; j++) acc[i][j] = Vec::zero();
+        }
+        const float* q = queries;
+        const float* key = keys + column;
+        for (int64_t d = 0; d < head_size; d++, q += MR, key += kKeyTile) {
+            Vec row[kScoreVecs];
+            ONELOOP_UNROLL
+            for (int j = 0; j < kScoreVecs; j++) row[j] = Vec::load(key + j * W);
+            ONELOOP_UNROLL
+            for (int i = 0; i < MR; i++) {
+                Vec x = Vec::broadcast(q[i]);
+                x.pin();
+                ONELOOP_UNROLL
+                for (int j = 0; j < kScoreVecs; j++) acc[i][j] = Vec::fma(x, row[j], acc[i][j]);
+            }
+        }
+        ONELOOP_UNROLL
+        for (int i = 0; i < MR; i++) {
+            ONELOOP_UNROLL
+            for (int j = 0; j < kScoreVecs; j++) acc[i][j].store(scores + i * kKeyTile + column + j * W);
+        }
+    }
+}
+
+// values [MR][NV registers] = values * decay + weights [MR][kKeyTile] . rows, in the order of the keys
+template <int MR, int NV>
+void value_columns(const float* weights, const float* decay, const float* const* rows, int64_t column, int64_t count,
+                   float* values, int64_t padded) {
+    Vec acc[MR][NV];
+    ONELOOP_UNROLL
+    for (int i = 0; i < MR; i++) {
+        const Vec shrink = Vec::broadcast(decay[i]);
+        ONELOOP_UNROLL
+        for (int j = 0; j < NV; j++) acc[i][j] = Vec::load(values + i * padded + column + j * W) * shrink;
+    }
+    for (int64_t key = 0; key < count; key++) {
+        const float* from = rows[key] + column;
+        Vec row[NV];
+        ONELOOP_UNROLL
+        for (int j = 0; j < NV; j++) row[j] = Vec::load(from + j * W);
+        ONELOOP_UNROLL
+        for (int i = 0; i < MR; i++) {
+            Vec x = Vec::broadcast(weights[i * kKeyTile + key]);
+            if (NV > 1) x.pin();
+            ONELOOP_UNROLL
+            for (int j = 0; j < NV; j++) acc[i][j] = Vec::fma(x, row[j], acc[i][j]);
+        }
+    }
+    ONELOOP_UNROLL
+    for (int i = 0; i < MR; i++) {
+        ONELOOP_UNROLL
+        for (int j = 0; j < NV; j++) acc[i][j].store(values + i * padded + column + j * W);
+    }
+}
+
+template <int MR>
+void value_tile(const float* weights, const float* decay, const float* const* rows, int64_t count, float* values,
+                int64_t padded) {
+    const int64_t used = padded / W * W;
+    int64_t column = 0;
+    for (; column + kScoreVecs * W <= used; column += kScoreVecs * W)
+        value_columns<MR, kScoreVecs>(weights, decay, rows, column, count, values, padded);
+    for (; column < used; column += W) value_columns<MR, 1>(weights, decay, rows, column, count, values, padded);
+}
+
+// One row of scores becomes weights in place, against the larger of its old maximum and this tile's.
+inline void softmax_row(float* scores, int64_t visible, float* max, float* decay, float* sums) {
+    Vec s[kKeyVecs];
+    Vec top = Vec::broadcast(kLowest);
+    if (visible < kKeyTile) {
+        const Vec limit = Vec::broadcast(static_cast<float>(visible) - 1.0f), hidden = Vec::broadcast(-__builtin_inff());
+        ONELOOP_UNROLL
+        for (int j = 0; j < kKeyVecs; j++) {
+            const Vec index = Vec::lane_index() + Vec::broadcast(static_cast<float>(j * W));
+            s[j] = Vec::select_le(index, limit, Vec::load(scores + j * W), hidden);
+            top = Vec::max(top, s[j]);
+        }
+    } else {
+        ONELOOP_UNROLL
+        for (int j = 0; j < kKeyVecs; j++) {
+            s[j] = Vec::load(scores + j * W);
+            top = Vec::max(top, s[j]);
+        }
+    }
+    const float tile_max = top.largest(), before = *max;
+    const float now = tile_max > before ? tile_max : before;
+    *max = now;
+    // exp(0) is exactly 1 and kLowest minus anything is exactly 0, so this only saves time.
+    const Vec shrink = exp(Vec::broadcast(before - now));
+    shrink.store(decay, 1);
+    const Vec base = Vec::broadcast(now);
+    Vec total = Vec::load(sums) * shrink;
+    ONELOOP_UNROLL
+    for (int j = 0; j < kKeyVecs; j++) {
+        const Vec weight = exp(s[j] - base);
+        weight.store(scores + j * W);
+        total = total + weight;
+    }
+    total.store(sums);
+}
+
+template <int MR>
+void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, int64_t first, int64_t count,
+                 const Scratch& s, AttentionState state, int64_t padded) {
+    float* scores = s.scores + tile * kKeyTile;
+    score_tile<MR>(s.queries + tile * args.head_size, s.keys, args.head_size, scores);
+    for (int i = 0; i < MR; i++) {
+        const int64_t row = tile + i, position = task.position + row / args.group;
+        const int64_t visible = position + 1 - first;
+        softmax_row(scores + i * kKeyTile, visible < 0 ? 0 : smaller(visible, count), state.max + row, s.decay + row,
+                    s.sums + row * W);
+    }
+    value_tile<MR>(scores, s.decay + tile, s.value_rows, count, state.values + tile * padded, padded);
+}
+
+using AttendRows = void (*)(const AttentionArgs&, const AttentionTask&, int64_t, int64_t, int64_t, const Scratch&,
+                            AttentionState, int64_t);
+template <int MR>
+struct AttendTable {
+    static void fill(AttendRows* table) {
+        table[MR] = attend_rows<MR>;
+        AttendTable<MR - 1>::fill(table);
+    }
+};
+template <>
+struct AttendTable<0> {
+    static void fill(AttendRows*) {}
+};
+struct AttendTiles {
+    AttendRows table[kScoreRows + 1];
+    AttendTiles() { AttendTable<kScoreRows>::fill(table); }
+};
+
+void prefetch_tile(const AttentionArgs& args, const AttentionTask& task, int64_t first) {
+    const int64_t size = args.bfloat16 ? 2 : 4, end = smaller(first + kKeyTile, task.key_end);
+    for (int64_t p = first; p < end; p++) {
+        const char* key = static_cast<const char*>(args.k_cache) +
+                          key_offset(args, task, p, args.k_stride_b, args.k_stride_h, args.k_stride_s) * size;
+        const char* value = static_cast<const char*>(args.v_cache) +
+                            key_offset(args, task, p, args.v_stride_b, args.v_stride_h, args.v_stride_s) * size;
+        for (int64_t byte = 0; byte < args.head_size * size; byte += 64) {
+            prefetch(key + byte);
+            prefetch(value + byte);
+        }
+    }
+}
+
+// Keys of one segment [begin, end), into a fresh state.
+void attend_segment(const AttentionArgs& args, const AttentionTask& task, int64_t begin, int64_t end, const Scratch& s,
+                    AttentionState state) {
+    static const AttendTiles tiles;
+    const int64_t rows = task.num_queries * args.group, padded = round_up(args.head_size, W);
+    for (int64_t i = 0; i < rows * padded; i++) state.values[i] = 0.0f;
+    for (int64_t i = 0; i < rows * W; i++) s.sums[i] = 0.0f;
+    for (int64_t i = 0; i < rows; i++) state.max[i] = kLowest;
+    for (int64_t first = begin; first < end; first += kKeyTile) {
+        const int64_t count = smaller(kKeyTile, end - first);
+        if (rows <= kScoreRows) prefetch_tile(args, task, first + kKeyTile);  // few rows: memory is what they wait for
+        gather_keys(args, task, first, count, s.keys);
+        gather_values(args, task, first, count, s);
+        for (int64_t tile = 0; tile < rows; tile += kScoreRows)
+            tiles.table[smaller(kScoreRows, rows - tile)](args, task, tile, first, count, s, state, padded);
+    }
+    for (int64_t i = 0; i < rows; i++) state.sum[i] = Vec::load(s.sums + i * W).sum();
+}
+
+void merge(AttentionState into, AttentionState part, int64_t rows, int64_t padded) {
+    for (int64_t row = 0; row < rows; row++) {
+        const float a = into.max[row], b = part.max[row], now = a > b ? a : b;
+        const Vec keep = exp(Vec::broadcast(a - now)), add = exp(Vec::broadcast(b - now));
+        for (int64_t d = 0; d < padded; d += W) {
+            const Vec old = Vec::load(into.values + row * padded + d) * keep;
+            Vec::fma(Vec::load(part.values + row * padded + d), add, old).store(into.values + row * padded + d);
+        }
+        Vec::fma(Vec::broadcast(part.sum[row]), add, Vec::broadcast(into.sum[row]) * keep).store(into.sum + row, 1);
+        into.max[row] = now;
+    }
+}
+
+void attention(const AttentionArgs& args, const AttentionTask& task, AttentionState state, float* scratch) {
+    const int64_t rows = task.num_queries * args.group, padded = round_up(args.head_size, W);
+    const Scratch s = carve(scratch, rows, args.head_size);
+    gather_queries(args, task, rows, s.queries);
+    attend_segment(args, task, task.key_begin, smaller(task.key_begin + kSegment, task.key_end), s, state);
+    const int64_t whole_rows = round_up(rows, 16);
+    float* more = reinterpret_cast<float*>(s.value_rows + kKeyTile);
+    const AttentionState part = {more + 2 * whole_rows, more, more + whole_rows};
+    for (int64_t begin = task.key_begin + kSegment; begin < task.key_end; begin += kSegment) {
+        attend_segment(args, task, begin, smaller(begin + kSegment, task.key_end), s, part);
+        merge(state, part, rows, padded);
+    }
+}
+
+void finish(AttentionState state, const AttentionArgs& args, const AttentionTask& task, float* out, int64_t stride_t,
+            int64_t stride_h) {
+    const int64_t padded = round_up(args.head_size, W);
+    for (int64_t row = 0; row < task.num_queries * args.group; row++) {
+        const Vec share = Vec::broadcast(1.0f / state.sum[row]);
+        const int64_t query = task.query + row / args.group, head = task.kv_head * args.group + row % args.group;
+        float* to = out + query * stride_t + head * stride_h;
+        for (int64_t d = 0; d < args.head_size; d += W)
+            (Vec::load(state.values + row * padded + d) * share).store(to + d, lanes(args.head_size - d));
+    }
+}
+
+constexpr oneloop::Kernels make_kernels(const char* name) {
+    return {name,     W,           kTileRows, kStreamRows, linear, rms_norm, rope,
+            silu_mul, to_bfloat16, attention, merge,       finish};
+}
+
+}  // namespace

@@ -1,0 +1,108 @@
+// Packed weights, and which rows and panels a thread multiplies when.
+#include <algorithm>
+
+#include "../isa.h"
+#include "../thread_pool.h"
+#include "drivers.h"
+
+namespace oneloop {
+namespace {
+
+constexpr int64_t kRowBytes = 768 << 10;       // packed rows worked on at once: they stay in a core's second-level cache
+constexpr int64_t kTaskBytes = 128 << 10;      // weights of one task: some tens of microseconds of memory bandwidth
+constexpr int64_t kSerialWork = 1 << 15;       // multiply-adds that are not worth waking another thread for
+
+constexpr int64_t kMaxTiles = 512;
+
+struct Tiles {
+    int64_t starts[kMaxTiles + 1];
+    int64_t count;
+};
+
+// As few tiles as `most` rows each allow, of sizes that differ by one at most.
+void cut(int64_t m, int64_t most, Tiles& tiles) {
+    tiles.count = (m + most - 1) / most;
+    for (int64_t t = 0; t <= tiles.count; t++) tiles.starts[t] = m * t / tiles.count;
+}
+
+void pack_tile(const float* x, int64_t stride_x, int64_t rows, int64_t k, float* to) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t c = 0; c < k; c++) to[c * rows + i] = x[i * stride_x + c];
+}
+
+}  // namespace
+
+PackedLinear::PackedLinear(const float* weight, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,
+                           const float* bias)
+    : n_(n), k_(k), panels_((n + kPanel - 1) / kPanel), weight_(allocate_floats(panels_ * k * kPanel)) {
+    nbytes_ = panels_ * k * kPanel * static_cast<int64_t>(sizeof(float));
+    parallel_for(panels_, [&](int64_t panel) {
+        float* to = weight_.get() + panel * k * kPanel;
+        const int64_t columns = std::min<int64_t>(kPanel, n - panel * kPanel);
+        for (int64_t j = 0; j < columns; j++) {
+            const float* from = weight + (panel * kPanel + j) * stride_n;
+            for (int64_t c = 0; c < k; c++) to[c * kPanel + j] = from[c * stride_k];
+        }
+    });
+    if (bias) {
+        bias_ = allocate_floats(panels_ * kPanel);
+        std::copy(bias, bias + n, bias_.get());
+        nbytes_ += panels_ * kPanel * static_cast<int64_t>(sizeof(float));
+    }
+}
+
+void PackedLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
+    // Blocks of equal size, rounded up to whole tiles so that no extra narrow tile is left in each.
+    const int64_t tile = kernels().max_tile_rows;
+    const int64_t fit = kRowBytes / static_cast<int64_t>(sizeof(float)) / std::max<int64_t>(k_, 1) / tile;
+    const int64_t largest = tile * std::clamp<int64_t>(fit, 1, kMaxTiles);
+    const int64_t blocks = std::max<int64_t>(1, (m + largest - 1) / largest);
+    const int64_t block = ((m + blocks - 1) / blocks + tile - 1) / tile * tile;
+    for (int64_t row = 0; row < m; row += block)
+        matmul_rows(x + row * stride_x, std::min(block, m - row), stride_x, out + row * stride_out, stride_out);
+}
+
+void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
+    const Kernels& set = kernels();
+    Tiles tiles;
+    cut(m, m <= set.stream_tile_rows ? set.stream_tile_rows : set.max_tile_rows, tiles);
+    const float* rows = x;
+    if (m > 1) {  // one row is its own packed form
+        float* packed = scratch_floats(Slot::kRows, m * k_);
+        auto pack = [&](int64_t t) {
+            const int64_t start = tiles.starts[t];
+            pack_tile(x + start * stride_x, stride_x, tiles.starts[t + 1] - start, k_, packed + start * k_);
+        };
+        if (m * k_ < kSerialWork) {
+            for (int64_t t = 0; t < tiles.count; t++) pack(t);
+        } else {
+            parallel_for(tiles.count, pack);
+        }
+        rows = packed;
+    }
+    LinearArgs args{{rows, tiles.starts, tiles.count}, weight_.get(), bias_.get(), out, stride_out, n_, k_, 0, panels_};
+    if (m * n_ * k_ < kSerialWork) return set.linear(args);
+    // Even, so that kernels which take panels in pairs find pairs.
+    const int64_t panel_bytes = std::max<int64_t>(k_, 1) * kPanel * static_cast<int64_t>(sizeof(float));
+    const int64_t step = std::max<int64_t>(2, kTaskBytes / panel_bytes / 2 * 2);
+    parallel_for((panels_ + step - 1) / step, [&](int64_t i) {
+        LinearArgs mine = args;
+        mine.panel_begin = i * step;
+        mine.panel_end = std::min(panels_, (i + 1) * step);
+        set.linear(mine);
+    });
+}
+
+void PackedLinear::rows(const int64_t* ids, int64_t count, float* out) const {
+    auto copy = [&](int64_t i) {
+        const float* from = weight_.get() + ids[i] / kPanel * k_ * kPanel + ids[i] % kPanel;
+        for (int64_t c = 0; c < k_; c++) out[i * k_ + c] = from[c * kPanel];
+    };
+    if (count < 16) {
+        for (int64_t i = 0; i < count; i++) copy(i);
+    } else {
+        parallel_for(count, copy);
+    }
+}
+
+}  // namespace oneloop

@@ -1,0 +1,17 @@
+// Which instruction set's kernels run: the widest this processor has, unless told otherwise.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cpu/kernels.h"
+
+namespace oneloop {
+
+const Kernels& kernels();
+// Names of the sets this processor can run, widest first.
+std::vector<std::string> available_isas();
+// Throws std::invalid_argument for a name not among available_isas(). Packed weights serve every set.
+void set_isa(const std::string& name);
+
+}  // namespace oneloop

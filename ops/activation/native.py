@@ -1,0 +1,15 @@
+"""Gated activations by oneloop_native."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ops.native import module as native
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    tokens, width = gate_up.shape
+    out = torch.empty(tokens, width // 2)
+    native.silu_mul(gate_up, out)
+    return out

@@ -1,0 +1,17 @@
+"""Paged attention by oneloop_native: one kernel for prompt chunks and decodes, float32 math, float32 or bfloat16 cache.
+
+A query's result depends on its own keys only, in position order: neither the other rows nor the chunking show in it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ops.attention.meta import AttentionMeta
+from ops.native import module as native
+
+
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float) -> Tensor:
+    out = torch.empty(q.shape)
+    native.paged_attention(q, k_cache, v_cache, meta.query_starts, meta.context_lens, meta.block_tables, scale, out)
+    return out

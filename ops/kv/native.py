@@ -1,0 +1,11 @@
+"""Writing keys and values into the paged cache by oneloop_native; bfloat16 rounds to nearest even."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops.native import module as native
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    native.store_kv(k, v, k_cache, v_cache, slots)

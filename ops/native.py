@@ -1,0 +1,41 @@
+"""oneloop_native, the compiled CPU kernels, if this installation has them.
+
+It is missing where no C++ compiler was at hand when oneloop was installed; the torch references compute everything then."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from ops.registry import ShapeClass
+
+try:
+    import oneloop_native
+
+    module: Any = oneloop_native
+    missing: str | None = None
+except ImportError as error:
+    module = None
+    logging.getLogger("oneloop.ops").warning("native CPU kernels are not built: torch computes everything, slower")
+    missing = f"oneloop_native is not built ({error}); reinstall oneloop with a C++ compiler at hand"
+
+CACHE_TYPES = (torch.float32, torch.bfloat16)
+
+
+def supports(case: ShapeClass) -> str | None:
+    """float32 on the CPU, with a float32 or bfloat16 cache where the op has one."""
+    if missing is not None:
+        return missing
+    if case.device != "cpu":
+        return "computes on the CPU only"
+    if case.dtype != torch.float32:
+        return "computes in float32 only"
+    if case.kv_dtype is not None and case.kv_dtype not in CACHE_TYPES:
+        return "reads float32 and bfloat16 caches only"
+    return None
+
+
+def supports_attention(case: ShapeClass) -> str | None:
+    return supports(case) or ("takes head sizes that are multiples of 8" if case.head_size % 8 else None)

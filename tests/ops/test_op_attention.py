@@ -1,0 +1,183 @@
+"""Paged attention: right to rounding against a plain float64 softmax, and the same bits however a context was cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import ops
+
+JUNK = float("nan")  # what a cache holds where nobody wrote
+
+
+@dataclass
+class Case:
+    """A step over rows of (context length, queries); keys and values also unpaged, per row, in float64."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    meta: ops.AttentionMeta
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def run(self) -> Tensor:
+        return ops.paged_attention(self.q, self.k_cache, self.v_cache, self.meta, self.q.shape[2] ** -0.5)
+
+    def expected(self) -> Tensor:
+        out, starts = torch.empty(self.q.shape, dtype=torch.float64), self.meta.query_starts.tolist()
+        group = self.q.shape[1] // self.k_cache.shape[1]
+        for row, context in enumerate(self.meta.context_lens.tolist()):
+            for i in range(starts[row], starts[row + 1]):
+                seen = context - (starts[row + 1] - i) + 1
+                k, v = (x[row][:seen].repeat_interleave(group, 1) for x in (self.keys, self.values))
+                scores = torch.einsum("hd,shd->hs", self.q[i].double(), k) * self.q.shape[2] ** -0.5
+                out[i] = torch.einsum("hs,shd->hd", scores.softmax(-1), v)
+        return out
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def make(
+    rows: list[tuple[int, int]],
+    head_size: int = 64,
+    kv_heads: int = 2,
+    group: int = 3,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> Case:
+    needed = [-(-context // block_size) for context, _ in rows]
+    num_blocks = sum(needed) + 3
+    order = torch.randperm(num_blocks).tolist()
+    caches = [torch.full((num_blocks, kv_heads, block_size, head_size), JUNK).to(dtype) for _ in range(2)]
+    tables = torch.zeros(len(rows), max([*needed, 1]) + 1, dtype=torch.int32)
+    plain: list[list[Tensor]] = [[], []]
+    for row, (context, _) in enumerate(rows):
+        blocks = [order.pop() for _ in range(needed[row])]
+        tables[row, : len(blocks)] = int32(blocks)
+        slots = torch.tensor([blocks[p // block_size] * block_size + p % block_size for p in range(context)])
+        k, v = (torch.randn(context, kv_heads, head_size) for _ in range(2))
+        if context:
+            ops.store_kv(k, v, *caches, slots)
+        plain[0].append(k.to(dtype).double())
+        plain[1].append(v.to(dtype).double())
+    starts = [0]
+    for _, queries in rows:
+        starts.append(starts[-1] + queries)
+    meta = ops.AttentionMeta(
+        int32(starts), int32([context for context, _ in rows]), tables,
+        max((queries for _, queries in rows), default=0), max((context for context, _ in rows), default=0),
+    )  # fmt: skip
+    return Case(torch.randn(starts[-1], kv_heads * group, head_size), *caches, meta, *plain)
+
+
+@pytest.mark.parametrize("head_size", [8, 24, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+def test_attention_matches_float64(kernel: str, head_size: int, group: int) -> None:
+    case = make([(1, 1), (17, 2), (20, 20), (70, 3), (130, 33)], head_size, 2, group)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
+def test_any_block_size_and_both_cache_types(kernel: str, dtype: torch.dtype, block_size: int) -> None:
+    case = make([(64, 1), (65, 5), (1, 1), (100, 64)], 40, 2, 2, block_size, dtype)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 17, 64, 257])
+def test_long_contexts_cross_segments(kernel: str, queries: int) -> None:
+    case = make([(1100, queries), (513, 1), (512, 1)], 16, 1, 3)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
+def test_scores_of_any_size_give_finite_weights(kernel: str) -> None:
+    case = make([(150, 40)])
+    for factor in (1e-30, 1e2, 1e4):
+        case.q *= factor / case.q.abs().max()
+        torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("context", [70, 600, 1300])
+def test_a_chunked_prompt_gives_the_same_bits_as_a_whole_one(isa: str, context: int, dtype: torch.dtype) -> None:
+    case = make([(context, context)], 32, 1, 3, dtype=dtype)
+    whole = case.run()
+    for chunk in (1, 16, 100, 512):
+        for begin in {0, chunk, context // chunk * chunk // 2 // chunk * chunk, (context - 1) // chunk * chunk}:
+            end = min(begin + chunk, context)
+            if begin >= context:
+                continue
+            part = Case(
+                case.q[begin:end], case.k_cache, case.v_cache,
+                ops.AttentionMeta(int32([0, end - begin]), int32([end]), case.meta.block_tables, end - begin, end),
+                case.keys, case.values,
+            )  # fmt: skip
+            assert torch.equal(part.run(), whole[begin:end])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_neither_other_rows_nor_threads_change_a_bit(isa: str, threads: int) -> None:
+    import oneloop_native
+
+    case = make([(700, 1), (20, 20), (33, 2), (1200, 100), (90, 1)], 64, 2, 3)
+    together = case.run()
+    oneloop_native.set_num_threads(threads)
+    assert torch.equal(case.run(), together)
+    starts = case.meta.query_starts.tolist()
+    for row, context in enumerate(case.meta.context_lens.tolist()):
+        begin, end = starts[row], starts[row + 1]
+        meta = ops.AttentionMeta(
+            int32([0, end - begin]), int32([context]), case.meta.block_tables[row : row + 1], end - begin, context
+        )
+        alone = Case(case.q[begin:end], case.k_cache, case.v_cache, meta, case.keys, case.values)
+        assert torch.equal(alone.run(), together[begin:end])
+
+
+def test_caches_and_queries_may_be_views(kernel: str) -> None:
+    case = make([(40, 3), (5, 5)], 16, 2, 2)
+    both = torch.stack([case.k_cache, case.v_cache], 1)
+    qkv = torch.randn(8, 8, 16)
+    qkv[:, :4] = case.q
+    case.q, case.k_cache, case.v_cache = qkv[:, :4], both[:, 0], both[:, 1]
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
+def test_no_rows_and_rows_without_queries(kernel: str) -> None:
+    assert make([]).run().shape == (0, 6, 64)
+    case = make([(5, 0), (9, 2), (0, 0), (30, 1)])
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
+def test_inconsistent_rows_raise(isa: str) -> None:
+    def run(starts: list[int], lens: list[int], tables: list[list[int]], heads: int = 4, head_size: int = 8) -> None:
+        cache = torch.zeros(3, 2, 4, 8)
+        meta = ops.AttentionMeta(int32(starts), int32(lens), torch.tensor(tables, dtype=torch.int32), 1, 1)
+        ops.paged_attention(torch.zeros(2, heads, head_size), cache, cache, meta, 1.0)
+
+    run([0, 2], [8], [[2, 0]])
+    for starts in ([0, 1], [1, 2], [0, 3]):
+        with pytest.raises(ValueError, match="query_starts does not run from 0 to the 2 tokens"):
+            run(starts, [8], [[2, 0]])
+    with pytest.raises(ValueError, match="query_starts at row 1 falls"):
+        run([0, 3, 2], [8, 8], [[2, 0], [0, 1]])
+    with pytest.raises(ValueError, match="query_starts has shape"):
+        run([0, 2], [8, 8], [[2, 0], [0, 1]])
+    with pytest.raises(ValueError, match="context_lens at row 0 is shorter"):
+        run([0, 2], [1], [[2, 0]])
+    with pytest.raises(ValueError, match="context_lens at row 0 needs 3 blocks"):
+        run([0, 2], [9], [[2, 0]])
+    for block in (-1, 3):
+        with pytest.raises(ValueError, match="block_tables at row 0 names block"):
+            run([0, 2], [8], [[2, block]])
+    with pytest.raises(ValueError, match="block_tables has shape"):
+        run([0, 2], [8], [[2, 0], [2, 0]])
+    with pytest.raises(ValueError, match="3 heads for 2 kv heads"):
+        run([0, 2], [8], [[2, 0]], heads=3)
+    with pytest.raises(ValueError, match="k_cache has shape"):
+        run([0, 2], [8], [[2, 0]], head_size=16)
