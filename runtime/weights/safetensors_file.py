@@ -1,0 +1,159 @@
+"""Safetensors: a JSON header and rows of bytes, checked before they are believed; one file, or shards under an index.
+
+Read with pread straight into the caller's memory: a checkpoint is neither mapped nor held twice.
+
+Format: https://github.com/huggingface/safetensors#format"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.weights.dequantize import FORMATS, Bytes, dequantize
+from runtime.weights.dtypes import Array, store
+from runtime.weights.gguf import read_exactly
+from runtime.weights.rules import Shape, WeightsError
+
+_MAX_HEADER = 100_000_000  # bytes, as in the reference implementation
+_SAME_AS_STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    file: int  # index into the open files
+    format: str
+    shape: Shape
+    offset: int
+    nbytes: int
+
+
+class SafetensorsCheckpoint:
+    """The tensors of a folder. Close it.
+
+    Raises WeightsError where files are missing, broken or of a kind that is never loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._fds: list[int] = []
+        self._paths: list[Path] = []
+        self._tensors: dict[str, _Stored] = {}
+        try:
+            for path, names in _files(folder).items():
+                self._open(path, names)
+        except BaseException:
+            self.close()
+            raise
+        self.shapes: Mapping[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def stored_bytes(self, name: str) -> int:
+        return self._tensors[name].nbytes
+
+    def read_rows(self, name: str, start: int, out: Array) -> None:
+        """Rows from `start` on into the contiguous `out`, as many as it has, in its type."""
+        tensor = self._tensors[name]
+        if tensor.format not in _SAME_AS_STORED:
+            raise WeightsError(
+                f"{self._paths[tensor.file]}: tensor {name} is {tensor.format}, which is not supported (F32, F16, BF16)"
+            )
+        row_bytes = tensor.nbytes // tensor.shape[0]
+        raw: Bytes
+        if out.dtype == _SAME_AS_STORED[tensor.format]:
+            raw = out.view(np.uint8)
+        else:
+            raw = np.empty(len(out) * row_bytes, np.uint8)
+        read_exactly(self._fds[tensor.file], raw, tensor.offset + start * row_bytes, self._paths[tensor.file])
+        if out.dtype == np.float32 and tensor.format != "F32":
+            dequantize(raw, FORMATS[tensor.format], out)
+        elif out.dtype != _SAME_AS_STORED[tensor.format]:
+            values = np.empty(out.shape, np.float32)
+            dequantize(raw, FORMATS[tensor.format], values)
+            store(values, out)
+
+    def _open(self, path: Path, names: set[str] | None) -> None:
+        """`names`: what the index expects there; None takes whatever there is."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
+        self._fds.append(fd)
+        self._paths.append(path)
+        tensors = _read_header(path, fd, len(self._fds) - 1)
+        if lost := (names or set()) - set(tensors):
+            raise WeightsError(f"{path}: {sorted(lost)[0]} should be there according to {INDEX}")
+        self._tensors |= tensors if names is None else {name: tensors[name] for name in names}
+
+
+def _files(folder: Path) -> dict[Path, set[str] | None]:
+    """The files to read, each with the tensors that the index promises."""
+    if (single := folder / "model.safetensors").exists():
+        return {single: None}
+    if (index := folder / INDEX).exists():
+        return _shards(index)
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return {found[0]: None}
+    if found:
+        raise WeightsError(f"{folder}: several .safetensors files, but no {INDEX} that says what is where")
+    if pickles := sorted(path for pattern in _PICKLES for path in folder.glob(pattern)):
+        raise WeightsError(
+            f"{folder}: only pickle files ({pickles[0].name}), which are never loaded because they can run code; "
+            "convert the model to safetensors"
+        )
+    raise WeightsError(f"{folder}: no .safetensors files")
+
+
+def _shards(index: Path) -> dict[Path, set[str] | None]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        pairs = [(str(name), str(file)) for name, file in weight_map.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(f"{index}: not an index of safetensors files: {error!r}") from error
+    shards: dict[Path, set[str] | None] = {}
+    for name, file in pairs:
+        if Path(file).name != file:
+            raise WeightsError(f"{index}: {name} is said to be in {file!r}, which is not a file beside it")
+        names = shards.setdefault(index.parent / file, set())
+        assert names is not None
+        names.add(name)
+    return shards
+
+
+def _read_header(path: Path, fd: int, file: int) -> dict[str, _Stored]:
+    size = os.fstat(fd).st_size
+    prefix = np.empty(min(8, size), np.uint8)
+    read_exactly(fd, prefix, 0, path)
+    length = int.from_bytes(prefix.tobytes(), "little")
+    if size < 8 or length > min(_MAX_HEADER, size - 8):
+        raise WeightsError(f"{path}: not a safetensors file, or cut short ({size} bytes)")
+    text = np.empty(length, np.uint8)
+    read_exactly(fd, text, 8, path)
+    try:
+        header = json.loads(text.tobytes())
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        return {name: _stored(entry, file, 8 + length, size) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(f"{path}: broken safetensors header: {error}") from error
+
+
+def _stored(entry: Mapping[str, Any], file: int, data_start: int, size: int) -> _Stored:
+    kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise ValueError(f"{entry} is not made of counts")
+    if not begin <= end <= size - data_start:
+        raise ValueError(f"{entry} goes past the end of the file at byte {size}: cut short?")
+    if kind in _SAME_AS_STORED and prod(shape) * FORMATS[kind].size != end - begin:
+        raise ValueError(f"{entry} is not as long as its shape says")
+    return _Stored(file, str(kind), shape, data_start + begin, end - begin)

@@ -1,0 +1,139 @@
+"""Streaming weights: from an open checkpoint to one parameter after another, read and converted ahead by a few threads.
+
+The reader of the stream sets the pace: at most `_AHEAD` bytes wait for it, so a model is never in memory twice. Which file
+format it comes from is the checkpoint's affair; merging is: each stored tensor is written straight into its rows."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol, Self
+from zlib import crc32
+
+import numpy as np
+
+from runtime.api import LoadProgress
+from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
+from runtime.weights.rules import Load, Parameter, Report, Shape
+
+_AHEAD = 64 << 20  # bytes of finished or unfinished parameters
+_TASK = 1 << 21  # weights that one thread reads at a time
+_MAX_THREADS = 8
+
+
+class Checkpoint(Protocol):
+    shapes: Mapping[str, Shape]
+
+    def stored_bytes(self, name: str) -> int: ...
+
+    def read_rows(self, name: str, start: int, out: Array) -> None:
+        """Thread-safe."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    parameter: Parameter
+    values: Array
+    reads: list[Future[None]]
+    stored_bytes: int
+
+    def finish(self) -> tuple[Parameter, Array]:
+        for read in self.reads:
+            read.result()
+        return self.parameter, self.values
+
+
+class TensorStream:
+    """An open checkpoint and the means to read it once through. Leaving its block closes the files."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._checkpoint.close()
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        return self._checkpoint.shapes
+
+    def stream(self, loads: Sequence[Load], dtype: str, report: Report) -> Iterator[tuple[Parameter, Array]]:
+        """See `rules.TensorSource`. Progress counts stored bytes."""
+        total = sum(self._checkpoint.stored_bytes(piece.name) for load in loads for piece in load.pieces)
+        done = ahead = 0
+        waiting: deque[_InFlight] = deque()
+        pool = ThreadPoolExecutor(_num_threads(), "weights")
+        try:
+            for load in loads:
+                waiting.append(self._begin(load, dtype, pool))
+                ahead += waiting[-1].values.nbytes
+                while waiting and (ahead > _AHEAD or load is loads[-1]):
+                    ahead -= waiting[0].values.nbytes
+                    done += waiting[0].stored_bytes
+                    yield waiting.popleft().finish()
+                    report(LoadProgress("weights", done, total, "B"))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
+        values = empty(load.parameter.shape, dtype)
+        reads = []
+        for piece in load.pieces:
+            rows = piece.shape[0]
+            step = max(1, _TASK // max(1, prod(piece.shape[1:])))
+            for start in range(0, rows, step):
+                out = values[piece.start + start : piece.start + min(start + step, rows)]
+                reads.append(pool.submit(self._checkpoint.read_rows, piece.name, start, out))
+        stored_bytes = sum(self._checkpoint.stored_bytes(piece.name) for piece in load.pieces)
+        return _InFlight(load.parameter, values, reads, stored_bytes)
+
+
+def _num_threads() -> int:
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MAX_THREADS, cpus)
+
+
+class DummyCheckpoint:
+    """Random weights of given shapes, for load tests: what a name holds depends on the seed alone. Norms are ones.
+
+    Every tensor is cut from one table of normal draws, so that gigabytes come at the speed of copying. Its length is
+    prime: rows of any width start at different places in it."""
+
+    _LENGTH = 1_048_583
+    _STD = 0.02
+
+    def __init__(self, shapes: Mapping[str, Shape], seed: int) -> None:
+        self.shapes = shapes
+        draws = np.random.default_rng(seed).standard_normal(self._LENGTH, np.float32) * np.float32(self._STD)
+        self._tables: dict[np.dtype[np.generic], Array] = {}
+        for dtype in ARRAY_TYPES:
+            table = empty(draws.shape, dtype)
+            store(draws, table)
+            self._tables[table.dtype] = table
+
+    def close(self) -> None:
+        self._tables.clear()
+
+    def stored_bytes(self, name: str) -> int:
+        return 4 * prod(self.shapes[name])
+
+    def read_rows(self, name: str, start: int, out: Array) -> None:
+        if name.endswith("norm.weight"):
+            store(np.ones(out.shape, np.float32), out)
+            return
+        table, flat = self._tables[out.dtype], out.reshape(-1)
+        at = (crc32(name.encode()) + start * prod(self.shapes[name][1:])) % self._LENGTH
+        done = 0
+        while done < len(flat):
+            count = min(len(flat) - done, self._LENGTH - at)
+            flat[done : done + count] = table[at : at + count]
+            done, at = done + count, 0
