@@ -21,6 +21,7 @@ class EngineTokenStream:
         self._abort = abort
         self._open = set(range(num_requests))  # may still produce something
         self._fresh: dict[int, Output] = {}  # since the last read
+        self._create_future = asyncio.get_running_loop().create_future
         self._reader: asyncio.Future[None] | None = None
 
     # --- the engine's side ----------------------------------------------------------------------------------------
@@ -67,12 +68,12 @@ class EngineTokenStream:
         if not self._fresh:
             if not self._open:
                 raise StopAsyncIteration
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = self._create_future()
             await self._reader
             if not self._fresh:  # woken by the abort of the last one
                 raise StopAsyncIteration
         fresh, self._fresh = self._fresh, {}
-        return list(fresh.values())
+        return [*fresh.values()]
 
     def abort(self, index: int) -> None:
         self._fresh.pop(index, None)

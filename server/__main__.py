@@ -1,0 +1,165 @@
+"""The composition root: `python -m server`, also installed as `oneloop`.
+
+Reads the options, opens the port, and only then imports what is heavy. `load` is the one place where the server meets the
+engine and the model's files; everywhere else it knows `runtime.api` alone. Imports inside functions are the point here:
+`--help` and a typing error must not wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from server.config import ConfigError, ServerConfig, log_level, parse
+
+if TYPE_CHECKING:
+    from runtime.config import EngineConfig
+    from runtime.weights.fetch import ModelFiles
+    from server.lifecycle import Served
+    from server.process import Report
+    from server.prompt import ChatTemplate
+    from server.tokenizer import Tokenizer
+
+
+def main() -> int:
+    """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured."""
+    started_s = time.monotonic()
+    try:
+        config = parse(sys.argv[1:], os.environ)
+    except ConfigError as error:
+        print(f"oneloop: {error}", file=sys.stderr)
+        return 2
+    try:
+        sock = listen(config.host, config.port)
+    except OSError as error:
+        print(f"oneloop: cannot listen on {config.host}:{config.port}: {error.strerror}", file=sys.stderr)
+        return 1
+    with sock:
+        return serve(config, sock, started_s)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket: clients may connect from now on, and are answered once there is somebody to do so.
+
+    Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
+    """Serves on `sock` until a signal; the exit code. `started_s`: `time.monotonic()` when the process began."""
+    import uvloop
+
+    from server.process import Process
+
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=log_level(config))
+    logging.getLogger("uvicorn.error").setLevel(max(log_level(config), logging.WARNING))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Process(config, sock, load, started_s).run())
+
+
+async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
+    """Files, then engine and tokenizer side by side. `cancel`, once set, ends a download.
+
+    Raises LoadError."""
+    await asyncio.to_thread(import_engine)
+    from runtime.config import PlanError
+    from runtime.start import start_engine
+    from runtime.weights.fetch import resolve
+    from runtime.weights.rules import WeightsError
+    from server.lifecycle import Served
+    from server.process import LoadError
+    from server.prompt import PromptError
+    from server.sampling import SamplingDefaults
+    from server.tokenizer import TokenizerError
+
+    fetch = partial(resolve, progress=report, cancel=cancel)
+    try:
+        files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
+        # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
+        tokenizer, template = await asyncio.to_thread(load_text, config, files, fetch, report)
+        engine = await start_engine(engine_config(config), files, report)
+    except (WeightsError, TokenizerError, PromptError, PlanError) as error:
+        raise LoadError(str(error)) from error
+    if tokenizer.vocab_size > engine.model.vocab_size:
+        await engine.close()
+        raise LoadError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {engine.model.vocab_size}: "
+            "they do not belong together"
+        )
+    wishes = files.generation_config if config.generation_config == "auto" else {}
+    return Served(engine, tokenizer, template, SamplingDefaults.from_generation_config(wishes), config.served_names)
+
+
+def import_engine() -> None:
+    """In a thread: from then on importing its names costs the event loop nothing."""
+    import runtime.start  # noqa: F401
+
+
+def load_text(
+    config: ServerConfig, files: ModelFiles, fetch: partial[ModelFiles], report: Report
+) -> tuple[Tokenizer, ChatTemplate]:
+    """What turns text into ids and back: --tokenizer's or the model's own, with --chat-template's or the tokenizer's.
+
+    Raises WeightsError, TokenizerError or PromptError."""
+    from runtime.api import LoadProgress
+    from server.prompt import ChatTemplate, PromptError
+    from server.tokenizer import Tokenizer
+
+    chosen = config.tokenizer
+    if chosen is not None and Path(chosen).is_dir():
+        tokenizer = Tokenizer.from_folder(chosen)
+    else:
+        source = files if chosen is None else fetch(chosen, None, load_format="dummy")
+        report(LoadProgress("tokenizer"))
+        gguf = source.gguf
+        tokenizer = Tokenizer.from_folder(source.tokenizer_path) if gguf is None else Tokenizer.from_gguf(gguf.metadata)
+    template = tokenizer.chat_template
+    if config.chat_template is not None:
+        try:
+            template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PromptError(f"--chat-template {config.chat_template} cannot be read: {error}") from error
+    return tokenizer, ChatTemplate(template, tokenizer.named_tokens)
+
+
+def engine_config(config: ServerConfig) -> EngineConfig:
+    from runtime.config import EngineConfig
+
+    return EngineConfig(
+        device=config.device,
+        dtype=config.dtype,
+        load_format=config.load_format,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_cache_bytes=config.kv_cache_memory,
+        num_kv_blocks=config.num_kv_blocks,
+        kv_cache_dtype=config.kv_cache_dtype,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+        steps_in_flight=config.steps_in_flight,
+        num_threads=config.threads,
+        max_queue=config.max_queue,
+        seed=config.seed or 0,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Who may enter: what is checked before a request costs anything, and how the engine's refusals reach the client.
+
+In the order of their price: the server is ready, the content type, the size of the body, the model's name, the length of a
+text before it is tokenised, the number of sequences; the context length follows once ids are known (`sampling`)."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from runtime.api import ContextTooLong, EngineError, EngineStopped, QueueFull
+from server.errors import (
+    ApiError,
+    BodyTooLarge,
+    ContextLengthExceeded,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    TooManyRequests,
+    Unavailable,
+    WrongContentType,
+)
+
+RETRY_WHEN_FULL_S = 1
+RETRY_WHEN_STOPPED_S = 10
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The JSON body. Raises WrongContentType or BodyTooLarge, the latter before the excess is read."""
+    given = request.headers.get("content-type")
+    media_type = (given or "").partition(";")[0].strip().lower()
+    # Only this type makes a browser ask first, so a page of somebody else's cannot use a server on this machine.
+    if media_type != "application/json":
+        raise WrongContentType(given)
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit_bytes:
+        raise BodyTooLarge(limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit_bytes:
+            raise BodyTooLarge(limit_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def check_model(wanted: str | None, served: tuple[str, ...]) -> None:
+    """None is the model there is. Raises ModelNotFound."""
+    if wanted is not None and wanted not in served:
+        raise ModelNotFound(wanted, served)
+
+
+def check_num_sequences(num_prompts: int, n: int, max_queue: int) -> None:
+    """Raises InvalidRequest where not even an empty queue would take them all: waiting would not help."""
+    if num_prompts * n > max_queue:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n={n} are {num_prompts * n} sequences; this server queues at most {max_queue}",
+            param="n" if n > 1 else "prompt",
+        )
+
+
+def refusal_of(error: EngineError) -> ApiError:
+    """What a client is told when `submit` refuses."""
+    match error:
+        case ContextTooLong():
+            return ContextLengthExceeded(f"This model's context is too short: {error}")
+        case QueueFull():
+            return TooManyRequests(f"The server is busy: {error}", retry_after_s=RETRY_WHEN_FULL_S)
+        case EngineStopped():
+            return Unavailable(
+                "The server is shutting down or its engine has failed", retry_after_s=RETRY_WHEN_STOPPED_S
+            )
+        case _:
+            return InternalError("the engine")

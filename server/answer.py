@@ -1,0 +1,101 @@
+"""From prompt ids to the answer: the one path of chat and completions, streamed and whole.
+
+It turns prompts into engine requests, n for each, and picks who relays what the engine says: an EventStream or, for a whole
+answer, a loop that also notices the client leaving. How a choice looks is the caller's Shape."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from runtime import api
+from server import admission
+from server.errors import InvalidRequest, Unavailable
+from server.frames import ChunkFrames, Envelope, Shape, json_response
+from server.generation import Generation, TextOptions
+from server.lifecycle import RETRY_AFTER_DRAIN_S, Served
+from server.middleware import arrival_s, request_id
+from server.sampling import for_choice, resolve_max_tokens, sampling_params
+from server.schema import GenerationRequest
+from server.service import Service
+from server.sse import ClientLeft, ClientWatch, EventStream
+
+logger = logging.getLogger("oneloop.http")
+
+
+async def answer(
+    service: Service,
+    served: Served,
+    http: HttpRequest,
+    wire: GenerationRequest,
+    prompts: Sequence[Sequence[int]],
+    shape: Shape,
+    *,
+    max_tokens: int | None,
+    default_max_tokens: int | None,
+    param: str,
+) -> ASGIApp:
+    """`max_tokens`: as the client wants it; `param`: the field the prompts came from, for complaints.
+
+    Raises ApiError, and ClientLeft for a whole answer nobody waits for any more."""
+    envelope = Envelope(
+        shape.id_prefix + request_id(http.scope), int(time.time()), served.name, served.fingerprint, shape
+    )
+    n = wire.n or 1
+    admission.check_num_sequences(len(prompts), n, service.config.max_queue)
+    if wire.priority and service.config.scheduling_policy != "priority":
+        raise InvalidRequest("priority needs a server started with --scheduling-policy priority", param="priority")
+    requests: list[api.Request] = []
+    for prompt_ids in prompts:
+        if not prompt_ids:
+            raise InvalidRequest(f"{param} is empty: there is no token to continue", param=param)
+        limit = resolve_max_tokens(max_tokens, default_max_tokens, len(prompt_ids), served.engine.model, param)
+        params = sampling_params(wire, limit, served.defaults, served.engine.model)
+        for choice in range(n):
+            requests.append(
+                api.Request(
+                    id=f"{envelope.id}-{len(requests)}",
+                    prompt_ids=prompt_ids,
+                    params=for_choice(params, choice),
+                    priority=wire.priority or 0,
+                    cache_salt=wire.cache_salt,
+                    arrival_s=arrival_s(http.scope),
+                )
+            )
+    generation = Generation(served, requests, n, TextOptions.of(wire, continues_prompt=shape.continues_prompt))
+    if service.config.log_requests:
+        logger.info(
+            "%s: %d sequences, %d prompt tokens, %s",
+            envelope.id,
+            len(requests),
+            generation.num_prompt_tokens,
+            requests[0].params,
+        )
+    if wire.stream:
+        return _stream(service, generation, envelope, wire)
+    return await _whole(http, generation, envelope)
+
+
+def _stream(service: Service, generation: Generation, envelope: Envelope, wire: GenerationRequest) -> ASGIApp:
+    include_usage = wire.stream_options is not None and bool(wire.stream_options.include_usage)
+    frames = ChunkFrames(envelope, generation, include_usage=include_usage)
+    return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval)
+
+
+async def _whole(http: HttpRequest, generation: Generation, envelope: Envelope) -> Response:
+    texts: list[list[str]] = [[] for _ in generation.requests]
+    async with generation.open() as stream, ClientWatch(http.receive) as watch:
+        async for outputs in stream:
+            for output in outputs:
+                texts[output.index].append(generation.choices[output.index].feed(output))
+    if watch.gone:
+        raise ClientLeft
+    if generation.aborted:
+        # Half an answer without a word about it would pass for a whole one.
+        raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
+    return json_response(envelope.body(generation, ["".join(parts) for parts in texts]))

@@ -1,0 +1,375 @@
+"""ServerConfig: one dataclass field is one option.
+
+Flag, `ONELOOP_*` variable, key of the `--config` file, help text and checks are all derived from the field. Precedence:
+flag, then environment, then file, then default. What is unknown, out of range or contradictory is refused by the name the
+user gave it, so a typing error never becomes a default. Standard library only (yaml when a file is named): `--help`
+answers before anything heavy is imported. Knows nothing of models or engines: what an option means is their business."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import logging
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from server import __version__
+
+ENVIRONMENT_PREFIX = "ONELOOP_"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
+
+
+class ConfigError(Exception):
+    """An option that cannot be honoured. The message names it as the user wrote it."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "4096", "512MiB", "1.5GB" (K, M, G, T are powers of 1000, with an i powers of 1024)."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("is not a size such as 512MiB or 2GiB")
+    number, unit, binary = match.groups()
+    scale = (1024 if binary else 1000) ** ("KMGT".index(unit.upper()) + 1) if unit else 1
+    return int(float(number) * scale)
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    group: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    parse: Callable[[str], Any] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A field of ServerConfig. `minimum` and `maximum` are inclusive; `parse` reads text that the annotation alone cannot."""
+    return field(
+        default=default,
+        metadata={
+            "text": text, "group": group, "minimum": minimum, "maximum": maximum, "parse": parse, "metavar": metavar,
+        },
+    )  # fmt: skip
+
+
+_MODEL, _ENGINE, _HTTP, _LOG = "model", "engine", "HTTP", "logging"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything a user can ask for, as asked: None and "auto" are resolved by whoever owns the matter."""
+
+    model: str = option(
+        "smollm2-135m-instruct",
+        "folder in Hugging Face format, .gguf file, hub id, or built-in alias",
+        group=_MODEL,
+    )
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "name clients use, may be given several times; the first is the one in answers (default: --model)",
+        group=_MODEL,
+    )
+    tokenizer: str | None = option(None, "folder, .gguf file, hub id or alias to take the tokenizer from", group=_MODEL)
+    revision: str | None = option(None, "branch, tag or commit of a hub id", group=_MODEL)
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
+        "auto", "how weights are stored; dummy draws random ones", group=_MODEL
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "type of weights and activations", group=_MODEL
+    )
+    chat_template: str | None = option(
+        None, "file with a Jinja chat template to use instead of the model's", group=_MODEL
+    )
+    generation_config: Literal["auto", "none"] = option(
+        "auto", "sampling defaults: auto takes the model's generation_config, none OpenAI's", group=_MODEL
+    )
+
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where the model runs", group=_ENGINE)
+    max_model_len: int | None = option(
+        None, "tokens of prompt and answer together (default: what the model was made for)", group=_ENGINE, minimum=2
+    )
+    max_num_seqs: int | None = option(None, "sequences in one step", group=_ENGINE, minimum=1)
+    max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=_ENGINE, minimum=1)
+    kv_cache_memory: int | None = option(
+        None, "memory for the KV cache, such as 2GiB", group=_ENGINE, minimum=1, parse=parse_size, metavar="SIZE"
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "type of the KV cache", group=_ENGINE)
+    num_kv_blocks: int | None = option(None, "blocks of 16 tokens in the KV cache", group=_ENGINE, minimum=2)
+    enable_prefix_caching: bool = option(True, "share the KV blocks of common prompt beginnings", group=_ENGINE)
+    scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", "who is admitted first", group=_ENGINE)
+    steps_in_flight: int = option(
+        2, "2 schedules a step while the one before runs, 1 waits for it", group=_ENGINE, minimum=1, maximum=2
+    )
+    threads: int | None = option(
+        None, "CPU threads for the model (default: all cores allowed)", group=_ENGINE, minimum=1
+    )
+    seed: int | None = option(
+        None, "makes the draws of requests without a seed repeatable", group=_ENGINE, minimum=0, maximum=2**63 - 1
+    )
+
+    host: str = option("127.0.0.1", "address to listen on", group=_HTTP)
+    port: int = option(8000, "port to listen on; 0 takes a free one", group=_HTTP, minimum=0, maximum=65535)
+    max_queue: int = option(256, "requests waiting before new ones get 429", group=_HTTP, minimum=1)
+    max_body_size: int = option(
+        16 * 1024**2, "largest request body, such as 16MiB", group=_HTTP, minimum=1024, parse=parse_size, metavar="SIZE"
+    )
+    ping_interval: float = option(
+        15.0,
+        "seconds of silence before a stream gets a comment as ping; 0 is never",
+        group=_HTTP,
+        minimum=0,
+        maximum=3600,
+    )
+    drain_timeout: float = option(
+        30.0, "seconds for requests in flight to finish after the first Ctrl-C", group=_HTTP, minimum=0, maximum=86400
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
+    log_requests: bool = option(False, "log the parameters and the end of every generation", group=_LOG)
+    access_log: bool = option(True, "log every HTTP request", group=_LOG)
+    config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
+
+    # Options named in one of these pairs cannot be given together, whatever their values.
+    EXCLUSIVE: ClassVar[tuple[tuple[str, str], ...]] = (("kv_cache_memory", "num_kv_blocks"),)
+
+    def __post_init__(self) -> None:
+        if complaint := self._contradiction():
+            raise ConfigError(complaint)
+
+    def _contradiction(self) -> str | None:
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        is_file = self.model.endswith(".gguf")
+        for one, other in self.EXCLUSIVE:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                return f"{flag_of(one)} and {flag_of(other)} say the same thing twice; give one of them"
+        if seqs is not None and tokens is not None and tokens <= seqs:
+            return f"--max-num-batched-tokens {tokens} has to be more than --max-num-seqs {seqs}"
+        if self.load_format in ("safetensors", "dummy") and is_file:
+            return f"--load-format {self.load_format} contradicts --model {self.model}, which is a GGUF file"
+        if self.load_format == "gguf" and Path(self.model).is_dir():
+            return f"--load-format gguf contradicts --model {self.model}, which is a folder; name the .gguf file"
+        if self.revision is not None and (is_file or Path(self.model).exists()):
+            return f"--revision {self.revision} contradicts --model {self.model}: files on this disk have no revisions"
+        if self.chat_template is not None and not Path(self.chat_template).is_file():
+            return f"--chat-template {self.chat_template}: no such file"
+        if any(not name.strip() for name in self.served_model_name):
+            return "--served-model-name is empty"
+        return None
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names clients may use; the first is the one answers carry."""
+        return tuple(dict.fromkeys(self.served_model_name)) or (self.model,)
+
+
+# --- one option ---------------------------------------------------------------------------------------------------
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A field of ServerConfig with its annotation taken apart."""
+
+    name: str
+    kind: type  # str, int, float, bool or tuple
+    choices: tuple[str, ...]
+    default: Any
+    metadata: Mapping[str, Any]
+
+    def read(self, value: Any, source: str) -> Any:
+        """`value` as text, or as YAML made it, turned into the field's type; `source` is the name in complaints."""
+        if self.kind is tuple:
+            items = value if isinstance(value, (list, tuple)) else [value]
+            return tuple(self._read_text(item, source) for item in items)
+        number = self._read_number(value, source) if self.kind in (int, float) else None
+        if number is not None:
+            return self._in_range(number, source)
+        return self._read_bool(value, source) if self.kind is bool else self._read_text(value, source)
+
+    def _read_text(self, value: Any, source: str) -> str:
+        if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+            raise ConfigError(f"{source}: {value!r} is not text")
+        text = str(value)
+        if self.choices and text not in self.choices:
+            raise ConfigError(
+                f"{source}: {text!r} is not one of {', '.join(self.choices)}{did_you_mean(text, self.choices)}"
+            )
+        if not text.strip():
+            raise ConfigError(f"{source} is empty")
+        return text
+
+    def _read_bool(self, value: Any, source: str) -> bool:
+        text = str(value).strip().lower()
+        if text in _TRUE:
+            return True
+        if text in _FALSE:
+            return False
+        raise ConfigError(f"{source}: {value!r} is neither true nor false")
+
+    def _read_number(self, value: Any, source: str) -> int | float:
+        parse = self.metadata["parse"] or self.kind
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise ConfigError(f"{source}: {value!r} is not a number")
+        try:
+            number: int | float = parse(str(value))
+        except ValueError as error:
+            why = str(error) if self.metadata["parse"] else f"is not {'a whole' if self.kind is int else 'a'} number"
+            raise ConfigError(f"{source}: {value!r} {why}") from None
+        return number
+
+    def _in_range(self, number: int | float, source: str) -> int | float:
+        minimum, maximum = self.metadata["minimum"], self.metadata["maximum"]
+        # Written so that NaN, which compares as false with everything, is refused.
+        if not ((minimum is None or number >= minimum) and (maximum is None or number <= maximum)):
+            bounds = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise ConfigError(f"{source}: {number} is out of range, it has to be {bounds}")
+        return number
+
+    def help(self) -> str:
+        default = "" if self.default in (None, ()) else f"; default {_shown(self.default)}"
+        return f"{self.metadata['text']} [{variable_of(self.name)}{default}]".replace("%", "%%")
+
+    def metavar(self) -> str | None:
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        return self.metadata["metavar"] or {int: "N", float: "SECONDS"}.get(self.kind, "TEXT")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int) and value >= 1024**2 and value % 1024**2 == 0:
+        return f"{value // 1024**2}MiB"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _options() -> dict[str, _Option]:
+    hints = get_type_hints(ServerConfig)
+    options = {}
+    for spec in dataclasses.fields(ServerConfig):
+        hint = hints[spec.name]
+        kinds = (
+            [kind for kind in get_args(hint) if kind is not type(None)]
+            if get_origin(hint) not in (Literal, tuple)
+            else [hint]
+        )
+        kind = kinds[0] if kinds else hint
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        plain = str if choices else (tuple if get_origin(kind) is tuple else kind)
+        options[spec.name] = _Option(spec.name, plain, choices, spec.default, spec.metadata)
+    return options
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+# --- the three sources --------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message[:1].lower() + message[1:])
+
+
+def _parser(options: Mapping[str, _Option]) -> _Parser:
+    parser = _Parser(
+        prog="oneloop",
+        usage="python -m server [options]",
+        description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000.",
+        epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
+        "A flag beats the environment, the environment beats the file.",
+        formatter_class=lambda prog: argparse.HelpFormatter(
+            prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns)
+        ),
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--version", action="version", version=f"oneloop {__version__}")
+    groups: dict[str, Any] = {}
+    for opt in options.values():
+        title = opt.metadata["group"]
+        group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
+        if opt.kind is bool:
+            group.add_argument(flag_of(opt.name), dest=opt.name, action=argparse.BooleanOptionalAction, help=opt.help())
+        else:
+            action = "append" if opt.kind is tuple else "store"
+            group.add_argument(flag_of(opt.name), dest=opt.name, action=action, metavar=opt.metavar(), help=opt.help())
+    return parser
+
+
+def _from_flags(argv: Sequence[str], options: Mapping[str, _Option]) -> dict[str, Any]:
+    parser = _parser(options)
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        if not word.startswith("-"):
+            raise ConfigError(f"unexpected argument {word!r}; options start with --")
+        flags = [*map(flag_of, options), *(f"--no-{flag_of(o.name)[2:]}" for o in options.values() if o.kind is bool)]
+        raise ConfigError(f"unknown option {word}{did_you_mean(word, flags)}")
+    return {name: options[name].read(value, flag_of(name)) for name, value in vars(given).items()}
+
+
+def _from_environment(environ: Mapping[str, str], options: Mapping[str, _Option]) -> dict[str, Any]:
+    names = {variable_of(name): name for name in options}
+    values = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if variable not in names:
+            raise ConfigError(f"unknown environment variable {variable}{did_you_mean(variable, names)}")
+        values[names[variable]] = options[names[variable]].read(text, variable)
+    return values
+
+
+def _from_file(path: str, options: Mapping[str, _Option]) -> dict[str, Any]:
+    import yaml  # 30 ms that only a --config file has to pay
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path} has to hold `option: value` lines")
+    known = {name.replace("_", "-"): name for name in options if name != "config"}
+    values = {}
+    for key, value in content.items():
+        name = known.get(str(key).replace("_", "-"))
+        if name is None:
+            raise ConfigError(f"{path}: unknown option {key!r}{did_you_mean(str(key).replace('_', '-'), known)}")
+        if value is not None:
+            values[name] = options[name].read(value, f"{path}: {key}")
+    return values
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
+    """The configuration asked for by `argv` (without the program's name), `environ` and the file they name.
+
+    Raises ConfigError; `--help` and `--version` print and raise SystemExit(0)."""
+    options = _options()
+    flags = _from_flags(argv, options)
+    variables = _from_environment(environ, options)
+    path = flags.get("config", variables.get("config"))
+    return ServerConfig(**((_from_file(path, options) if path else {}) | variables | flags))
+
+
+def log_level(config: ServerConfig) -> int:
+    return logging.getLevelNamesMapping()[config.log_level.upper()]

@@ -1,0 +1,1 @@
+"""One route per file: read the request, ask the engine, shape the answer."""

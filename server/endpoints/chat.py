@@ -1,0 +1,65 @@
+"""POST /v1/chat/completions: messages through the chat template to ids, and OpenAI's chat shape around the answer."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server import admission, schema
+from server.answer import answer
+from server.frames import Json
+from server.intake import chat_ids
+from server.service import Service
+
+
+class ChatShape:
+    continues_prompt = False
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, index: int) -> Json:
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def delta(self, index: int, text: str) -> Json:
+        return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+
+    def last(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json:
+        return {
+            "index": index,
+            "delta": {"content": text} if text else {},
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+    def whole(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+
+SHAPE = ChatShape()
+
+
+async def create(service: Service, http: Request) -> ASGIApp:
+    served = service.lifecycle.served()
+    wire = schema.CHAT.decode(await admission.read_body(http, service.config.max_body_size))
+    admission.check_model(wire.model, served.names)
+    prompt_ids = await chat_ids(
+        served,
+        service.offload,
+        wire.messages,
+        add_generation_prompt=wire.add_generation_prompt is not False,
+        add_special_tokens=bool(wire.add_special_tokens),
+        template_kwargs=wire.chat_template_kwargs or {},
+    )
+    # The newer name wins; `schema` has refused two different values.
+    wanted = wire.max_completion_tokens or wire.max_tokens
+    return await answer(
+        service, served, http, wire, [prompt_ids], SHAPE, max_tokens=wanted, default_max_tokens=None, param="messages"
+    )

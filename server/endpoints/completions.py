@@ -1,0 +1,75 @@
+"""POST /v1/completions: one or several prompts, as text or ids, and OpenAI's text completion shape around the answers."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server import admission, schema
+from server.answer import answer
+from server.frames import Json
+from server.intake import text_ids
+from server.sampling import check_token_ids
+from server.service import Service
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionShape:
+    continues_prompt = True
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def delta(self, index: int, text: str) -> Json:
+        return self.whole(index, text, None, None)
+
+    def last(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json:
+        return self.whole(index, text, finish_reason, stop_reason)
+
+    def whole(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+
+SHAPE = CompletionShape()
+
+
+async def create(service: Service, http: Request) -> ASGIApp:
+    served = service.lifecycle.served()
+    wire = schema.COMPLETION.decode(await admission.read_body(http, service.config.max_body_size))
+    admission.check_model(wire.model, served.names)
+    prompts: list[list[int]] = []
+    for prompt in wire.prompts:
+        if isinstance(prompt, str):
+            prompts.append(
+                await text_ids(
+                    served,
+                    service.offload,
+                    prompt,
+                    add_special_tokens=wire.add_special_tokens is not False,
+                    param="prompt",
+                )
+            )
+        else:
+            check_token_ids(prompt, served.engine.model.vocab_size, "prompt")
+            prompts.append(prompt)
+    return await answer(
+        service,
+        served,
+        http,
+        wire,
+        prompts,
+        SHAPE,
+        max_tokens=wire.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        param="prompt",
+    )

@@ -1,0 +1,18 @@
+"""GET /metrics: the numbers, in Prometheus' text format; the HTTP ones also while nothing is loaded."""
+
+from __future__ import annotations
+
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.metrics import registry
+from server.service import Service
+
+
+async def metrics(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.loaded
+    numbers = [*(loaded.engine.metrics() if loaded else ()), *service.http_stats.metrics()]
+    encode, content_type = choose_encoder(http.headers.get("accept", ""))
+    body = encode(registry(numbers, service.config.served_names[0]))
+    return Response(body, headers={"content-type": content_type})

@@ -1,0 +1,45 @@
+"""POST /tokenize and /detokenize: the same ids and text the generation routes would use."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server import admission, schema
+from server.frames import Json, json_response
+from server.intake import chat_ids, text_ids
+from server.sampling import check_token_ids
+from server.service import Service
+
+
+async def tokenize(service: Service, http: Request) -> Response:
+    served = service.lifecycle.served()
+    wire = schema.TOKENIZE.decode(await admission.read_body(http, service.config.max_body_size))
+    admission.check_model(wire.model, served.names)
+    if wire.messages is not None:
+        ids = await chat_ids(
+            served,
+            service.offload,
+            wire.messages,
+            add_generation_prompt=wire.add_generation_prompt is not False,
+            add_special_tokens=bool(wire.add_special_tokens),
+            template_kwargs=wire.chat_template_kwargs or {},
+        )
+    else:
+        special = wire.add_special_tokens is not False
+        ids = await text_ids(
+            served, service.offload, wire.prompt or "", add_special_tokens=special, param="prompt", fits=False
+        )
+    body: Json = {"count": len(ids), "max_model_len": served.engine.model.max_model_len, "tokens": ids}
+    if wire.return_token_strs:
+        body["token_strs"] = served.tokenizer.token_strings(ids)
+    return json_response(body)
+
+
+async def detokenize(service: Service, http: Request) -> Response:
+    served = service.lifecycle.served()
+    wire = schema.DETOKENIZE.decode(await admission.read_body(http, service.config.max_body_size))
+    admission.check_model(wire.model, served.names)
+    check_token_ids(wire.tokens, served.engine.model.vocab_size, "tokens")
+    text = await service.offload.run(4 * len(wire.tokens), lambda: served.tokenizer.decode(wire.tokens))
+    return json_response({"prompt": text})

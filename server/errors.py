@@ -1,0 +1,137 @@
+"""What the server answers when it does not answer: the error tree, its HTTP status and its OpenAI body.
+
+    ApiError
+    ├── InvalidRequest             400  the request is at fault; `param` names the field
+    │   ├── UnknownParameter       400  a field nobody knows
+    │   ├── UnsupportedParameter   400  a field we know and do not implement, set to something that asks for it
+    │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
+    │   └── UnreadableBody         400  not JSON, or not UTF-8
+    ├── ModelNotFound              404  `model` names none of ours
+    ├── RouteNotFound              404
+    ├── MethodNotAllowed           405
+    ├── BodyTooLarge               413
+    ├── WrongContentType           415
+    ├── TooManyRequests            429  the queue is full: Retry-After
+    ├── InternalError              500  our fault; the log knows, the body does not
+    └── Unavailable                503  loading, draining or failed: Retry-After
+
+The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null. Errors of the engine
+become these at one border, `server/admission.py`. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+MAX_ECHO = 200  # characters of a client's own input that an answer repeats
+
+
+def clip(value: object) -> str:
+    """`value` as it may be shown to the client who sent it."""
+    text = str(value)
+    return text if len(text) <= MAX_ECHO else text[:MAX_ECHO] + "…"
+
+
+class ApiError(Exception):
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+class InvalidRequest(ApiError):
+    status, type = 400, "invalid_request_error"
+
+
+class UnknownParameter(InvalidRequest):
+    code = "unknown_parameter"
+
+    def __init__(self, name: str, *, param: str, hint: str = "") -> None:
+        super().__init__(f"Unrecognized request argument supplied: {clip(name)}{hint}", param=clip(param))
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+    def __init__(self, name: str, *, param: str | None = None) -> None:
+        super().__init__(f"{name} is not supported by this server yet; leave it out", param=param or name)
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class UnreadableBody(InvalidRequest):
+    code = "invalid_json"
+
+
+class ModelNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+    def __init__(self, model: str, served: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The model {clip(model)!r} does not exist; this server has {', '.join(map(repr, served))}", param="model"
+        )
+
+
+class RouteNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "unknown_url"
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"Invalid URL ({method} {clip(path)})")
+
+
+class MethodNotAllowed(ApiError):
+    status, type, code = 405, "invalid_request_error", "method_not_supported"
+
+    def __init__(self, method: str, path: str, allowed: str) -> None:
+        super().__init__(f"Not allowed to {method} on {clip(path)}; allowed: {allowed}")
+        self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return {"allow": self.allowed}
+
+
+class BodyTooLarge(ApiError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The request body is larger than {limit_bytes} bytes")
+
+    def headers(self) -> dict[str, str]:
+        return {"connection": "close"}  # the rest of the body is still on its way and nobody will read it
+
+
+class WrongContentType(ApiError):
+    status, type, code = 415, "invalid_request_error", "unsupported_content_type"
+
+    def __init__(self, given: str | None) -> None:
+        named = f"not {clip(given)!r}" if given else "and the request names none"
+        super().__init__(f"The content type has to be application/json, {named}")
+
+
+class TooManyRequests(ApiError):
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
+class InternalError(ApiError):
+    code = "internal_error"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"The server had an error while processing the request; its log has more under {request_id}")
+
+
+class Unavailable(ApiError):
+    status, code = 503, "service_unavailable"

@@ -1,0 +1,140 @@
+"""OpenAI's JSON around generated text: whole bodies, and chunks as server-sent events.
+
+A Shape says what one choice of a route looks like; ids, usage, order and framing are the same for every route and stand
+here once. Order for a choice: its opening chunk (chat: the role), text, then the last text with finish_reason and
+stop_reason; after all of them the usage chunk if asked for. Almost every frame is text between two constants, so those are
+rendered once per choice and a token costs one string's JSON and a join."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orjson import dumps
+from starlette.responses import Response
+
+from runtime.api import Output
+from server.errors import ApiError, InternalError
+from server.generation import Choice, Generation
+
+logger = logging.getLogger("oneloop.http")
+
+Json = dict[str, Any]
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    return Response(dumps(body), status, media_type="application/json")
+
+
+class Shape(Protocol):
+    """The JSON of one choice. All but `whole` are choices of a chunk."""
+
+    continues_prompt: bool  # an answer is a new text, a completion goes on with the prompt's
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def opening(self, index: int) -> Json | None: ...
+    def delta(self, index: int, text: str) -> Json: ...
+    def last(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json: ...
+    def whole(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every body and every chunk of one answer repeats."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    shape: Shape
+
+    def body(self, generation: Generation, texts: Sequence[str]) -> Json:
+        """The whole answer, for a request that does not stream."""
+        choices = [
+            self.shape.whole(index, text, choice.finish_reason, choice.stop_reason)
+            for index, (choice, text) in enumerate(zip(generation.choices, texts, strict=True))
+        ]
+        return {
+            "id": self.id,
+            "object": self.shape.object,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "usage": usage(generation),
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def chunk(self, choices: list[Json], **more: Any) -> bytes:
+        body = {"id": self.id, "object": self.shape.chunk_object, "created": self.created, "model": self.model}
+        return b"data: " + dumps({**body, "choices": choices, **more}) + b"\n\n"
+
+
+def usage(generation: Generation) -> Json:
+    prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+    }
+
+
+_HOLE = "\x00text\x00"
+
+
+class ChunkFrames:
+    """Frames of one streamed answer. `include_usage`: as stream_options has it; other chunks then carry a null usage."""
+
+    def __init__(self, envelope: Envelope, generation: Generation, *, include_usage: bool) -> None:
+        self._envelope = envelope
+        self._generation = generation
+        self._choices = generation.choices
+        self._include_usage = include_usage
+        self._null_usage: Json = {"usage": None} if include_usage else {}
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # index: the constant bytes before and after a text
+
+    def feed(self, outputs: Sequence[Output]) -> bytes:
+        if len(outputs) == 1:
+            return self._frame(outputs[0])
+        return b"".join(map(self._frame, outputs))
+
+    def _frame(self, output: Output) -> bytes:
+        index = output.index
+        choice = self._choices[index]
+        text = choice.feed(output)
+        around = self._around.get(index)
+        if around is None:
+            opening = self._opening(index)
+            around = self._around[index]
+        else:
+            opening = b""
+        if choice.finish_reason is not None:
+            return opening + self._last(index, choice, text)
+        return opening + around[0] + dumps(text) + around[1] if text else opening
+
+    def _opening(self, index: int) -> bytes:
+        shape, envelope = self._envelope.shape, self._envelope
+        before, after = envelope.chunk([shape.delta(index, _HOLE)], **self._null_usage).split(dumps(_HOLE))
+        self._around[index] = before, after
+        opening = shape.opening(index)
+        return b"" if opening is None else envelope.chunk([opening], **self._null_usage)
+
+    def _last(self, index: int, choice: Choice, text: str) -> bytes:
+        last = self._envelope.shape.last(index, text, choice.finish_reason, choice.stop_reason)
+        more = self._null_usage if self._include_usage else {"system_fingerprint": self._envelope.fingerprint}
+        return self._envelope.chunk([last], **more)
+
+    def end(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        return self._envelope.chunk([], usage=usage(self._generation), system_fingerprint=self._envelope.fingerprint)
+
+    def fail(self, error: Exception) -> bytes:
+        if not isinstance(error, ApiError):
+            logger.error("%s failed while it streamed", self._envelope.id, exc_info=error)
+            error = InternalError(self._envelope.id)
+        return b"data: " + error.body() + b"\n\n"

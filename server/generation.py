@@ -1,0 +1,155 @@
+"""Generation: the sequences of one HTTP request, from the token ids that settle to the text a client reads.
+
+Each choice is a chain of codecs: ids to text (Detokenizer), text to text that stops (StopStrings). Chat and completions,
+streamed and whole, all go through `Choice.feed`; how the text is wrapped is `frames`' business. Every choice ends exactly once,
+with a reason: the engine's, or "stop" where a stop string ended it, and then the engine is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from runtime.api import FinishReason, Output, Request, TokenStream
+from server.lifecycle import Served
+from server.schema import GenerationRequest
+from server.text.stop import StopStrings
+from server.tokenizer import Detokenizer, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What a request wants of its text; what it wants of its tokens is SamplingParams."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0  # stop strings are looked for after this many tokens
+    continues_prompt: bool = False  # the text goes on where the prompt's ends, leading spaces and all
+
+    @classmethod
+    def of(cls, request: GenerationRequest, *, continues_prompt: bool) -> TextOptions:
+        stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+        return cls(
+            stop=stop,
+            include_stop=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            min_tokens=request.min_tokens or 0,
+            continues_prompt=continues_prompt,
+        )
+
+
+class Choice:
+    """One answer on its way: what settled so far and, once it has ended, why.
+
+    `end` tells the engine that a stop string ended it: the engine cannot know."""
+
+    __slots__ = (
+        "_detokenizer", "_end", "_options", "_stops", "finish_reason", "num_cached_tokens", "num_tokens", "stop_reason",
+    )  # fmt: skip
+
+    def __init__(self, tokenizer: Tokenizer, options: TextOptions, end: Callable[[], None]) -> None:
+        self._detokenizer: Detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=options.skip_special_tokens, continues=options.continues_prompt
+        )
+        self._stops = StopStrings(options.stop, include=options.include_stop) if options.stop else None
+        self._options = options
+        self._end = end
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def feed(self, output: Output) -> str:
+        """The text that may be shown now. Sets `finish_reason` with the last of it.
+
+        Raises EngineFailed."""
+        if self._stops is None and output.finish is None:
+            ids = output.token_ids
+            self.num_tokens += len(ids)
+            self.num_cached_tokens = output.num_cached_tokens
+            return self._detokenizer.feed(ids)
+        self.num_cached_tokens = output.num_cached_tokens
+        if output.finish is FinishReason.ERROR:
+            raise EngineFailed(output.error or "no reason given")
+        if self._stops is not None:
+            return self._feed_with_stops(output, self._stops)
+        self.num_tokens += len(output.token_ids)
+        text = self._detokenizer.feed(self._shown(output)) + self._detokenizer.flush()
+        return self._finished(output, text)
+
+    def _shown(self, output: Output) -> Sequence[int]:
+        """The ids whose text belongs to the answer: a token that ended it does so only if stops are to be included."""
+        hide = output.finish is FinishReason.STOP and not self._options.include_stop
+        return output.token_ids[:-1] if hide else output.token_ids
+
+    def _feed_with_stops(self, output: Output, stops: StopStrings) -> str:
+        shown = self._shown(output)
+        text = ""
+        # Token by token, so that what follows a stop string is never counted, however many tokens came at once.
+        for token_id in shown:
+            self.num_tokens += 1
+            text += stops.feed(self._detokenizer.feed((token_id,)), self.num_tokens > self._options.min_tokens)
+            if stops.stopped is not None:
+                return self._stopped(output, text, stops.stopped)
+        self.num_tokens += len(output.token_ids) - len(shown)
+        if output.finish is None:
+            return text
+        text += stops.feed(self._detokenizer.flush(), self.num_tokens > self._options.min_tokens)
+        if stops.stopped is not None:
+            return self._stopped(output, text, stops.stopped)
+        return self._finished(output, text + stops.flush())
+
+    def _finished(self, output: Output, text: str) -> str:
+        self.finish_reason, self.stop_reason = str(output.finish), output.stop_token_id
+        return text
+
+    def _stopped(self, output: Output, text: str, stop: str) -> str:
+        self.finish_reason, self.stop_reason = FinishReason.STOP.value, stop
+        if output.finish is None:
+            self._end()
+        return text
+
+
+class EngineFailed(Exception):
+    """The engine's words on a request it could not finish: for the log, not for the client."""
+
+
+class Generation:
+    """`requests`: `n` for each prompt, prompt by prompt."""
+
+    def __init__(self, served: Served, requests: Sequence[Request], n: int, options: TextOptions) -> None:
+        self.requests = requests
+        self.choices = [
+            Choice(served.tokenizer, options, partial(self._abort, index)) for index in range(len(requests))
+        ]
+        self._engine = served.engine
+        self._n = n
+        self._stream: TokenStream | None = None
+
+    def open(self) -> TokenStream:
+        """Hands the requests to the engine. Raises EngineError where it takes none of them."""
+        self._stream = self._engine.submit(self.requests)
+        return self._stream
+
+    def _abort(self, index: int) -> None:
+        assert self._stream is not None, "what is fed comes from the stream"
+        self._stream.abort(index)
+
+    @property
+    def aborted(self) -> bool:
+        """The server ended a choice before its time."""
+        return any(choice.finish_reason == FinishReason.ABORT for choice in self.choices)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(request.prompt_ids) for request in self.requests[:: self._n])
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts' tokens; further choices of a prompt find the first one's blocks, which is no merit."""
+        return sum(choice.num_cached_tokens for choice in self.choices[:: self._n])
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)

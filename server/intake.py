@@ -1,0 +1,83 @@
+"""Intake: what a client wrote, as the token ids the engine reads.
+
+Long texts are worked on off the loop, and of a text that is far too long for the context only the beginning is tokenised
+before it is refused: what a client can make us do is bounded by the context, not by what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from server.errors import ContextLengthExceeded, InvalidRequest, clip
+from server.lifecycle import Served
+from server.offload import Offload
+from server.prompt import PromptError
+from server.schema import Message
+from server.tokenizer import Tokenizer
+
+CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
+BORDER_TOKENS = 64
+# Arguments of the rendering itself, which a request sets by its own fields or not at all.
+RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
+
+
+async def text_ids(
+    served: Served, offload: Offload, text: str, *, add_special_tokens: bool, param: str, fits: bool = True
+) -> list[int]:
+    """The ids of `text`. With `fits`, a text far too long for the context raises ContextLengthExceeded at the cost of its
+    beginning only; one that is a little too long comes back whole."""
+    tokenizer, limit = served.tokenizer, served.engine.model.max_model_len if fits else None
+    return await offload.run(len(text), lambda: _encode(tokenizer, text, add_special_tokens, limit, param))
+
+
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, limit: int | None, param: str) -> list[int]:
+    beginning = len(text) if limit is None else CHARS_TOO_LONG * limit
+    while limit is not None and beginning < len(text):
+        num_tokens = len(tokenizer.encode(text[:beginning], add_special_tokens=add_special_tokens))
+        # What follows can change the last few tokens of the beginning, not more.
+        if num_tokens > limit + BORDER_TOKENS:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {limit} tokens; the first {beginning} of {len(text)} characters in "
+                f"{param} are {num_tokens}",
+                param=param,
+            )
+        beginning *= 2
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+async def chat_ids(
+    served: Served,
+    offload: Offload,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+    add_special_tokens: bool,
+    template_kwargs: Mapping[str, Any],
+) -> list[int]:
+    """The ids of the conversation as the model's chat template writes it.
+
+    Raises InvalidRequest where there is no template, or it refuses the conversation (roles out of order …)."""
+    for name in RESERVED_KWARGS & template_kwargs.keys():
+        raise InvalidRequest(f"chat_template_kwargs may not set {name}", param=f"chat_template_kwargs.{name}")
+    conversation = [_as_json(message) for message in messages]
+    template = served.chat_template
+    try:
+        text = await offload.run(
+            sum(message.num_chars for message in messages),
+            lambda: template.render(conversation, add_generation_prompt=add_generation_prompt, **template_kwargs),
+        )
+    except PromptError as error:
+        raise InvalidRequest(clip(error), param="messages") from None
+    return await text_ids(served, offload, text, add_special_tokens=add_special_tokens, param="messages")
+
+
+def _as_json(message: Message) -> dict[str, Any]:
+    """A message as it came, but for OpenAI's newer name of the system role, which hardly a template knows."""
+    seen = msgspec.structs.asdict(message)
+    if message.role == "developer":
+        seen["role"] = "system"
+    if isinstance(message.content, list):
+        seen["content"] = [{"type": "text", "text": part.text} for part in message.content]
+    return seen

@@ -1,0 +1,93 @@
+"""/metrics: what the engine counts and what HTTP counts, in Prometheus' text format under the prefix `oneloop:`.
+
+The engine's numbers are read when somebody asks; nothing is copied in between. Every sample carries the served model's name."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from runtime import api
+
+PREFIX = "oneloop:"
+Samples = Mapping[tuple[tuple[str, str], ...], float | api.HistogramData]
+Families = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class HttpStats:
+    """Requests by route, method and status. Written by the middleware; a route is its pattern, so labels stay few."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._durations: dict[str, tuple[list[int], list[float]]] = {}
+        self.in_flight = 0
+
+    def observe(self, route: str, method: str, status: int, duration_s: float) -> None:
+        self._requests[route, method, status] += 1
+        counts, total = self._durations.setdefault(route, ([0] * (len(_SECONDS) + 1), [0.0]))
+        counts[bisect_left(_SECONDS, duration_s)] += 1
+        total[0] += duration_s
+
+    def metrics(self) -> list[api.Metric]:
+        requests: Samples = {
+            (("route", route), ("method", method), ("status", str(status))): float(num)
+            for (route, method, status), num in self._requests.items()
+        }
+        durations: Samples = {
+            (("route", route),): api.HistogramData(_SECONDS, tuple(counts), total[0])
+            for route, (counts, total) in self._durations.items()
+        }
+        return [
+            api.Metric("http_requests", "HTTP requests answered, by route, method and status.", "counter", requests),
+            api.Metric("http_request_duration_seconds", "HTTP request to its last byte.", "histogram", durations),
+            api.Metric(
+                "http_requests_in_flight", "HTTP requests being answered.", "gauge", {(): float(self.in_flight)}
+            ),
+        ]
+
+
+def family(metric: api.Metric, model_name: str) -> Metric:
+    """Our Metric as Prometheus' client has it."""
+    names = [*dict(next(iter(metric.samples), ())), "model_name"]
+    kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
+    made: Families = kinds[metric.kind](PREFIX + metric.name, metric.help, labels=names)
+    for labels, value in metric.samples.items():
+        values = [*(text for _, text in labels), model_name]
+        if isinstance(value, api.HistogramData):
+            assert isinstance(made, HistogramMetricFamily)
+            made.add_metric(values, buckets=_buckets(value), sum_value=value.sum)
+        else:
+            assert not isinstance(made, HistogramMetricFamily)
+            made.add_metric(values, value)
+    return made
+
+
+def _buckets(data: api.HistogramData) -> list[tuple[str, float]]:
+    """Prometheus' buckets: every count includes those below."""
+    return list(zip([*map(str, data.bounds), "+Inf"], accumulate(map(float, data.counts)), strict=True))
+
+
+class MetricSource(Collector):
+    """Collects for one scrape."""
+
+    def __init__(self, metrics: Iterable[api.Metric], model_name: str) -> None:
+        self._metrics = metrics
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        return (family(metric, self._model_name) for metric in self._metrics)
+
+
+def registry(metrics: Iterable[api.Metric], model_name: str) -> CollectorRegistry:
+    made = CollectorRegistry(auto_describe=False)
+    made.register(MetricSource(list(metrics), model_name))
+    ProcessCollector(registry=made)
+    return made

@@ -1,0 +1,155 @@
+"""Around every request: its id, its line in the log, its place in the statistics, and the one border at which errors become
+answers.
+
+Plain ASGI: one object per request and one more call per message, where a BaseHTTPMiddleware would cost more than all the
+rest of the HTTP layer."""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import re
+import time
+import uuid
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtime.api import EngineError
+from server.admission import refusal_of
+from server.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
+from server.metrics import HttpStats
+from server.sse import ClientLeft
+
+logger = logging.getLogger("oneloop.http")
+access_logger = logging.getLogger("oneloop.access")
+
+_REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+QUIET_ROUTES = frozenset({"/health", "/metrics"})
+STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics that the client did not wait
+
+
+def request_id(scope: Scope) -> str:
+    """The client's X-Request-Id where it is one, else a fresh id."""
+    found: str = scope["request_id"]
+    return found
+
+
+def arrival_s(scope: Scope) -> float:
+    """`time.monotonic()` when the request's head had arrived."""
+    found: float = scope["arrival_s"]
+    return found
+
+
+def _choose_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = value.decode("latin-1")
+            # Anything else could forge log lines or headers.
+            return text if _REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
+    return uuid.uuid4().hex
+
+
+class Clock:
+    """The Date header, made once a second and only when somebody asks."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = b""
+
+    def date(self) -> bytes:
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._text = second, email.utils.formatdate(second, usegmt=True).encode("ascii")
+        return self._text
+
+
+class _Exchange:
+    """One request and the beginning of its answer."""
+
+    __slots__ = ("_date", "_send", "id", "started_s", "status")
+
+    def __init__(self, scope: Scope, send: Send, date: bytes) -> None:
+        self.id = scope["request_id"] = _choose_id(scope)
+        self.started_s = scope["arrival_s"] = time.monotonic()
+        self.status = 0
+        # For bodies that come in a thousand pieces: nothing here looks at them.
+        self._send = scope["send_body"] = send
+        self._date = date
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            own = [(b"x-request-id", self.id.encode("latin-1")), (b"date", self._date)]
+            message = {**message, "headers": [*message.get("headers", ()), *own]}
+        await self._send(message)
+
+
+class Surroundings:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, stats: HttpStats, access_log: bool) -> None:
+        self._app = app
+        self._stats = stats
+        self._access_log = access_log
+        self._clock = Clock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # a WebSocket: uvicorn is told to refuse them before they get here
+        scope["app"] = self  # Starlette's Router then raises what it would answer
+        exchange = _Exchange(scope, send, self._clock.date())
+        self._stats.in_flight += 1
+        try:
+            await self._app(scope, receive, exchange.send)
+        except (ClientLeft, ClientDisconnect):
+            exchange.status = STATUS_CLIENT_LEFT
+        except Exception as error:
+            if exchange.status:
+                raise  # half an answer is out: the connection has to be cut
+            await send_error(_answer_to(error, scope), exchange.send)
+        finally:
+            self._stats.in_flight -= 1
+            self._note(scope, exchange)
+
+    def _note(self, scope: Scope, exchange: _Exchange) -> None:
+        elapsed_s = time.monotonic() - exchange.started_s
+        route = scope.get("route_path", "unknown")
+        self._stats.observe(route, scope["method"], exchange.status, elapsed_s)
+        if self._access_log:
+            host, port = scope.get("client") or ("-", 0)
+            # Those who ask every few seconds would drown the others.
+            level = logging.DEBUG if route in QUIET_ROUTES and exchange.status in (200, 503) else logging.INFO
+            access_logger.log(
+                level, '%s:%d "%s %s" %d %.1f ms %s',
+                host, port, scope["method"], _printable(scope), exchange.status,
+                elapsed_s * 1000, exchange.id,
+            )  # fmt: skip
+
+
+def _answer_to(error: Exception, scope: Scope) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineError):
+        return refusal_of(error)
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        return RouteNotFound(scope["method"], scope["path"])
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        return MethodNotAllowed(scope["method"], scope["path"], (error.headers or {}).get("Allow", ""))
+    logger.error("%s: %s %s failed", request_id(scope), scope["method"], _printable(scope), exc_info=error)
+    return InternalError(request_id(scope))
+
+
+def _printable(scope: Scope) -> str:
+    """The path as a log may hold it, whatever bytes a client put there."""
+    path: str = scope["path"]
+    return path.encode("unicode_escape").decode("ascii")
+
+
+async def send_error(error: ApiError, send: Send) -> None:
+    body = error.body()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,143 @@
+"""From a checked wire request to what the engine is asked: SamplingParams, with the model's defaults filled in.
+
+Everything that depends on the model is checked here, so that the engine can take a SamplingParams at its word: ids lie in
+the vocabulary, counts fit the context."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from runtime.api import ModelInfo, SamplingParams
+from server.errors import ContextLengthExceeded, InvalidRequest, clip
+from server.schema import GenerationRequest
+
+logger = logging.getLogger("oneloop.load")
+
+# Below the first, dividing by the temperature says no more than argmax; below the second it overflows float32 logits.
+GREEDY_BELOW = 1e-5
+LOWEST_TEMPERATURE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request that says nothing gets."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingDefaults:
+        """The model's own wishes; one that makes no sense is left out and logged, since no request is to blame."""
+        limits = {
+            "temperature": (0, 2),
+            "top_p": (0, 1),
+            "top_k": (-1, 2**31),
+            "min_p": (0, 1),
+            "repetition_penalty": (0.01, 100),
+        }
+        chosen: dict[str, Any] = {}
+        for spec in dataclasses.fields(cls):
+            value = config.get(spec.name)
+            if value is None:
+                continue
+            low, high = limits[spec.name]
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                logger.warning("generation_config: %s=%s is out of range and ignored", spec.name, clip(value))
+                continue
+            chosen[spec.name] = int(value) if spec.name == "top_k" else float(value)
+        if chosen.get("top_p") == 0:
+            del chosen["top_p"]
+        return cls(**chosen)
+
+
+def sampling_params(
+    request: GenerationRequest, max_tokens: int, defaults: SamplingDefaults, model: ModelInfo
+) -> SamplingParams:
+    """Raises InvalidRequest where an id lies outside the vocabulary or min_tokens passes `max_tokens`."""
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
+    temperature = _or(request.temperature, defaults.temperature)
+    top_k = _or(request.top_k, defaults.top_k)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0.0 if temperature < GREEDY_BELOW else max(temperature, LOWEST_TEMPERATURE),
+        top_p=_or(request.top_p, defaults.top_p),
+        top_k=0 if top_k < 0 or top_k >= model.vocab_size else top_k,
+        min_p=_or(request.min_p, defaults.min_p),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+        seed=None if request.seed == -1 else request.seed,
+        logit_bias=_logit_bias(request.logit_bias or {}, model.vocab_size),
+        stop_token_ids=_stop_token_ids(request.stop_token_ids or [], model.vocab_size),
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def for_choice(params: SamplingParams, choice: int) -> SamplingParams:
+    """The params of one of n answers: with one seed for all of them they would be the same answer."""
+    if params.seed is None or choice == 0:
+        return params
+    return dataclasses.replace(params, seed=(params.seed + choice + 2**63) % 2**64 - 2**63)
+
+
+def check_token_ids(ids: list[int], vocab_size: int, param: str) -> None:
+    """`ids` are known not to be negative."""
+    if ids and (largest := max(ids)) >= vocab_size:
+        raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size}", param=param)
+
+
+def resolve_max_tokens(
+    wanted: int | None, default: int | None, prompt_tokens: int, model: ModelInfo, param: str
+) -> int:
+    """Tokens to generate at most. `default` None takes the rest of the context.
+
+    Raises ContextLengthExceeded if the prompt leaves no room for one token, or less than `wanted`."""
+    limit = model.max_model_len
+    room = limit - prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limit} tokens, and the prompt has {prompt_tokens}; "
+            "shorten it so that at least one token can be generated",
+            param=param,
+        )
+    if wanted is not None and wanted > room:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limit} tokens. However, you requested {prompt_tokens + wanted} "
+            f"({prompt_tokens} in the prompt, {wanted} for the answer)",
+            param=param,
+        )
+    if wanted is None:
+        return room if default is None else min(default, room)
+    return wanted
+
+
+def _or(value: float | int | None, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> Mapping[int, float]:
+    ids: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 20):
+            raise InvalidRequest(f"logit_bias: {clip(key)!r} is not a token id", param="logit_bias")
+        ids[int(key)] = value
+    check_token_ids(list(ids), vocab_size, "logit_bias")
+    assert all(map(math.isfinite, ids.values())), "the decoder takes no others"
+    return MappingProxyType(ids)
+
+
+def _stop_token_ids(ids: list[int], vocab_size: int) -> frozenset[int]:
+    check_token_ids(ids, vocab_size, "stop_token_ids")
+    return frozenset(ids)

@@ -1,0 +1,329 @@
+"""Wire types: what a client may send, field by field, with its limits.
+
+A field is one line here. One that OpenAI or vLLM have and we do not yet stands in a refusal table with the values that ask
+for nothing; every other value is refused by name, and so is a field nobody knows: nothing is ever ignored but what is
+harmless by its meaning (`user`, `metadata` …). JSON has no NaN or infinity and numbers too large for a float are refused by
+the decoder, so a range is the whole check of a number. Knows nothing of models: what depends on the vocabulary, the
+context length or the model's defaults is checked in `sampling` and `admission`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, Struct
+
+from server.errors import InvalidRequest, UnknownParameter, UnreadableBody, UnsupportedParameter, clip
+
+MAX_STOPS = 4
+MAX_N = 128
+MAX_PROMPTS = 1024
+_INT64 = 2**63 - 1
+
+Name = Annotated[str, Meta(max_length=1024)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Meta(ge=0, le=_INT64)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: Any = None
+    include_obfuscation: Any = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What /v1/chat/completions and /v1/completions share. None means "as the model or the route has it"."""
+
+    model: Name | None = None
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None  # 0 and -1: off
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    # vLLM takes any number above 0; outside these bounds logits overflow and the answer is noise.
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+
+    max_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+
+    # Harmless: they describe the caller and ask nothing of the answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Name | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def check(self) -> None:
+        """Fields that contradict each other."""
+        options = self.stream_options
+        if options is None:
+            return
+        if not self.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+        for name in ("continuous_usage_stats", "include_obfuscation"):
+            if getattr(options, name) not in (None, False):
+                raise UnsupportedParameter(f"stream_options.{name}")
+
+
+class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class Message(Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: Name | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: Any = None
+    audio: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+    function_call: Any = None
+
+    def check(self, where: str) -> None:
+        for name in ("refusal", "audio", "tool_calls", "tool_call_id", "function_call"):
+            if getattr(self, name) not in (None, []):
+                raise UnsupportedParameter(f"{where}.{name}")
+        if self.role in ("tool", "function"):
+            raise UnsupportedParameter(f"role {self.role!r}", param=f"{where}.role")
+        if self.content is None:
+            raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
+
+    @property
+    def num_chars(self) -> int:
+        if isinstance(self.content, list):
+            return sum(len(part.text) for part in self.content)
+        return len(self.content or "")
+
+
+Messages = Annotated[list[Message], Meta(min_length=1)]
+
+
+def check_messages(messages: list[Message]) -> None:
+    for index, message in enumerate(messages):
+        message.check(f"messages[{index}]")
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    messages: Messages
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        check_messages(self.messages)
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise InvalidRequest(
+                f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) contradict "
+                "each other; max_tokens is the older name",
+                param="max_tokens",
+            )
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    # One msgspec union cannot hold two list types, so a list is sorted out by `prompts`.
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt, as text or as token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = {type(item) for item in self.prompt}
+        if len(kinds) > 1:
+            raise InvalidRequest("prompt mixes strings and token ids", param="prompt")
+        if kinds == {int}:
+            return [cast("list[int]", self.prompt)]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequest(f"{len(self.prompt)} prompts; at most {MAX_PROMPTS} in one request", param="prompt")
+        return cast("list[str | list[int]]", self.prompt)
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("give either prompt or messages", param="prompt")
+        check_messages(self.messages or [])
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    model: Name | None = None
+    tokens: list[TokenId]
+
+    def check(self) -> None:
+        pass
+
+
+# --- known and not implemented ------------------------------------------------------------------------------------
+
+# Field: the values that ask for nothing. Null always asks for nothing.
+_REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "store": (False,),
+    "prompt_cache_retention": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "thinking_token_budget": (-1,),
+    "repetition_detection": (),
+    "watermarking": (),
+    "echo": (False,),
+    "request_id": (),
+    "session_id": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "return_weight_versions": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "vllm_xargs": ({},),
+    "stream_interval": (1,),
+}
+_REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": (),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
+    "functions": (),
+    "function_call": ("none",),
+    "reasoning_effort": (),
+    "include_reasoning": (True,),
+    "verbosity": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "continue_final_message": (False,),
+    "documents": (),
+    "chat_template": (),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+    "mm_payload": ("tensors",),
+}
+_REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
+    "logprobs": (),
+    "suffix": ("",),
+    "prompt_embeds": (),
+}
+_REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {
+    "continue_final_message": (False,),
+    "tools": (),
+    "documents": (),
+    "chat_template": (),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+}
+
+
+def _asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:
+    # By type too: False is not 0 here.
+    return value is None or any(type(value) is type(other) and value == other for other in idle)
+
+
+# --- decoding -----------------------------------------------------------------------------------------------------
+
+T = TypeVar("T", GenerationRequest, ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+
+
+class Wire(Generic[T]):
+    """Decodes one kind of request. The refused fields are fields of a subclass that only the decoder knows."""
+
+    def __init__(self, kind: type[T], refused: Mapping[str, tuple[Any, ...]]) -> None:
+        fields = [(name, Any, None) for name in refused]
+        wire = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
+        self._decoder = msgspec.json.Decoder(wire)
+        self._refused = refused
+        self._refused_values: Callable[[T], Any] | None = attrgetter(*refused) if refused else None
+        self._all_null = (None,) * len(refused)
+        self._names = [info.name for info in msgspec.structs.fields(wire)]
+
+    def decode(self, body: bytes) -> T:
+        """Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
+        try:
+            request = cast("T", self._decoder.decode(body))
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnreadableBody(f"We could not parse the JSON body of your request: {clip(error)}") from None
+        except RecursionError:
+            raise UnreadableBody("We could not parse the JSON body of your request: it is nested too deeply") from None
+        # Nearly always true, and one comparison instead of fifty.
+        if self._refused_values is not None and self._refused_values(request) != self._all_null:
+            self._check_refused(request)
+        request.check()
+        return request
+
+    def _check_refused(self, request: T) -> None:
+        for name, idle in self._refused.items():
+            if not _asks_for_nothing(getattr(request, name), idle):
+                raise UnsupportedParameter(name)
+
+    def _refusal(self, message: str) -> InvalidRequest:
+        what, _, path = message.partition(" - at `$")
+        path = path.rstrip("`").lstrip(".").removesuffix("[...]") if path else ""
+        if unknown := _UNKNOWN.fullmatch(what):
+            name = unknown[1]
+            close = difflib.get_close_matches(name, self._names, n=1, cutoff=0.75) if not path else []
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            return UnknownParameter(name, param=f"{path}.{name}".lstrip("."), hint=hint)
+        missing = re.fullmatch(r"Object missing required field `(.*)`", what)
+        if missing:
+            path = f"{path}.{missing[1]}".lstrip(".")
+            return InvalidRequest(f"Missing required parameter: {path}", param=path)
+        if not path:
+            return InvalidRequest(f"The request body is invalid: {clip(what[:1].lower() + what[1:])}")
+        return InvalidRequest(f"Invalid {path!r}: {clip(what[:1].lower() + what[1:])}", param=path)
+
+
+CHAT: Wire[ChatRequest] = Wire(ChatRequest, _REFUSED_BY_CHAT)
+COMPLETION: Wire[CompletionRequest] = Wire(CompletionRequest, _REFUSED_BY_COMPLETIONS)
+TOKENIZE: Wire[TokenizeRequest] = Wire(TokenizeRequest, _REFUSED_BY_TOKENIZE)
+DETOKENIZE: Wire[DetokenizeRequest] = Wire(DetokenizeRequest, {})

@@ -1,0 +1,151 @@
+"""EventStream: a response that is a stream of server-sent events, and ClientWatch: who notices that a client has left.
+
+`EventStream.__call__` owns the token stream's `async with`, so return, error, disconnect and cancellation all free the rows
+and blocks behind it, at once: no generator stands in between. One `send` per wake-up: what a slow reader missed arrives as
+several frames in one chunk, and a blocked `send` holds back nobody but itself. The client's departure is a second task's
+discovery, made while no token flows too; the same task sends a comment as ping after a silent interval, also before the
+first token. `data: [DONE]` is always last.
+
+A plain ASGI response, not a subclass of sse-starlette's EventSourceResponse: that one starts four tasks per stream, polls
+for shutdown every half second, replaces uvicorn's signal handling on import and cuts streams off at the first signal,
+where we drain. What was worth keeping (ping, disconnect race, HEAD) is below. Knows nothing of tokens or JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Source(Protocol[T_co]):
+    """What a stream reads: entered, iterated, left; leaving the block ends the work behind it."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+    def __aiter__(self) -> Self: ...
+    async def __anext__(self) -> T_co: ...
+
+
+class ClientLeft(Exception):
+    """There is nobody to answer any more."""
+
+
+class ClientWatch:
+    """`async with ClientWatch(receive) as watch: ...`: leaves the block as soon as the client has left.
+
+    The block is cancelled at its current `await` and the cancellation ends here: after the block `watch.gone` tells. With
+    `ping`, it is awaited after every `interval_s` in which nobody wrote False to `quiet`."""
+
+    def __init__(
+        self, receive: Receive, ping: Callable[[], Awaitable[None]] | None = None, interval_s: float = 0
+    ) -> None:
+        self.gone = False
+        self._receive = receive
+        self._ping = ping
+        self._interval_s = interval_s if ping is not None and interval_s > 0 else None
+        self.quiet = True  # whoever sends something writes False: the next ping can wait
+
+    async def __aenter__(self) -> Self:
+        owner = asyncio.current_task()
+        assert owner is not None, "a coroutine runs in a task"
+        self._owner = owner
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        # Not awaited: it holds nothing, and ends in the loop's next round.
+        self._watcher.cancel()
+        # Somebody else's cancellation on top of ours has to go on.
+        return self.gone and self._owner.uncancel() == 0 and kind is asyncio.CancelledError
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    message = await self._receive()
+            except TimeoutError:
+                await self._ping_if_quiet()
+                continue
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                self._owner.cancel()
+                return
+
+    async def _ping_if_quiet(self) -> None:
+        if self.quiet and self._ping is not None:
+            await self._ping()
+        self.quiet = True
+
+
+class Frames(Protocol[T_contra]):
+    """Turns what a source yields into bytes on the wire."""
+
+    def feed(self, item: T_contra) -> bytes:
+        """Complete events, or nothing. After an exception `fail` is asked once, and nothing more."""
+        ...
+
+    def end(self) -> bytes:
+        """What comes between the last event and `[DONE]`."""
+        ...
+
+    def fail(self, error: Exception) -> bytes:
+        """The event that tells the client of `error`."""
+        ...
+
+
+class EventStream(Generic[T]):
+    """`open_source` is called before anything is sent, so what it raises can still become an ordinary error answer.
+
+    scope["send_body"], where an outer layer put it, is the server's own `send`: the way past layers that only look at the
+    start of an answer."""
+
+    HEADERS = (
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # nginx would collect the stream and send it in one piece
+    )
+
+    def __init__(self, open_source: Callable[[], Source[T]], frames: Frames[T], *, ping_interval_s: float) -> None:
+        self._open_source = open_source
+        self._frames = frames
+        self._ping_interval_s = ping_interval_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send_body: Send = scope.get("send_body", send)
+
+        async def ping() -> None:
+            await send_body({"type": "http.response.body", "body": PING, "more_body": True})
+
+        async with self._open_source() as source, ClientWatch(receive, ping, self._ping_interval_s) as watch:
+            await send({"type": "http.response.start", "status": 200, "headers": list(self.HEADERS)})
+            # A task of its own: every wake-up walks down to the innermost await, and here that is two calls deep instead
+            # of a dozen below the routing. Cancelled with us, and over before the source is left.
+            last = await asyncio.create_task(self._relay(source, send_body, watch))
+            await send_body({"type": "http.response.body", "body": last + DONE, "more_body": False})
+
+    async def _relay(self, source: Source[T], send: Send, watch: ClientWatch) -> bytes:
+        """Sends every event but the last ones, which it returns."""
+        feed = self._frames.feed
+        try:
+            async for item in source:
+                body = feed(item)
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    watch.quiet = False
+            return self._frames.end()
+        except Exception as error:
+            return self._frames.fail(error)

@@ -1,0 +1,108 @@
+"""What a person at the terminal sees while the server starts: progress, and a summary once it has.
+
+On a terminal a bar per phase that counts something; into a file or a pipe a line per phase. Standard library, and tqdm where
+there is a bar."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, TextIO
+
+from runtime.api import LoadProgress
+from server import __version__
+from server.config import ServerConfig
+from server.lifecycle import Served
+
+ENDPOINTS = (
+    "POST /v1/chat/completions  /v1/completions  /tokenize  /detokenize",
+    "GET  /v1/models  /health  /metrics  /version",
+)
+
+
+class StartupDisplay:
+    """`report` may be called from any thread, `finish` once."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._interactive = out.isatty()
+        self._lock = threading.Lock()
+        self._phase: str | None = None
+        self._since_s = time.monotonic()
+        self._seconds: dict[str, float] = {}
+        self._bar: Any = None
+
+    def report(self, progress: LoadProgress) -> None:
+        with self._lock:
+            if progress.phase != self._phase:
+                self._end_phase()
+                self._phase = progress.phase
+                if not self._interactive:
+                    print(f"oneloop: {progress.phase} …", file=self._out, flush=True)
+            if self._interactive and progress.total:
+                self._draw(progress)
+
+    def finish(self) -> dict[str, float]:
+        """Seconds spent in each phase."""
+        with self._lock:
+            self._end_phase()
+            return self._seconds
+
+    def _end_phase(self) -> None:
+        now_s = time.monotonic()
+        if self._phase is not None:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now_s - self._since_s
+        self._phase, self._since_s = None, now_s
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _draw(self, progress: LoadProgress) -> None:
+        if self._bar is None:
+            from tqdm import tqdm  # only where a person is looking
+
+            is_bytes = progress.unit == "B"
+            self._bar = tqdm(
+                total=progress.total, desc=progress.phase, unit=progress.unit or "it", unit_scale=is_bytes,
+                unit_divisor=1024 if is_bytes else 1000, file=self._out, leave=False, dynamic_ncols=True,
+            )  # fmt: skip
+        self._bar.update(progress.done - self._bar.n)
+
+
+def summary(served: Served, config: ServerConfig, url: str, seconds: dict[str, float], total_s: float) -> str:
+    model = served.engine.model
+    capacity = model.num_kv_blocks * model.kv_block_size
+    phases = ", ".join(f"{phase} {duration:.1f}" for phase, duration in seconds.items() if duration >= 0.05)
+    caching = "on" if config.enable_prefix_caching else "off"
+    lines = [
+        ("model", f"{', '.join(served.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
+        ("weights", f"{_size(model.weights_bytes)}, {model.dtype} on {model.device}"),
+        ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
+        (
+            "KV cache",
+            f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks of {model.kv_block_size} hold {capacity:,} tokens, "
+            f"{capacity / model.max_model_len:.1f} sequences of full length; prefix caching {caching}",
+        ),
+        *(("endpoints" if number == 0 else "", line) for number, line in enumerate(ENDPOINTS)),
+        ("started", f"in {total_s:.1f} s ({phases})" if phases else f"in {total_s:.1f} s"),
+    ]
+    body = "\n".join(f"  {title:<10}{text}" for title, text in lines)
+    return (
+        f"\noneloop {__version__} serves on {url}\n\n{body}\n\n  Ctrl-C ends it when what is in flight has finished\n"
+    )
+
+
+def url_of(address: Any) -> str:
+    host, port = address[0], address[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1024**3:.2f} GiB" if num_bytes >= 1024**3 else f"{num_bytes / 1024**2:.0f} MiB"
+
+
+def _count(number: int) -> str:
+    for scale, unit in ((10**9, "billion"), (10**6, "million")):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return f"{number:,}"

@@ -1,0 +1,181 @@
+"""FakeEngine: an EngineClient without a model. What it says is scripted, when it says it is the test's decision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+from runtime.api import (
+    EngineError,
+    EngineHealth,
+    EngineStopped,
+    FinishReason,
+    HistogramData,
+    Metric,
+    ModelInfo,
+    Request,
+)
+from runtime.token_stream import EngineTokenStream
+
+Script = Callable[[Request], Sequence[int]]
+
+
+def echo_prompt(request: Request) -> Sequence[int]:
+    """Says what it was told, over and over."""
+    return request.prompt_ids
+
+
+def fake_model(**changes) -> ModelInfo:
+    facts = {
+        "architecture": "FakeForCausalLM", "max_model_len": 4096, "vocab_size": 49152, "eos_token_ids": frozenset({2}),
+        "dtype": "float32", "device": "cpu", "num_parameters": 135_000_000, "weights_bytes": 540_000_000,
+        "num_kv_blocks": 1024, "kv_block_size": 16, "kv_cache_bytes": 1 << 30, "max_num_seqs": 64,
+    }  # fmt: skip
+    return ModelInfo(**{**facts, **changes})
+
+
+# What a step does to a request: token id, why it ends with it, and the stop token id that ended it.
+_Event = tuple[int, FinishReason | None, int | None]
+
+
+@dataclass(eq=False)
+class _Live:
+    request: Request
+    stream: EngineTokenStream
+    index: int
+    events: Iterator[_Event]
+
+
+class FakeEngine:
+    """With `paused`, tokens come only when `step` is called; otherwise one per request and round of the event loop.
+
+    A script is repeated until max_tokens; an end-of-sequence id or stop token id in it ends the request, as the params say.
+    `refuse` is raised by the next `submit`s. `ended` tells how each request ended, in order: (id, reason)."""
+
+    def __init__(self, script: Script = echo_prompt, *, model: ModelInfo | None = None, paused: bool = False) -> None:
+        self.model = model or fake_model()
+        self.script = script
+        self.refuse: EngineError | None = None
+        self.unhealthy: str | None = None
+        self.num_cached_tokens = 0
+        self.submitted: list[Request] = []
+        self.ended: list[tuple[str, FinishReason]] = []
+        self.closed = False
+        self._live: list[_Live] = []
+        self._running = not paused
+        self._task: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Future[None]] = []
+
+    # --- EngineClient ---------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request]) -> EngineTokenStream:
+        if self.refuse is not None:
+            raise self.refuse
+        live: list[_Live] = []
+        stream = EngineTokenStream(len(requests), lambda index: self._end(live[index], FinishReason.ABORT))
+        live += [_Live(request, stream, index, self._events(request)) for index, request in enumerate(requests)]
+        self.submitted += requests
+        self._live += live
+        self._notify()
+        if self._running and self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return stream
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(self.unhealthy is None, self.unhealthy, len(self._live), 0)
+
+    def metrics(self) -> list[Metric]:
+        done = {(("finished_reason", reason.value),): 0.0 for reason in FinishReason}
+        for _, reason in self.ended:
+            done[(("finished_reason", reason.value),)] += 1
+        return [
+            Metric("num_requests_running", "Requests with a row.", "gauge", {(): float(len(self._live))}),
+            Metric("request_success", "Requests that ended, by reason.", "counter", done),
+            Metric("step_time_seconds", "A step.", "histogram", {(): HistogramData((0.1, 1.0), (3, 2, 1), 4.5)}),
+        ]
+
+    async def drain(self, timeout_s: float) -> int:
+        self.refuse = self.refuse or EngineStopped("the server is shutting down")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.until(lambda: not self._live)
+        except TimeoutError:
+            left = list(self._live)
+            for live in left:
+                self._end(live, FinishReason.ABORT)
+                live.stream.put(live.index, None, self.num_cached_tokens, FinishReason.ABORT)
+            return len(left)
+        return 0
+
+    async def close(self) -> None:
+        await self.drain(0)
+        self.closed = True
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- the test's hand ------------------------------------------------------------------------------------------
+
+    def step(self, num_tokens: int = 1) -> None:
+        """Every live request gets `num_tokens`, or as many as it wants."""
+        for _ in range(num_tokens):
+            for live in list(self._live):
+                self._give(live)
+
+    def fail(self, error: str) -> None:
+        """The engine's fault: every live request ends with an error."""
+        for live in list(self._live):
+            self._end(live, FinishReason.ERROR)
+            live.stream.put(live.index, None, 0, FinishReason.ERROR, error=error)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for `condition`, which is looked at after every submit and every end."""
+        while not condition():
+            watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._watchers.append(watcher)
+            await watcher
+
+    @property
+    def live(self) -> list[Request]:
+        return [live.request for live in self._live]
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while self._live:
+            self.step()
+            await asyncio.sleep(0)
+        self._task = None
+
+    def _give(self, live: _Live) -> None:
+        token, finish, stop_token_id = next(live.events)
+        if finish is not None:
+            self._end(live, finish)
+        live.stream.put(live.index, token, self.num_cached_tokens, finish, stop_token_id)
+
+    def _events(self, request: Request) -> Iterator[_Event]:
+        params = request.params
+        limit = min(params.max_tokens, self.model.max_model_len - len(request.prompt_ids))
+        for number, token in enumerate(cycle(self.script(request)), start=1):
+            enough = number > params.min_tokens
+            if enough and token in params.stop_token_ids:
+                yield token, FinishReason.STOP, token
+            elif enough and token in self.model.eos_token_ids and not params.ignore_eos:
+                yield token, FinishReason.STOP, None
+            elif number >= limit:
+                yield token, FinishReason.LENGTH, None
+            else:
+                yield token, None, None
+
+    def _end(self, live: _Live, reason: FinishReason) -> None:
+        if live in self._live:
+            self._live.remove(live)
+            self.ended.append((live.request.id, reason))
+            self._notify()
+
+    def _notify(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)

@@ -1,0 +1,185 @@
+"""Options: where they come from, which one wins, and what is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from server import __version__
+from server.config import ConfigError, ServerConfig, flag_of, parse, parse_size, variable_of
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "starlette", "uvicorn", "tokenizers", "transformers", "jinja2", "msgspec", "yaml", "numpy", "asyncio")
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_no_options_give_the_defaults():
+    assert parse([], {}) == ServerConfig()
+    assert parse([], {"PATH": "/bin", "ONELOOPY": "1"}) == ServerConfig()
+
+
+def test_flag_beats_environment_beats_file_beats_default(config_file):
+    path = config_file("port: 1\nhost: file\nmax-queue: 7\n")
+    config = parse(["--config", path, "--port", "3"], {"ONELOOP_PORT": "2", "ONELOOP_HOST": "environment"})
+    assert (config.port, config.host, config.max_queue, config.ping_interval) == (3, "environment", 7, 15.0)
+
+
+def test_the_file_may_be_named_by_the_environment(config_file):
+    assert parse([], {"ONELOOP_CONFIG": config_file("port: 1234")}).port == 1234
+
+
+def test_every_option_can_be_given_in_all_three_ways(config_file):
+    values = {
+        "served_model_name": ("mine",), "tokenizer": "t", "revision": "r", "load_format": "dummy", "dtype": "bfloat16",
+        "chat_template": config_file("x"), "generation_config": "none", "device": "cpu", "max_model_len": 100,
+        "max_num_seqs": 3, "max_num_batched_tokens": 200, "kv_cache_memory": 2**31, "kv_cache_dtype": "float32",
+        "num_kv_blocks": 9, "enable_prefix_caching": False, "scheduling_policy": "priority", "steps_in_flight": 1,
+        "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1, "max_body_size": 4096, "ping_interval": 0.5,
+        "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False, "model": "m",
+    }  # fmt: skip
+    assert set(values) | {"config"} == {spec.name for spec in dataclasses.fields(ServerConfig)}
+    for name, value in values.items():
+        text = value[0] if isinstance(value, tuple) else str(value)
+        if isinstance(value, bool):
+            flags = [flag_of(name) if value else "--no-" + name.replace("_", "-")]
+        else:
+            flags = [flag_of(name), text]
+        assert getattr(parse(flags, {}), name) == value
+        assert getattr(parse([], {variable_of(name): text}), name) == value
+
+
+def test_the_file_takes_yaml_types_and_both_spellings(config_file):
+    path = config_file(
+        "enable_prefix_caching: false\nserved-model-name: [a, b]\nkv-cache-memory: 1GiB\ndrain-timeout: 5\nseed:\n"
+    )
+    config = parse(["--config", path], {})
+    assert config.enable_prefix_caching is False
+    assert config.served_names == ("a", "b")
+    assert config.kv_cache_memory == 2**30
+    assert config.drain_timeout == 5.0
+    assert config.seed is None
+
+
+def test_a_repeated_served_name_collects_and_the_first_is_first():
+    config = parse(["--served-model-name", "a", "--served-model-name", "b", "--served-model-name", "a"], {})
+    assert config.served_names == ("a", "b")
+    assert parse(["--model", "x/y"], {}).served_names == ("x/y",)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("1KiB", 1024), ("2GiB", 2**31), ("2g", 2 * 10**9), ("1.5 MB", 1_500_000), ("7B", 7)],
+)
+def test_sizes_are_read_with_their_units(text, size):
+    assert parse_size(text) == size
+
+
+REFUSALS = [
+    (["--prot", "80"], {}, ["--prot", "did you mean --port"]),
+    (["--no-prefix-caching"], {}, ["--no-prefix-caching"]),
+    (["--no-enable-prefix-cachin"], {}, ["did you mean --no-enable-prefix-caching"]),
+    (["serve"], {}, ["serve"]),
+    (["--port"], {}, ["--port"]),
+    (["--port", "http"], {}, ["--port", "'http'", "whole number"]),
+    (["--port", "65536"], {}, ["--port", "65536", "65535"]),
+    (["--ping-interval", "nan"], {}, ["--ping-interval", "nan"]),
+    (["--ping-interval", "-1"], {}, ["--ping-interval"]),
+    (["--drain-timeout", "inf"], {}, ["--drain-timeout", "inf"]),
+    (["--dtype", "flaot32"], {}, ["--dtype", "flaot32", "did you mean float32"]),
+    (["--kv-cache-memory", "lots"], {}, ["--kv-cache-memory", "lots", "size"]),
+    (["--steps-in-flight", "3"], {}, ["--steps-in-flight", "3"]),
+    (["--seed", str(2**63)], {}, ["--seed"]),
+    (["--model", ""], {}, ["--model", "empty"]),
+    ([], {"ONELOOP_PROT": "80"}, ["ONELOOP_PROT", "did you mean ONELOOP_PORT"]),
+    ([], {"ONELOOP_MAX_QUEUE": "0"}, ["ONELOOP_MAX_QUEUE", "0"]),
+    ([], {"ONELOOP_LOG_REQUESTS": "maybe"}, ["ONELOOP_LOG_REQUESTS", "maybe"]),
+    (["--kv-cache-memory", "1GiB", "--num-kv-blocks", "8"], {}, ["--kv-cache-memory", "--num-kv-blocks"]),
+    (["--kv-cache-memory", "1GiB"], {"ONELOOP_NUM_KV_BLOCKS": "8"}, ["--kv-cache-memory", "--num-kv-blocks"]),
+    (["--max-num-seqs", "8", "--max-num-batched-tokens", "8"], {}, ["--max-num-seqs", "--max-num-batched-tokens"]),
+    (["--model", "m.gguf", "--load-format", "safetensors"], {}, ["--load-format", "m.gguf"]),
+    (["--model", "m.gguf", "--load-format", "dummy"], {}, ["--load-format", "m.gguf"]),
+    (["--model", ".", "--load-format", "gguf"], {}, ["--load-format", "folder"]),
+    (["--model", "m.gguf", "--revision", "main"], {}, ["--revision", "m.gguf"]),
+    (["--chat-template", "/no/such/file"], {}, ["--chat-template", "/no/such/file"]),
+    (["--config", "/no/such/file"], {}, ["--config", "/no/such/file"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "environ", "words"), REFUSALS, ids=[" ".join([*a, *e]) for a, e, _ in REFUSALS])
+def test_what_cannot_be_honoured_is_refused_by_name(argv, environ, words):
+    with pytest.raises(ConfigError) as refused:
+        parse(argv, environ)
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot: 80", ["prot", "did you mean port"]),
+        ("config: other.yaml", ["config"]),
+        ("port: [1, 2]", ["port", "not a number"]),
+        ("port: true", ["port"]),
+        ("host: {a: 1}", ["host"]),
+        ("- port", ["option: value"]),
+        ("port: [", ["not YAML"]),
+    ],
+)
+def test_a_file_is_checked_like_flags(config_file, text, words):
+    with pytest.raises(ConfigError) as refused:
+        parse(["--config", config_file(text)], {})
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_import_nothing_heavy(flag):
+    code = (
+        "import sys, atexit, runpy\n"
+        f"atexit.register(lambda: print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules]))\n"
+        f"sys.argv = ['oneloop', {flag!r}]\n"
+        "runpy.run_module('server', run_name='__main__')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "HEAVY []"
+    assert ("--served-model-name" in ended.stdout) == (flag == "--help")
+
+
+def test_help_names_every_option_and_its_variable(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"], {})
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for spec in dataclasses.fields(ServerConfig):
+        assert flag_of(spec.name) in text
+        assert variable_of(spec.name) in text
+
+
+def test_the_version_is_the_package_version(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--version"], {})
+    assert capsys.readouterr().out.strip() == f"oneloop {__version__}"
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == __version__
+
+
+def test_a_bad_option_ends_the_program_with_2_and_one_line():
+    ended = subprocess.run(
+        [sys.executable, "-m", "server", "--max-modle-len", "5"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == ["oneloop: unknown option --max-modle-len (did you mean --max-model-len?)"]
