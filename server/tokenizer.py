@@ -73,8 +73,11 @@ class Tokenizer:
             raise TokenizerError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
         config = _read_json(folder / "tokenizer_config.json")
         named = _named_tokens(_read_json(folder / "special_tokens_map.json") | config)
-        _add_configured_tokens(backend, config, named)
-        return cls(backend, named, _folder_template(folder, config))
+        try:
+            _add_configured_tokens(backend, config, named)
+            return cls(backend, named, _folder_template(folder, config))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TokenizerError(f"{folder / 'tokenizer_config.json'} is malformed: {error!r}") from error
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:

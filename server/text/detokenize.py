@@ -364,8 +364,9 @@ class _TextDetokenizer:
 class _WindowTokens:
     """A tokenizer whose decoder is only known from outside.
 
-    `probes` are continuations chosen to disturb what stands before them: a byte that is never valid, and two words that
-    begin differently. Text on which the decodings with every probe and with none agree is certain."""
+    `probes` are continuations chosen to disturb what stands before them: none, a byte that is never valid, and two words
+    that begin differently. Text on which the decodings with all of them agree is certain, but for U+FFFD at its end, which
+    the right continuation may still make a character."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
         self._backend = backend
@@ -410,7 +411,7 @@ class _WindowDetokenizer:
     def feed(self, ids: Sequence[int]) -> str:
         self._ids.extend(ids)
         texts = [self._tokens.decode(self._ids + probe) for probe in self._tokens.probes]
-        certain = _common_beginning(texts)
+        certain = _common_beginning(texts).rstrip("\ufffd")
         text = certain[self._num_sent :]
         self._num_sent = max(self._num_sent, len(certain))
         if len(self._ids) > self._MAX_IDS and len(certain) == len(texts[0]):

@@ -142,43 +142,52 @@ class Vocabulary:
     def read(cls, metadata: Metadata) -> Vocabulary:
         """Raises TokenizerError where the metadata lack something or contradict themselves."""
 
-        def get(name: str, default: Any = None) -> Any:
-            return metadata.get(f"tokenizer.ggml.{name}", default)
-
-        tokens = get("tokens")
+        tokens = _list(metadata, "tokens", str)
         if not tokens:
             raise TokenizerError(
                 "the GGUF file carries no tokenizer (tokenizer.ggml.tokens); give one with --tokenizer"
             )
-        types = get("token_type") or [TokenType.NORMAL] * len(tokens)
-        scores = get("scores") or [0.0] * len(tokens)
+        types = _list(metadata, "token_type", int) or [TokenType.NORMAL] * len(tokens)
+        scores = _list(metadata, "scores", float, int) or [0.0] * len(tokens)
         for name, values in (("token_type", types), ("scores", scores)):
             if len(values) != len(tokens):
                 raise TokenizerError(f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens")
-        named_ids = {}
-        for name in ("bos", "eos", "unknown", "padding", "eot", "eom"):
-            token_id = get(f"{name}_token_id")
-            if token_id is None:
-                continue
-            if not 0 <= token_id < len(tokens):
-                raise TokenizerError(f"tokenizer.ggml.{name}_token_id is {token_id}; there are {len(tokens)} tokens")
-            named_ids[name] = int(token_id)
         return cls(
-            kind=str(get("model", "")),
-            pre=str(get("pre") or "default"),
+            kind=str(metadata.get("tokenizer.ggml.model", "")),
+            pre=str(metadata.get("tokenizer.ggml.pre") or "default"),
             architecture=str(metadata.get("general.architecture", "")),
             tokens=tokens,
             types=types,
             scores=scores,
-            merges=get("merges"),
-            named_ids=named_ids,
-            add_bos=get("add_bos_token"),
-            add_eos=bool(get("add_eos_token", False)),
-            add_space_prefix=bool(get("add_space_prefix", True)),
+            merges=_list(metadata, "merges", str),
+            named_ids=_named_ids(metadata, len(tokens)),
+            add_bos=metadata.get("tokenizer.ggml.add_bos_token"),
+            add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+            add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
         )
 
     def of_type(self, *types: TokenType) -> list[str]:
         return [token for token, type_ in zip(self.tokens, self.types, strict=True) if type_ in types]
+
+
+def _list(metadata: Metadata, name: str, *kinds: type) -> list[Any] | None:
+    """None where it is missing or empty."""
+    values = metadata.get(f"tokenizer.ggml.{name}")
+    if values is not None and not (isinstance(values, list) and all(isinstance(value, kinds) for value in values)):
+        raise TokenizerError(f"tokenizer.ggml.{name} is no list of {kinds[0].__name__}")
+    return values or None
+
+
+def _named_ids(metadata: Metadata, num_tokens: int) -> dict[str, int]:
+    found = {}
+    for name in ("bos", "eos", "unknown", "padding", "eot", "eom"):
+        token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if token_id is None:
+            continue
+        if not isinstance(token_id, int) or not 0 <= token_id < num_tokens:
+            raise TokenizerError(f"tokenizer.ggml.{name}_token_id is {token_id}; there are {num_tokens} tokens")
+        found[name] = token_id
+    return found
 
 
 def build_backend(vocabulary: Vocabulary) -> Tokenizer:

@@ -1,6 +1,7 @@
 """How few tokens a text can have, from its length alone: lets a caller refuse what is surely too long without tokenising it.
 
-Sound or silent: where a tokenizer may drop text, or make one token of arbitrarily much, there is no bound."""
+Sound or silent: where a tokenizer may drop text, or make one token of arbitrarily much, there is no bound. One exception:
+control characters, which many vocabularies lack and drop, are counted like all others; nobody misses such a text."""
 
 from __future__ import annotations
 
@@ -29,15 +30,23 @@ def most_chars_per_token(backend: Tokenizer) -> int | None:
         return None
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if any(stage["type"] == "ByteLevel" for stage in splitters):
-        every_byte = ByteLevel.alphabet()
+        needed = _byte_level_alphabet()
     elif model.byte_fallback:
-        every_byte = [f"<0x{byte:02X}>" for byte in range(256)]
+        needed = [f"<0x{byte:02X}>" for byte in range(256)]
     else:
         return None
-    if not all(byte in vocabulary for byte in every_byte):  # text outside the vocabulary may vanish
+    if not all(byte in vocabulary for byte in needed):  # text outside the vocabulary may vanish
         return None
     composes = any(stage["type"] == "NFC" for stage in normalizers)
     return max(map(len, vocabulary), default=1) * (_COMPOSED if composes else 1)
+
+
+def _byte_level_alphabet() -> list[str]:
+    """What every text without control characters leaves a mark with: visible ASCII, blanks, UTF-8's continuation bytes."""
+    ascii_text = "\t\n\r" + "".join(map(chr, range(0x20, 0x7F)))
+    continuations = "".join(map(chr, range(0x80, 0xC0)))
+    splitter = ByteLevel(add_prefix_space=False, use_regex=False)
+    return [char for piece, _ in splitter.pre_tokenize_str(ascii_text + continuations) for char in piece]
 
 
 def _added(backend: Tokenizer) -> list[Any]:
