@@ -1,0 +1,32 @@
+"""`python -m loadtests COMMAND`: the outside client's front door. A command is a module with SUMMARY, add_arguments, main."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = ("serve", "compare", "table")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests",
+        description="Load tests for any OpenAI-compatible server on this machine. The last line printed is always JSON.",
+        epilog="COMMAND --help says more; loadtests/README.md says what the figures mean.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = importlib.import_module(f"loadtests.{name}")
+        command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(main=module.main)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.main(args))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

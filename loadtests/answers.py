@@ -1,0 +1,232 @@
+"""From recorded bytes to an Answer: HTTP framing, server-sent events, OpenAI chunks, token counts.
+
+Pure and timeless: every moment comes from the recording. The three readers are codecs: `feed` what came, get what is whole."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from loadtests.exchange import Recording
+
+Endpoint = Literal["chat", "completions"]
+PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_EXCERPT = 200
+
+
+class BadAnswer(Exception):
+    """What the server sent is not a whole, successful answer."""
+
+
+class ChunkedBody:
+    """RFC 9112 §7.1 chunked coding; chunk extensions and trailers are skipped."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.ended = False
+
+    def feed(self, data: bytes) -> bytes:
+        self._buffer += data
+        out, at = bytearray(), 0
+        while not self.ended and (line_end := self._buffer.find(b"\r\n", at)) >= 0:
+            try:
+                size = int(bytes(self._buffer[at:line_end]).split(b";")[0], 16)
+            except ValueError:
+                raise BadAnswer("broken chunked coding") from None
+            start = line_end + 2
+            if size == 0:
+                self.ended = True
+            elif len(self._buffer) < start + size + 2:
+                break
+            else:
+                out += self._buffer[start : start + size]
+                at = start + size + 2
+        del self._buffer[:at]
+        return bytes(out)
+
+
+class HttpResponse:
+    """Status line, headers, then the decoded body. `status` is 0 until the head is whole; 1xx heads are passed over."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self._head = b""
+        self._chunked: ChunkedBody | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        while not self.status:
+            head, separator, data = (self._head + data).partition(b"\r\n\r\n")
+            self._head = head + separator
+            if not separator:
+                return b""
+            self._read_head(head)
+            self._head = b""
+        return self._chunked.feed(data) if self._chunked else data
+
+    def _read_head(self, head: bytes) -> None:
+        first, *lines = head.split(b"\r\n")
+        parts = first.split(maxsplit=2)
+        if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
+            raise BadAnswer(f"not HTTP: {_excerpt(first)}")
+        status = int(parts[1])
+        if status < 200:
+            return
+        self.status = status
+        headers = {
+            name.strip().lower(): value.strip().lower() for name, _, value in (line.partition(b":") for line in lines)
+        }
+        if headers.get(b"transfer-encoding", b"").endswith(b"chunked"):
+            self._chunked = ChunkedBody()
+
+
+class SseData:
+    """Server-sent events (WHATWG HTML §9.2): yields the data of each whole event; comments and other fields are dropped."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                yield b"\n".join(self._data)
+                self._data = []
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request's outcome. Moments in seconds: sent, each event with content, last byte. `error` None means it is whole.
+
+    Token counts are the server's own `usage`; without one, output tokens are counted as events with content."""
+
+    sent_s: float
+    ended_s: float
+    content_s: tuple[float, ...] = ()
+    num_output_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    counted_by_usage: bool = False
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        return self.content_s[0] - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """None where it has no meaning: one token, or everything in one event."""
+        if self.num_output_tokens < 2 or len(self.content_s) < 2:
+            return None
+        return (self.content_s[-1] - self.content_s[0]) / (self.num_output_tokens - 1)
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Gaps between successive events with content; one event may carry several tokens."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.content_s)]
+
+    @property
+    def e2e_s(self) -> float:
+        return self.ended_s - self.sent_s
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What the events of one answer add up to so far."""
+
+    endpoint: Endpoint
+    content_s: list[float] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
+
+    def take(self, at_s: float, data: bytes) -> None:
+        if data.strip() == b"[DONE]":
+            self.finished = True
+            return
+        try:
+            event = json.loads(data)
+        except ValueError:
+            raise BadAnswer(f"event is not JSON: {_excerpt(data)}") from None
+        if not isinstance(event, dict):
+            raise BadAnswer(f"event is not an object: {_excerpt(data)}")
+        if event.get("error"):
+            raise BadAnswer(f"error event: {_message(event)}")
+        try:
+            choices = event.get("choices") or ()
+            if any(_has_content(choice, self.endpoint) for choice in choices):
+                self.content_s.append(at_s)
+            self.finished |= any(choice.get("finish_reason") for choice in choices)
+            self.usage = dict(event.get("usage") or self.usage)
+        except (AttributeError, TypeError, ValueError):
+            raise BadAnswer(f"event of unexpected shape: {_excerpt(data)}") from None
+
+
+def _has_content(choice: dict[str, Any], endpoint: Endpoint) -> bool:
+    if endpoint == "completions":
+        return bool(choice.get("text"))
+    delta = choice.get("delta") or {}
+    return any(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls"))
+
+
+def read_answer(recording: Recording, endpoint: Endpoint) -> Answer:
+    """Never raises on what a server sent: a broken answer is an Answer with an error."""
+    ended_s = recording.times[-1] if recording.times else recording.sent_s
+    stream = _Stream(endpoint)
+    try:
+        _replay(recording, stream)
+        if recording.failure is not None:
+            raise BadAnswer(recording.failure)
+        if not stream.content_s:
+            raise BadAnswer("no content")
+        if not stream.finished:
+            raise BadAnswer("stream ended before its end")
+    except BadAnswer as reason:
+        return Answer(recording.sent_s, ended_s, error=str(reason))
+    usage = stream.usage
+    return Answer(
+        recording.sent_s,
+        ended_s,
+        tuple(stream.content_s),
+        num_output_tokens=usage.get("completion_tokens", len(stream.content_s)),
+        num_prompt_tokens=usage.get("prompt_tokens", 0),
+        num_cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        counted_by_usage="completion_tokens" in usage,
+    )
+
+
+def _replay(recording: Recording, stream: _Stream) -> None:
+    response, events = HttpResponse(), SseData()
+    refusal = b""
+    for at_s, piece in zip(recording.times, recording.pieces, strict=True):
+        body = response.feed(piece)
+        if response.status == 200:
+            for data in events.feed(body):
+                stream.take(at_s, data)
+        else:
+            refusal += body
+    if response.status == 0:
+        raise BadAnswer(recording.failure or "connection closed without an answer")
+    if response.status != 200:
+        raise BadAnswer(f"HTTP {response.status}: {_refusal_text(refusal)}")
+
+
+def _refusal_text(body: bytes) -> str:
+    try:
+        return _message(json.loads(body))
+    except ValueError:
+        return _excerpt(body)
+
+
+def _message(event: Any) -> str:
+    error = event.get("error", event) if isinstance(event, dict) else event
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:_EXCERPT]
+
+
+def _excerpt(data: bytes) -> str:
+    return data[:_EXCERPT].decode(errors="replace").strip()

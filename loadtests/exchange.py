@@ -1,0 +1,75 @@
+"""One HTTP POST and its answer as it came: raw pieces, each with the moment it arrived.
+
+Nothing is parsed while a load runs: the client shares cores with the server, and 256 streams at 30,000 tokens a second leave
+it a few microseconds per token. `answers.py` reads the recordings afterwards. Each request has its own connection and asks
+the server to close it, so the end of the stream is the end of the answer (and no server can be surprised by reuse)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from loadtests.address import Address
+from loadtests.clock import Clock
+
+
+@dataclass(slots=True)
+class Recording:
+    """`times[i]` (seconds) is when `pieces[i]` arrived. `failure` says why the exchange broke, None when the server closed."""
+
+    sent_s: float
+    # Two flat lists of atoms: the garbage collector has nothing to walk in the middle of a measurement.
+    times: list[float] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
+    failure: str | None = None
+
+
+class _Exchange(asyncio.Protocol):
+    def __init__(self, request: bytes, recording: Recording, clock: Clock) -> None:
+        self._request = request
+        self._now = clock.now
+        self._times, self._pieces = recording.times, recording.pieces
+        self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._times.append(self._now())
+        self._pieces.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(exc)
+
+
+def post_request(address: Address, path: str, body: bytes) -> bytes:
+    """The bytes of a POST of JSON to `path` below the address."""
+    head = (
+        f"POST {address.path}{path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n"
+        f"Accept: text/event-stream, application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def exchange(address: Address, request: bytes, timeout_s: float, clock: Clock) -> Recording:
+    """Send and record until the server closes. Failures are recorded, not raised; cancellation drops the connection."""
+    recording = Recording(clock.now())
+    transport: asyncio.Transport | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            transport, protocol = await asyncio.get_running_loop().create_connection(
+                lambda: _Exchange(request, recording, clock), address.host, address.port
+            )
+            error = await protocol.closed
+        if error is not None:
+            recording.failure = f"{type(error).__name__}: {error}"
+    except TimeoutError:
+        recording.failure = f"no end within {timeout_s:g} s"
+    except OSError as error:
+        recording.failure = f"{type(error).__name__}: {error}"
+    finally:
+        if transport is not None:
+            transport.abort()
+    return recording

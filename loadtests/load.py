@@ -1,0 +1,120 @@
+"""Sending a workload: closed or open loop, bounded in time, every request in a task that the run owns."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadtests.address import Address
+from loadtests.answers import PATHS, read_answer
+from loadtests.clock import Clock, WallClock
+from loadtests.exchange import Recording, exchange, post_request
+from loadtests.figures import Run
+from loadtests.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to talk to one server: the model's name there, and what its requests need beyond the common fields."""
+
+    model: str
+    ignore_eos: bool = True
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    request_s: float = 300.0
+    run_s: float = 540.0
+
+
+class Load:
+    """One run against one address. Not reusable."""
+
+    def __init__(self, address: Address, limits: Limits, clock: Clock) -> None:
+        self._address, self._limits, self._clock = address, limits, clock
+        self.recordings: list[Recording] = []
+        self.lateness_s: list[float] = []
+        self.cut_off = False
+
+    async def run(self, workload: Workload, requests: Sequence[bytes]) -> None:
+        """Returns when every request has ended or the time for the run is over; what was unfinished then is dropped."""
+        try:
+            async with asyncio.timeout(self._limits.run_s):
+                if workload.rate_per_s is None:
+                    await self._closed_loop(requests, workload.concurrency)
+                else:
+                    await self._open_loop(requests, workload.arrivals_s(), workload.concurrency)
+        except TimeoutError:
+            self.cut_off = True
+
+    async def _closed_loop(self, requests: Sequence[bytes], concurrency: int) -> None:
+        todo = iter(requests)
+
+        async def stream() -> None:
+            for request in todo:
+                await self._send(request)
+
+        async with asyncio.TaskGroup() as streams:
+            for _ in range(min(concurrency, len(requests))):
+                streams.create_task(stream())
+
+    async def _open_loop(self, requests: Sequence[bytes], arrivals_s: Sequence[float], max_in_flight: int) -> None:
+        start_s = self._clock.now()
+        room = asyncio.Semaphore(max_in_flight)
+
+        async def send(request: bytes) -> None:
+            try:
+                await self._send(request)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as group:
+            for request, arrival_s in zip(requests, arrivals_s, strict=True):
+                await self._clock.sleep_until(start_s + arrival_s)
+                await room.acquire()
+                self.lateness_s.append(max(0.0, self._clock.now() - start_s - arrival_s))
+                group.create_task(send(request))
+
+    async def _send(self, request: bytes) -> None:
+        self.recordings.append(await exchange(self._address, request, self._limits.request_s, self._clock))
+
+
+async def measure(
+    address: Address,
+    workload: Workload,
+    wishes: Wishes,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    server_cpu_s: Callable[[], float] | None = None,
+) -> Run:
+    """Warm up, run, read the answers. `server_cpu_s` tells the CPU seconds the server has used so far."""
+    limits, clock = limits or Limits(), clock or WallClock()
+    if warmup := workload.warmup():
+        # Its failures are not counted: whatever is wrong shows again in the run itself.
+        await Load(address, limits, clock).run(warmup, _requests(address, warmup, wishes))
+    requests = _requests(address, workload, wishes)
+    load = Load(address, limits, clock)
+    gc.collect()
+    server_before, client_before, start_s = server_cpu_s and server_cpu_s(), time.process_time(), clock.now()
+    await load.run(workload, requests)
+    wall_s, client_cpu_s = clock.now() - start_s, time.process_time() - client_before
+    return Run(
+        answers=[read_answer(recording, workload.endpoint) for recording in load.recordings],
+        num_asked=workload.num_requests,
+        num_output_tokens_each=workload.num_output_tokens,
+        wall_s=wall_s,
+        cut_off=load.cut_off,
+        client_cpu_s=client_cpu_s,
+        server_cpu_s=None if server_cpu_s is None or server_before is None else server_cpu_s() - server_before,
+        lateness_s=load.lateness_s,
+    )
+
+
+def _requests(address: Address, workload: Workload, wishes: Wishes) -> list[bytes]:
+    bodies = workload.bodies(wishes.model, wishes.ignore_eos, wishes.extra_body)
+    return [post_request(address, PATHS[workload.endpoint], body) for body in bodies]

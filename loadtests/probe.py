@@ -1,0 +1,76 @@
+"""Short questions to a server outside any measured run: its model, its health, one completion, its own event-loop lag."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from loadtests.address import Address
+
+_LAG_BUCKET = re.compile(r'^oneloop:loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\}\s+([0-9.eE+]+)', re.MULTILINE)
+Buckets = Mapping[float, float]
+
+
+class ProbeFailed(Exception):
+    pass
+
+
+def ask(
+    address: Address, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 10.0
+) -> tuple[int, bytes]:
+    """Status and body of a GET, or of a POST of JSON where there is a body. Raises ProbeFailed when nobody answers."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    try:
+        payload = None if body is None else json.dumps(body)
+        headers = {"Connection": "close", "Content-Type": "application/json"}
+        connection.request("GET" if body is None else "POST", address.path + path, payload, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ProbeFailed(f"{address.url}{path}: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+
+
+def is_healthy(address: Address, path: str) -> bool:
+    try:
+        return ask(address, path, timeout_s=5.0)[0] == 200
+    except ProbeFailed:
+        return False
+
+
+def first_model(address: Address) -> str:
+    """The id that /v1/models lists first. Raises ProbeFailed."""
+    status, body = ask(address, "/v1/models")
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise ProbeFailed(f"{address.url}/v1/models (HTTP {status}) lists no model; name it with --model") from None
+
+
+def complete_once(address: Address, model: str, timeout_s: float) -> None:
+    """One token out of the chat endpoint. Raises ProbeFailed."""
+    body = {"model": model, "max_tokens": 1, "temperature": 0, "messages": [{"role": "user", "content": "Hi"}]}
+    status, answer = ask(address, "/v1/chat/completions", body, timeout_s)
+    if status != 200:
+        raise ProbeFailed(f"first completion: HTTP {status}: {answer[:200].decode(errors='replace')}")
+
+
+def loop_lag_buckets(address: Address) -> Buckets:
+    """Cumulative counts by upper bound in seconds, as oneloop exports them; empty for servers that do not."""
+    try:
+        status, body = ask(address, "/metrics")
+    except ProbeFailed:
+        return {}
+    found = _LAG_BUCKET.findall(body.decode(errors="replace")) if status == 200 else []
+    return {float(bound): float(count) for bound, count in found}
+
+
+def bucket_percentile(before: Buckets, after: Buckets, percent: float) -> float | None:
+    """Upper bound, in the buckets' unit, of the bucket in which the percentile of what came between the two lies."""
+    grown = {bound: count - before.get(bound, 0.0) for bound, count in sorted(after.items())}
+    total = max(grown.values(), default=0.0)
+    return next((bound for bound, count in grown.items() if total and count >= total * percent / 100), None)

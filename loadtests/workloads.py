@@ -1,0 +1,214 @@
+"""Workloads as data: who arrives when, with which prompt, wanting how many tokens. Prompts are drawn from a seed.
+
+A name is all one needs: `c16`, `shared512` and the other CPU rows; `c32_512_128` (streams_prompt_output, in tokens) for the
+GPU, `c32_2048+128_64` with a shared prefix before the `+`; or a group, `cpu` or `gpu`. No two requests of a workload share a
+prompt beyond the prefix they are meant to share, so a prefix cache helps only where the workload says so."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from loadtests.answers import Endpoint
+
+MAX_REQUESTS, MAX_CONCURRENCY, MAX_TOKENS = 100_000, 4096, 8_000_000
+_REPEAT_STRIDE, _WARMUP_SEED, _PREFIX_SEED = 7919, 104_729, 15_485_863
+_TEXT = (
+    "able action age animal answer apple arm art autumn baby ball bank base bed bird blood blue board boat body bone book "
+    "bottle box boy bread bridge brother brown building bus camera car card cat center chair chance child church city class "
+    "clock cloud coat coffee color corner country cow cup dance dark daughter day desk dinner doctor dog door dream dress "
+    "drink ear earth east edge egg engine evening eye face family farm father field fire fish floor flower food foot forest "
+    "friend fruit game garden gate girl glass gold grass green ground group hair hall hand hat head heart hill history home "
+    "horse hospital hotel hour house ice island job king kitchen lake land language leaf letter library light line lion "
+    "machine map market milk minute moment money month moon morning mother mountain mouth movie music name nation night "
+    "north ocean office paper park party person picture plan plant player poem pool queen question rain river road rock "
+    "room rose salt school sea season shadow ship shoe shop silver sister sky snow song south spring star station stone "
+    "storm story street summer sun table teacher team tree truck village wall war watch water week west wind window winter "
+    "woman wood word work world year"
+)
+_WORDS = _TEXT.split()
+
+
+class UnknownWorkload(ValueError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class WordPrompt:
+    """English words for the chat endpoint: `num_words` of its own, after a system message of `num_shared_words`."""
+
+    num_words: int
+    num_shared_words: int = 0
+
+    def describe(self) -> str:
+        return f"{self.num_shared_words}+{self.num_words} words" if self.num_shared_words else f"{self.num_words} words"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Random token ids in [first_id, vocab_size) for the completions endpoint. 100 is above the usual special tokens."""
+
+    num_tokens: int
+    num_shared_tokens: int = 0
+    vocab_size: int = 49_152
+    first_id: int = 100
+
+    def describe(self) -> str:
+        return f"{self.num_shared_tokens}+{self.num_tokens} ids" if self.num_shared_tokens else f"{self.num_tokens} ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`rate_per_s` None: `concurrency` streams, each sending its next request when the last ended (closed loop). Otherwise
+    Poisson arrivals at that rate, with at most `concurrency` in flight (open loop). Warm-up requests go before, one by one."""
+
+    name: str
+    prompt: WordPrompt | TokenPrompt
+    concurrency: int
+    num_requests: int
+    num_output_tokens: int
+    seed: int = 0
+    num_warmup: int = 0
+    rate_per_s: float | None = None
+    endpoint: Endpoint = "chat"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_requests <= MAX_REQUESTS or not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise ValueError(f"{self.name}: 1 to {MAX_REQUESTS} requests and 1 to {MAX_CONCURRENCY} at a time")
+        if self.num_output_tokens < 1 or self.num_requests * self.num_output_tokens > MAX_TOKENS:
+            raise ValueError(f"{self.name}: requests times output tokens must be 1 to {MAX_TOKENS}")
+        if self.rate_per_s is not None and not 0 < self.rate_per_s < float("inf"):
+            raise ValueError(f"{self.name}: the rate of arrivals must be positive and finite")
+        if isinstance(self.prompt, TokenPrompt):
+            if self.endpoint == "chat":
+                raise ValueError(f"{self.name}: prompts of token ids go to the completions endpoint only")
+            if self.prompt.vocab_size <= self.prompt.first_id:
+                raise ValueError(f"{self.name}: the vocabulary must be larger than {self.prompt.first_id}")
+
+    def describe(self) -> str:
+        arrivals = f"{self.rate_per_s:g}/s" if self.rate_per_s else f"{self.concurrency} streams"
+        return f"{self.num_requests} requests, {arrivals}, {self.prompt.describe()} in, {self.num_output_tokens} tokens out"
+
+    def repeated(self, index: int) -> Workload:
+        """The same shape with other prompts, for the `index`-th run against one server."""
+        return replace(self, seed=self.seed + index * _REPEAT_STRIDE)
+
+    def warmup(self) -> Workload | None:
+        """What goes before the clock starts: other prompts, one by one."""
+        if not self.num_warmup:
+            return None
+        return replace(
+            self,
+            num_requests=self.num_warmup,
+            seed=self.seed + _WARMUP_SEED,
+            num_warmup=0,
+            concurrency=1,
+            rate_per_s=None,
+        )
+
+    def scaled(self, share: float) -> Workload:
+        """The same with a share of the requests, for a server too slow for all of them."""
+        return replace(self, num_requests=max(1, round(self.num_requests * share)))
+
+    def arrivals_s(self) -> list[float]:
+        """Open loop: when each request is sent, in seconds after the first. A Poisson process of `rate_per_s`."""
+        assert self.rate_per_s is not None
+        rng = random.Random(self.seed + 1)
+        moments = [0.0]
+        while len(moments) < self.num_requests:
+            moments.append(moments[-1] + rng.expovariate(self.rate_per_s))
+        return moments
+
+    def bodies(self, model: str, ignore_eos: bool = True, extra: Mapping[str, Any] | None = None) -> list[bytes]:
+        """The JSON bodies, one a request. `extra` is merged in last; a None there removes the field."""
+        common: dict[str, Any] = {
+            "model": model,
+            "max_tokens": self.num_output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if ignore_eos:
+            common["ignore_eos"] = True
+        merged = {key: value for key, value in (common | dict(extra or {})).items() if value is not None}
+        return [json.dumps(merged | self._prompt_field(prompt)).encode() for prompt in self.prompts()]
+
+    def _prompt_field(self, prompt: tuple[str, str] | list[int]) -> dict[str, Any]:
+        if isinstance(prompt, list):
+            return {"prompt": prompt}
+        system, user = prompt
+        if self.endpoint == "completions":
+            return {"prompt": f"{system}\n{user}" if system else user}
+        messages = [{"role": "user", "content": user}]
+        return {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
+
+    def prompts(self) -> Sequence[tuple[str, str] | list[int]]:
+        """(system or "", user) pairs, or lists of token ids."""
+        rng, prefix_rng = random.Random(self.seed), random.Random(self.seed + _PREFIX_SEED)
+        shape = self.prompt
+        if isinstance(shape, TokenPrompt):
+            ids = range(shape.first_id, shape.vocab_size)
+            prefix = prefix_rng.choices(ids, k=shape.num_shared_tokens)
+            return [prefix + rng.choices(ids, k=shape.num_tokens) for _ in range(self.num_requests)]
+        system = _draw(prefix_rng, shape.num_shared_words)
+        return [(system, _story(rng, shape.num_words)) for _ in range(self.num_requests)]
+
+
+def _draw(rng: random.Random, num_words: int) -> str:
+    return " ".join(rng.choices(_WORDS, k=num_words))
+
+
+def _story(rng: random.Random, num_words: int) -> str:
+    # The number comes first, so that prompts part at once and a prefix cache finds nothing to share.
+    return f"({rng.randrange(100_000, 1_000_000)}) Write a long story using these words: {_draw(rng, num_words)}"
+
+
+CPU: Mapping[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload("c1", WordPrompt(82), concurrency=1, num_requests=8, num_output_tokens=64, seed=1, num_warmup=1),
+        Workload("c4", WordPrompt(82), concurrency=4, num_requests=16, num_output_tokens=64, seed=2),
+        Workload("c16", WordPrompt(82), concurrency=16, num_requests=32, num_output_tokens=64, seed=3),
+        Workload("shared512", WordPrompt(20, 512), concurrency=4, num_requests=16, num_output_tokens=64, seed=4),
+        Workload("unshared512", WordPrompt(532), concurrency=4, num_requests=8, num_output_tokens=64, seed=5),
+    )
+}
+GPU_REQUESTS: Mapping[str, int] = {
+    "c1_128_128": 12,
+    "c32_512_128": 192,
+    "c128_512_128": 640,
+    "c256_256_256": 768,
+    "c32_2048+128_64": 192,
+}
+ALIASES: Mapping[str, str] = {"prefix": "c32_2048+128_64"}
+_PATTERN = re.compile(r"c(\d+)_(?:(\d+)\+)?(\d+)_(\d+)")
+
+
+def find_workloads(names: Iterable[str], vocab_size: int = 49_152) -> list[Workload]:
+    """Workloads by name, pattern or group, in the order given, each once. Raises UnknownWorkload, ValueError."""
+    groups = {"cpu": list(CPU), "gpu": list(GPU_REQUESTS)}
+    flat = [member for name in names for member in groups.get(name, [name])]
+    return [_find(name, vocab_size) for name in dict.fromkeys(ALIASES.get(name, name) for name in flat)]
+
+
+def _find(name: str, vocab_size: int) -> Workload:
+    if name in CPU:
+        return CPU[name]
+    match = _PATTERN.fullmatch(name)
+    if match is None:
+        known = ", ".join(["cpu", "gpu", *CPU, *GPU_REQUESTS, *ALIASES])
+        raise UnknownWorkload(f"no workload {name!r}; known: {known}, and any cSTREAMS_PROMPT_OUTPUT")
+    concurrency, shared, own, output = (int(group or 0) for group in match.groups())
+    return Workload(
+        name,
+        TokenPrompt(own, shared, vocab_size),
+        concurrency,
+        GPU_REQUESTS.get(name, max(12, 6 * concurrency)),
+        output,
+        num_warmup=2,
+        endpoint="completions",
+    )
