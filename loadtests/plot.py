@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 
 
 def plot_latencies(path: Path, runs: Sequence[tuple[str, Run]]) -> None:
-    """One panel each for TTFT, ITL and e2e: the share of values (y) below so many milliseconds (x, logarithmic)."""
+    """One panel each for TTFT, ITL and e2e: the share of values (y) below so many milliseconds (x)."""
     figure = Figure(figsize=(15, 4.5), layout="constrained")
     for axes, metric in zip(figure.subplots(1, 3), ("TTFT", "ITL", "e2e"), strict=True):
         for name, run in runs:
@@ -22,7 +22,8 @@ def plot_latencies(path: Path, runs: Sequence[tuple[str, Run]]) -> None:
             if values_ms:
                 shares = [(rank + 1) / len(values_ms) for rank in range(len(values_ms))]
                 axes.step(values_ms, shares, where="post", label=name)
-        axes.set(title=metric, xlabel="ms", ylabel="share of values", xscale="log", ylim=(0, 1))
+        axes.set(title=metric, xlabel="ms", ylabel="share of values", ylim=(0, 1))
+        axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend()
