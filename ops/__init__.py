@@ -87,7 +87,7 @@ _silu_mul = _op("silu_mul", activation_native.silu_mul, activation_reference.sil
 def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """Bring weight [N, K] and bias [N] into the form the chosen kernel reads. Done once at load; the originals may be
     dropped afterwards."""
-    return _prepare_linear.choose(ShapeClass(weight.device.type, weight.dtype))(weight, bias)
+    return _prepare_linear.runs[weight.device, weight.dtype](weight, bias)
 
 
 def linear(x: Tensor, w: LinearWeight) -> Tensor:
@@ -102,12 +102,12 @@ def embedding(ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., H] / sqrt(mean(x^2) + eps) * weight [H], same shape (Zhang and Sennrich 2019)."""
-    return _rms_norm.choose(ShapeClass(x.device.type, x.dtype))(x, weight, eps)
+    return _rms_norm.runs[x.device, x.dtype](x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual [T, H] += x [T, H] in place; returns rms_norm(residual), [T, H]."""
-    return _add_rms_norm.choose(ShapeClass(x.device.type, x.dtype))(x, residual, weight, eps)
+    return _add_rms_norm.runs[x.device, x.dtype](x, residual, weight, eps)
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> None:
@@ -115,14 +115,14 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: 
 
     cos_sin [max_pos, D_rot] float32 holds D_rot / 2 cosines, then as many sines; only the first D_rot <= D dims turn.
     q and k may be views into one qkv tensor as long as their last dim is contiguous."""
-    _rope.choose(ShapeClass(q.device.type, q.dtype))(q, k, positions, cos_sin, interleaved)
+    _rope.runs[q.device, q.dtype](q, k, positions, cos_sin, interleaved)
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """Write k, v [T, Hkv, D] into k_cache, v_cache [num_blocks, Hkv, block_size, D] at slots [T] int64.
 
     slot = block_id * block_size + offset; -1 writes nothing."""
-    _store_kv.choose(ShapeClass(k.device.type, k.dtype, k_cache.dtype, k.shape[2]))(k, v, k_cache, v_cache, slots)
+    _store_kv.runs[k.device, k.dtype, k_cache.dtype, k.shape[2]](k, v, k_cache, v_cache, slots)
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float) -> Tensor:
@@ -130,13 +130,13 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: Attention
 
     k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head
     h // (Hq // Hkv). Query i of row r sees keys 0 to its own position."""
-    case = ShapeClass(q.device.type, q.dtype, k_cache.dtype, q.shape[2])
-    return _paged_attention.choose(case)(q, k_cache, v_cache, meta, scale)
+    run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2]]
+    return run(q, k_cache, v_cache, meta, scale)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up [T, 2 * I] -> silu(first half) * second half, [T, I]."""
-    return _silu_mul.choose(ShapeClass(gate_up.device.type, gate_up.dtype))(gate_up)
+    return _silu_mul.runs[gate_up.device, gate_up.dtype](gate_up)
 
 
 def set_num_threads(n: int) -> None:

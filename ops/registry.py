@@ -45,33 +45,44 @@ class Kernel:
     run: Callable[..., Any]
 
 
-class Op:
-    """The kernels of one op, fastest first, and the choices made among them so far."""
+class _Choices(dict[tuple[Any, ...], Callable[..., Any]]):
+    """(device, dtype, ...) -> run. A plain dict look-up on every call but the first of a shape class: a step makes some
+    three hundred, and building a ShapeClass for each would cost more than a small kernel does."""
 
-    def __init__(self, name: str, default: ShapeClass, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, decide: Callable[[ShapeClass], Callable[..., Any]]) -> None:
+        super().__init__()
+        self._decide = decide
+
+    def __missing__(self, facts: tuple[Any, ...]) -> Callable[..., Any]:
+        run = self[facts] = self._decide(ShapeClass(facts[0].type, *facts[1:]))
+        return run
+
+
+class Op:
+    """The kernels of one op, fastest first, and the choices made among them so far.
+
+    `runs[device, dtype]`, or `runs[device, dtype, kv_dtype, head_size]` where the op has these, is the function to call."""
+
+    def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel]) -> None:
         self.name = name
         self.kernels = tuple(kernels)
-        self._default = default
-        self._runs: dict[ShapeClass, Callable[..., Any]] = {}
+        self.runs = _Choices(self.choose)
+        self._usual = usual
         self._reasons: dict[ShapeClass, str] = {}
         _ops.append(self)
-
-    def choose(self, case: ShapeClass) -> Callable[..., Any]:
-        """The function that computes this op for `case`; asked on every call, so a hit is one dict look-up."""
-        run = self._runs.get(case)
-        return run if run is not None else self._decide(case)
 
     def describe(self) -> list[str]:
         """One line per choice made, or the choice for the usual case where the op was not called yet."""
         if not self._reasons:
-            self._decide(self._default)
+            self.choose(self._usual)
         return [f"{self.name}: {reason} ({case})" for case, reason in self._reasons.items()]
 
     def forget(self) -> None:
-        self._runs.clear()
+        self.runs.clear()
         self._reasons.clear()
 
-    def _decide(self, case: ShapeClass) -> Callable[..., Any]:
+    def choose(self, case: ShapeClass) -> Callable[..., Any]:
+        """The run of the first kernel that supports `case`. Raises NotImplementedError when none does."""
         refusals: list[str] = []
         for kernel in self.kernels:
             if _forced is not None and kernel.name != _forced:
@@ -80,7 +91,7 @@ class Op:
                 refusal = kernel.supports(case)
             if refusal is None:
                 reason = kernel.name + (f"; {'; '.join(refusals)}" if refusals else "")
-                self._runs[case], self._reasons[case] = kernel.run, reason
+                self._reasons[case] = reason
                 logger.debug("%s: %s (%s)", self.name, reason, case)
                 return kernel.run
             refusals.append(f"not {kernel.name}: {refusal}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ops.native import module as native
@@ -10,6 +9,6 @@ from ops.native import module as native
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, width = gate_up.shape
-    out = torch.empty(tokens, width // 2)
+    out = gate_up.new_empty(tokens, width // 2)
     native.silu_mul(gate_up, out)
     return out

@@ -4,7 +4,6 @@ A query's result depends on its own keys only, in position order: neither the ot
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ops.attention.meta import AttentionMeta
@@ -12,6 +11,6 @@ from ops.native import module as native
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float) -> Tensor:
-    out = torch.empty(q.shape)
+    out = q.new_empty(*q.shape)
     native.paged_attention(q, k_cache, v_cache, meta.query_starts, meta.context_lens, meta.block_tables, scale, out)
     return out

@@ -19,7 +19,7 @@ class NativeLinearWeight(LinearWeight):
         self.nbytes = self._packed.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        out = torch.empty(x.shape[0], self.out_features)
+        out = x.new_empty(x.shape[0], self.out_features)
         self._packed.matmul(x, out)
         return out
 

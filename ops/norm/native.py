@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ops.native import module as native
@@ -11,12 +10,12 @@ from ops.native import module as native
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.dim() > 3:
         return rms_norm(x.flatten(0, -3), weight, eps).view(x.shape)
-    out = torch.empty(x.shape)
+    out = x.new_empty(*x.shape)
     native.rms_norm(x, weight, eps, out)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty(x.shape)
+    out = x.new_empty(*x.shape)
     native.add_rms_norm(x, residual, weight, eps, out)
     return out

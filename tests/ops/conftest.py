@@ -48,10 +48,13 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _seeded_and_two_threads() -> Iterator[None]:
+def _seed_and_threads() -> Iterator[None]:
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # its OpenMP threads would spin on the cores that ours need
     if oneloop_native is not None:
         oneloop_native.set_num_threads(2)
     yield
+    torch.set_num_threads(threads)
     if oneloop_native is not None:
         oneloop_native.set_num_threads(1)

@@ -51,7 +51,9 @@ def test_a_choice_is_made_once_per_shape_class() -> None:
         return None if case.dtype == torch.float32 else "float32 only"
 
     op = op_of("toy", ("fast", supports), ("slow", always))
-    assert [op.choose(case)() for case in (FLOAT32, FLOAT64, FLOAT32, FLOAT64)] == ["fast", "slow", "fast", "slow"]
+    cpu = torch.device("cpu")
+    chosen = [op.runs[cpu, dtype]() for dtype in (torch.float32, torch.float64, torch.float32, torch.float64)]
+    assert chosen == ["fast", "slow", "fast", "slow"]
     assert asked == [FLOAT32, FLOAT64]
 
 
