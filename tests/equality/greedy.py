@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from runtime.models.decoder import Decoder
 
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine import Engine
+from runtime.models.decoder import Decoder
 from runtime.runner.worker import Worker
 from runtime.start import assemble
 

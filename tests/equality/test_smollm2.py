@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from runtime.models.load import load_model
-from runtime.weights.fetch import DEFAULT_MODEL, resolve
 
 from runtime.config import EngineConfig
+from runtime.models.load import load_model
+from runtime.weights.fetch import DEFAULT_MODEL, resolve
 from tests.equality.greedy import compare, run, transformers_greedy
 from tests.equality.prompts import CHAT, CODE, LONG, PLAIN, UNICODE
 

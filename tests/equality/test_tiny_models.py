@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 import transformers
-from runtime.models.load import load_model
-from runtime.weights.fetch import resolve
 
 from runtime.config import EngineConfig
+from runtime.models.load import load_model
+from runtime.weights.fetch import resolve
 from tests.equality.greedy import compare, run, transformers_greedy
 
 VOCAB = 211
