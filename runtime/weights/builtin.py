@@ -83,7 +83,7 @@ _PIP_OPTIONS = (
 
 _CHUNK = 1 << 20
 _LOOK_EVERY_S = 0.1
-_LINES_OF_PIP = 6
+_LINES_OF_PIP = 8
 
 
 def cache_folder() -> Path:

@@ -1,0 +1,68 @@
+"""A paged cache by hand: scattered blocks, and steps of any mix of spans, without scheduler or runner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+import ops
+from runtime.models.decoder import Decoder
+
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class Paged:
+    """Rows of tokens over one decoder. A row's blocks are drawn at random, and full of NaN before they are written."""
+
+    def __init__(self, decoder: Decoder, num_rows: int, max_tokens: int) -> None:
+        self.decoder = decoder
+        per_row = -(-max_tokens // BLOCK)
+        ids = list(range(num_rows * per_row))
+        random.Random(4).shuffle(ids)
+        self.tables = [ids[row * per_row : (row + 1) * per_row] for row in range(num_rows)]
+        self.lengths = [0] * num_rows
+        dtype = getattr(torch, decoder.dtype)
+        self.kv = [
+            LayerKV(
+                *(
+                    torch.full(
+                        (len(ids), layer.attention.num_kv_heads, BLOCK, layer.attention.head_size),
+                        torch.nan,
+                        dtype=dtype,
+                    )
+                    for _ in "kv"
+                )
+            )
+            for layer in decoder.spec.layers
+        ]
+
+    @torch.inference_mode()
+    def step(self, spans: dict[int, Sequence[int]]) -> dict[int, torch.Tensor]:
+        """Append each row's token ids to it; logits of all of them, [span, V] by row."""
+        ids, positions, slots, starts = [], [], [], [0]
+        for row, span in spans.items():
+            for position in range(self.lengths[row], self.lengths[row] + len(span)):
+                positions.append(position)
+                slots.append(self.tables[row][position // BLOCK] * BLOCK + position % BLOCK)
+            ids += span
+            self.lengths[row] += len(span)
+            starts.append(len(ids))
+        meta = ops.AttentionMeta(
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor([self.lengths[row] for row in spans], dtype=torch.int32),
+            torch.tensor([self.tables[row] for row in spans], dtype=torch.int32),
+            max(map(len, spans.values())),
+            max(self.lengths[row] for row in spans),
+        )
+        hidden = self.decoder.forward(torch.tensor(ids), torch.tensor(positions), self.kv, torch.tensor(slots), meta)
+        logits = self.decoder.logits(hidden)
+        return {row: logits[a:b] for row, a, b in zip(spans, starts, starts[1:], strict=False)}

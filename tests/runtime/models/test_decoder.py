@@ -1,0 +1,168 @@
+"""The decoder against transformers: tiny random models of every family, then SmolLM2, over a paged cache kept by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from runtime.models.load import load_model
+from runtime.weights.fetch import resolve
+from tests.runtime.models.paged import Paged
+from tests.runtime.weights import smollm2
+
+VOCAB = 97
+COMMON = {
+    "vocab_size": VOCAB, "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.25, "head_dim": 10,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+MODELS = {
+    "llama": lambda: transformers.LlamaConfig(**COMMON),
+    "llama, biases, tied": lambda: transformers.LlamaConfig(
+        **COMMON, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "llama, llama3 rope, one kv head": lambda: transformers.LlamaConfig(
+        **COMMON | {"num_key_value_heads": 1}, rope_parameters=LLAMA3
+    ),
+    "llama, wide heads": lambda: transformers.LlamaConfig(**COMMON | {"head_dim": 24}),
+    "mistral": lambda: transformers.MistralConfig(**COMMON, sliding_window=None),
+    "mistral, window": lambda: transformers.MistralConfig(**COMMON, sliding_window=100),
+    "qwen2": lambda: transformers.Qwen2Config(**COMMON),
+    "qwen2, tied, yarn": lambda: transformers.Qwen2Config(**COMMON, tie_word_embeddings=True, rope_parameters=YARN),
+    "qwen3": lambda: transformers.Qwen3Config(**COMMON | {"head_dim": 16}),
+    "qwen3, biases, tied": lambda: transformers.Qwen3Config(**COMMON, attention_bias=True, tie_word_embeddings=True),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(11)
+    theirs = transformers.AutoModelForCausalLM.from_config(MODELS[request.param](), dtype=torch.float32).eval()
+    for name, parameter in theirs.named_parameters():
+        if parameter.ndim == 1:  # biases and norms begin as zeros and ones, which hides mistakes
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
+    theirs.save_pretrained(folder)
+    return theirs, load(folder)
+
+
+def load(folder, **options):
+    files = resolve(str(folder), None, lambda progress: None)
+    defaults = {"dtype": "float32", "load_format": "auto", "seed": 0, "progress": lambda progress: None}
+    return load_model(files, **defaults | options)
+
+
+@torch.inference_mode()
+def logits_of(theirs, ids) -> torch.Tensor:
+    return theirs(torch.tensor([ids])).logits[0]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def test_the_context_is_long_enough_for_these_tests(pair):
+    assert pair[1].spec.max_model_len in (100, 256)
+
+
+def test_logits_of_a_whole_prompt(pair):
+    theirs, ours = pair
+    ids = prompt(90, 1)
+    (logits,) = Paged(ours, 1, 96).step({0: ids}).values()
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, logits_of(theirs, ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 50])
+def test_logits_of_a_prompt_in_chunks(pair, chunk):
+    theirs, ours = pair
+    ids, paged = prompt(60, 2), Paged(ours, 1, 64)
+    chunks = [paged.step({0: ids[start : start + chunk]})[0] for start in range(0, len(ids), chunk)]
+    torch.testing.assert_close(torch.cat(chunks), logits_of(theirs, ids), rtol=0, atol=1e-4)
+
+
+def test_rows_of_different_lengths_share_a_step(pair):
+    """Two prompts in chunks beside one that already decodes, as the scheduler mixes them."""
+    theirs, ours = pair
+    rows = {0: prompt(40, 3), 1: prompt(33, 4), 2: prompt(21, 5)}
+    paged = Paged(ours, 3, 48)
+    got = {row: [] for row in rows}
+    for spans in (
+        {1: rows[1][:20]},
+        {0: rows[0][:17], 1: rows[1][20:21], 2: rows[2][:21]},
+        {1: rows[1][21:22], 0: rows[0][17:39]},
+        {0: rows[0][39:40], 1: rows[1][22:]},
+    ):
+        for row, logits in paged.step(spans).items():
+            got[row].append(logits)
+    for row, ids in rows.items():
+        torch.testing.assert_close(torch.cat(got[row]), logits_of(theirs, ids), rtol=0, atol=1e-4)
+
+
+def greedy(paged: Paged, ids: list[int], count: int, chunk: int) -> list[int]:
+    for start in range(0, len(ids), chunk):
+        logits = paged.step({0: ids[start : start + chunk]})[0]
+    generated = [int(logits[-1].argmax())]
+    while len(generated) < count:
+        generated.append(int(paged.step({0: generated[-1:]})[0][-1].argmax()))
+    return generated
+
+
+@pytest.mark.parametrize("chunk", [16, 1000])
+def test_greedy_tokens_are_transformers_own(pair, chunk):
+    theirs, ours = pair
+    ids = prompt(50, 6)
+    expected = list(ids)
+    for _ in range(24):
+        expected.append(int(logits_of(theirs, expected)[-1].argmax()))
+    assert greedy(Paged(ours, 1, 80), ids, 24, chunk) == expected[50:]
+
+
+def test_it_counts_parameters_as_transformers_does(pair):
+    theirs, ours = pair
+    assert ours.num_parameters == theirs.num_parameters()
+    assert ours.weights_bytes >= 4 * ours.num_parameters
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_close(pair, tmp_path, dtype):
+    theirs, ours = pair
+    theirs.save_pretrained(tmp_path)
+    half = load(tmp_path, dtype=dtype)
+    ids = prompt(12, 7)
+    (logits,) = Paged(half, 1, 16).step({0: ids}).values()
+    (exact,) = Paged(ours, 1, 16).step({0: ids}).values()
+    assert logits.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(logits, exact).min() > 0.99
+
+
+# SmolLM2's chat template around a question, as ids: reading a tokenizer out of GGUF takes transformers four seconds.
+SYSTEM = [
+    1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2, 198,
+]  # fmt: skip
+QUESTIONS = {
+    "What is the capital of France?": [1780, 314, 260, 3575, 282, 4649, 47],
+    "Write a haiku about the sea.": [19161, 253, 421, 30614, 563, 260, 3426, 30],
+    "日本の首都は?": [23274, 115, 40993, 26453, 180, 116, 240, 180, 38466, 7365, 124, 47],
+}
+
+
+def test_smollm2_chats_as_in_transformers():
+    theirs, ours = smollm2.theirs(), load(smollm2.files().path)
+    for question, question_ids in QUESTIONS.items():
+        ids = [*SYSTEM, 1, 4093, 198, *question_ids, 2, 198, 1, 520, 9531, 198]
+        # Without a mask it takes <|im_end|>, which is its padding too, for padding.
+        prompt_ids = torch.tensor([ids])
+        tokens = theirs.generate(
+            prompt_ids,
+            attention_mask=torch.ones_like(prompt_ids),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=None,
+        )[0]
+        assert greedy(Paged(ours, 1, len(ids) + 24), ids, 24, 32) == tokens[len(ids) :].tolist(), question

@@ -1,0 +1,106 @@
+"""From a config to a spec: what is read, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.models.registry import spec_from_config
+from runtime.models.spec import UnsupportedModel
+from runtime.weights.rules import WeightsError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 8}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+
+
+def test_a_plain_llama():
+    spec = spec_from_config(LLAMA)
+    attention = spec.layers[0].attention
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_size) == (4, 4, 16)
+    extras = (attention.qkv_bias, attention.output_bias, attention.qk_norm, spec.layers[0].mlp.bias)
+    assert extras == (False,) * 4
+    assert (len(spec.layers), spec.vocab_size, spec.hidden_size, spec.norm_eps) == (2, 100, 64, 1e-5)
+    assert (spec.max_model_len, spec.tied_embedding, spec.architecture) == (512, False, "LlamaForCausalLM")
+
+
+def test_heads_may_have_a_size_of_their_own():
+    spec = spec_from_config(LLAMA | {"head_dim": 40, "num_key_value_heads": 2})
+    shapes = {parameter.name: parameter.shape for parameter in spec.parameters()}
+    assert shapes["model.layers.0.self_attn.qkv_proj.weight"] == ((4 + 2 + 2) * 40, 64)
+    assert shapes["model.layers.0.self_attn.o_proj.weight"] == (64, 160)
+
+
+def test_families_differ_where_they_should():
+    qwen2, qwen3 = (spec_from_config(config).layers[0].attention for config in (QWEN2, QWEN3))
+    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm, qwen2.head_size) == (True, False, False, 16)
+    assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.qk_norm, qwen3.head_size) == (False, False, True, 128)
+    assert spec_from_config(MISTRAL).layers[0].attention.num_kv_heads == 8
+
+
+def test_a_tied_embedding_is_one_parameter():
+    tied, untied = (spec_from_config(LLAMA | {"tie_word_embeddings": tie}) for tie in (True, False))
+    assert {p.name for p in untied.parameters()} - {p.name for p in tied.parameters()} == {"lm_head.weight"}
+    assert [p.name for p in tied.parameters()].count("model.embed_tokens.weight") == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        (MISTRAL | {"sliding_window": None}, 512),
+        (MISTRAL | {"sliding_window": 128}, 128),
+        (MISTRAL | {"sliding_window": 4096}, 512),
+        (MISTRAL | {"max_position_embeddings": 32768}, 4096),  # transformers' default where none is written
+        (QWEN2 | {"sliding_window": 128, "use_sliding_window": False}, 512),
+        (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 2}, 512),
+        (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1}, 128),
+        (QWEN3 | {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]}, 128),
+        (QWEN3 | {"sliding_window": 128, "layer_types": ["full_attention", "full_attention"]}, 512),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}, 512),
+        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, 2048),
+        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, 512),
+    ],
+)
+def test_the_context_ends_where_the_model_would_no_longer_be_exact(config, length):
+    assert spec_from_config(config).max_model_len == length
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM is not supported.*nearest.*Qwen2ForCausalLM"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "nearest.*LlamaForCausalLM"),
+        ({"architectures": []}, "names no model class"),
+        ({"architectures": None}, "names no model class"),
+        ({"architectures": [3]}, "names no model class"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size is '64', not a count"),
+        ({"hidden_size": -64}, "hidden_size is -64"),
+        ({"hidden_size": 64.0}, "hidden_size is 64.0"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of 4"),
+        ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_key_value_heads": 3}, "4 attention heads do not share 3 kv heads"),
+        ({"head_dim": 15}, "rotary embedding of 15 of 15 dims"),
+        ({"partial_rotary_factor": 2.0}, "rotary embedding of 32 of 16 dims"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear', not an object"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing"),
+        ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "rope factors are not 8 numbers"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised with 'gptq'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(changes, says):
+    with pytest.raises(UnsupportedModel, match=says):
+        spec_from_config(LLAMA | changes)
+    assert issubclass(UnsupportedModel, WeightsError)

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import struct
+
+import gguf as gguf_package
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from runtime.weights.gguf import GgufFile
+from runtime.weights.gguf_checkpoint import GgufCheckpoint, config_from_gguf, generation_config_from_gguf
+from runtime.weights.rules import WeightsError
+from tests.runtime.weights import smollm2
+from tests.runtime.weights.gguf_bytes import gguf, key, string, tensor
+
+COMMON = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 77, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16,
+    "rope_theta": 5000.0,
+}  # fmt: skip
+FAMILIES = {
+    "llama": (transformers.LlamaConfig(**COMMON, attention_bias=True), gguf_package.MODEL_ARCH.LLAMA),
+    "qwen2": (
+        transformers.Qwen2Config(**(COMMON | {"head_dim": 8}), tie_word_embeddings=True),
+        gguf_package.MODEL_ARCH.QWEN2,
+    ),
+    "qwen3": (transformers.Qwen3Config(**COMMON), gguf_package.MODEL_ARCH.QWEN3),
+}
+
+
+def permuted(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to q and k of the llama architecture: the halves of each head interleaved."""
+    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, model, arch: gguf_package.MODEL_ARCH) -> None:
+    """A model in GGUF as llama.cpp's converter writes it, names by the gguf package: matrices Q8_0, vectors float32."""
+    config, name = model.config, gguf_package.MODEL_ARCH_NAMES[arch]
+    writer = gguf_package.GGUFWriter(path, name)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    names = gguf_package.get_tensor_name_map(arch, config.num_hidden_layers)
+    for hf_name, weight in model.state_dict().items():
+        values = weight.numpy()
+        if hf_name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if arch == gguf_package.MODEL_ARCH.LLAMA and "q_proj" in hf_name:
+            values = permuted(values, config.num_attention_heads)
+        if arch == gguf_package.MODEL_ARCH.LLAMA and "k_proj" in hf_name:
+            values = permuted(values, config.num_key_value_heads)
+        kind = gguf_package.GGMLQuantizationType.Q8_0 if values.ndim == 2 else gguf_package.GGMLQuantizationType.F32
+        new_name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(new_name, gguf_package.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read(checkpoint: GgufCheckpoint, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+    shape = checkpoint.shapes[name]
+    rows = np.empty(((shape[0] if stop is None else stop) - start, *shape[1:]), np.float32)
+    checkpoint.read_rows(name, start, rows)
+    return torch.from_numpy(rows)
+
+
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    if weight.ndim == 1:
+        return weight
+    kind = gguf_package.GGMLQuantizationType.Q8_0
+    return torch.from_numpy(gguf_package.quants.dequantize(gguf_package.quants.quantize(weight.numpy(), kind), kind))
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, tmp_path):
+    config, arch = FAMILIES[request.param]
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:  # biases and norms begin as zeros and ones, which hides mistakes
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
+    write_gguf(tmp_path / "model.gguf", model.eval(), arch)
+    return model, GgufFile(tmp_path / "model.gguf")
+
+
+def test_names_and_rows_are_those_of_the_original(family):
+    model, file = family
+    checkpoint = GgufCheckpoint(file)
+    originals = {
+        name: weight
+        for name, weight in model.state_dict().items()
+        if not (name == "lm_head.weight" and model.config.tie_word_embeddings)
+    }
+    assert set(checkpoint.shapes) == set(originals)
+    for name, weight in originals.items():
+        assert torch.equal(read(checkpoint, name), rounded(weight)), name
+
+
+def test_rows_can_be_read_from_the_middle_of_a_head(family):
+    model, file = family
+    checkpoint = GgufCheckpoint(file)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    for start, stop in ((0, 1), (3, 5), (7, 16), (9, 10)):
+        assert torch.equal(read(checkpoint, name, start, stop), rounded(model.state_dict()[name])[start:stop])
+
+
+def test_the_config_is_that_of_the_original(family):
+    model, file = family
+    config, original = config_from_gguf(file), model.config
+    for name in (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_id",
+    ):  # fmt: skip
+        assert config[name] == getattr(original, name), name
+    assert config["architectures"] == [type(model).__name__]
+    assert config["rope_theta"] == original.rope_parameters["rope_theta"]
+    assert config["rms_norm_eps"] == pytest.approx(original.rms_norm_eps)
+    assert config["attention_bias"] == getattr(original, "attention_bias", False)
+    assert config["head_dim"] == getattr(original, "head_dim", 8)
+
+
+def test_half_precision_is_the_dequantised_value_rounded(family):
+    _, file = family
+    checkpoint = GgufCheckpoint(file)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    exact = read(checkpoint, name)
+    for numpy_type, torch_type in ((np.uint16, torch.bfloat16), (np.float16, torch.float16)):
+        out = np.empty(checkpoint.shapes[name], numpy_type)
+        checkpoint.read_rows(name, 0, out)
+        assert torch.equal(torch.from_numpy(out).view(torch_type), exact.to(torch_type))
+
+
+def test_every_weight_of_smollm2_is_transformers_own():
+    checkpoint = GgufCheckpoint(smollm2.files().gguf)
+    theirs = smollm2.theirs().state_dict()
+    assert set(theirs) - set(checkpoint.shapes) == {"lm_head.weight"}
+    for name in checkpoint.shapes:
+        assert torch.equal(read(checkpoint, name), theirs[name]), name
+
+
+def test_the_config_of_smollm2_is_transformers_own():
+    ours, theirs = smollm2.files().config, smollm2.theirs().config
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "rms_norm_eps"):
+        assert ours[name] == getattr(theirs, name), name
+    assert ours["rope_theta"] == theirs.rope_parameters["rope_theta"]
+    assert ours["tie_word_embeddings"]
+
+
+# --- metadata that is odd, or wrong --------------------------------------------------------------------------------
+
+UINT32, FLOAT32 = 4, 6
+PLAIN = {
+    "embedding_length": (UINT32, 64), "feed_forward_length": (UINT32, 96), "block_count": (UINT32, 2),
+    "context_length": (UINT32, 128), "attention.head_count": (UINT32, 4),
+    "attention.layer_norm_rms_epsilon": (FLOAT32, 1e-5),
+}  # fmt: skip
+
+
+def config_of(tmp_path, changes=None, *, architecture="llama", keys=(), tensors=(), data=b""):
+    values = {name: value for name, value in {**PLAIN, **(changes or {})}.items() if value is not None}
+    encoded = [key("general.architecture", 8, string(architecture)), *keys]
+    for name, (code, value) in values.items():
+        raw = string(value) if code == 8 else struct.pack("<I" if code == UINT32 else "<f", value)
+        encoded.append(key(f"{architecture}.{name}", code, raw))
+    embedding = [tensor("token_embd.weight", [64, 5])] if tensors is not None else []
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf(encoded, [*embedding, *(tensors or ())], bytes(4 * 64 * 5) + data))
+    with GgufFile(path) as file:
+        return config_from_gguf(file) | {"generation": generation_config_from_gguf(file)}
+
+
+def test_absent_values_take_their_defaults(tmp_path):
+    config = config_of(tmp_path)
+    assert (config["num_key_value_heads"], config["head_dim"], config["rope_theta"]) == (4, 16, 10000.0)
+    assert config["vocab_size"] == 5
+    assert config["tie_word_embeddings"]
+    assert config["generation"] == {}
+
+
+def test_a_head_of_its_own_unties_the_embedding(tmp_path):
+    assert not config_of(tmp_path, tensors=[tensor("output.weight", [64, 5])])["tie_word_embeddings"]
+
+
+def test_llama3_scaling_comes_from_its_tensor(tmp_path):
+    factors = np.arange(1, 9, dtype=np.float32)
+    config = config_of(tmp_path, tensors=[tensor("rope_freqs.weight", [8], offset=4 * 64 * 5)], data=factors.tobytes())
+    assert config["rope_scaling"] == {"rope_type": "factors", "factors": factors.tolist()}
+
+
+def test_yarn_scaling_comes_from_metadata(tmp_path):
+    config = config_of(
+        tmp_path,
+        {
+            "rope.scaling.type": (8, "yarn"),
+            "rope.scaling.factor": (FLOAT32, 4.0),
+            "rope.scaling.original_context_length": (UINT32, 32),
+        },
+    )
+    assert config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def test_a_window_makes_a_llama_a_mistral(tmp_path):
+    config = config_of(tmp_path, {"attention.sliding_window": (UINT32, 64)})
+    assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 64)
+
+
+def test_ends_of_turn_are_ends_too(tmp_path):
+    ids = {"bos": 1, "eos": 2, "eot": 7, "eom": 2}
+    keys = [key(f"tokenizer.ggml.{name}_token_id", UINT32, struct.pack("<I", value)) for name, value in ids.items()]
+    assert config_of(tmp_path, keys=keys)["generation"] == {"bos_token_id": 1, "eos_token_id": [2, 7]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"block_count": None}, "block_count is None"),
+        ({"block_count": (8, "many")}, "block_count is 'many'"),
+        ({"attention.head_count": (UINT32, 0)}, "attention.head_count is 0"),
+        ({"attention.layer_norm_rms_epsilon": None}, "epsilon is None"),
+        ({"attention.value_length": (UINT32, 8)}, "another size than keys"),
+        ({"rope.dimension_count": (UINT32, 8)}, "part of the head"),
+        ({"expert_count": (UINT32, 8)}, "mixture of experts"),
+    ],
+)
+def test_metadata_that_cannot_be_served_is_named(tmp_path, changes, says):
+    with pytest.raises(WeightsError, match=says) as caught:
+        config_of(tmp_path, changes)
+    assert "model.gguf" in str(caught.value)
+
+
+def test_other_architectures_and_split_files_are_refused(tmp_path):
+    with pytest.raises(WeightsError, match=r"'gemma3' is not supported; supported: llama, qwen2, qwen3"):
+        config_of(tmp_path, architecture="gemma3")
+    with pytest.raises(WeightsError, match="split over 3 files"):
+        config_of(tmp_path, keys=[key("split.count", 2, struct.pack("<H", 3))])
+    with pytest.raises(WeightsError, match="no token_embd"):
+        config_of(tmp_path, tensors=None)
+
+
+def test_unsupported_tensor_types_are_refused_before_reading(tmp_path):
+    path = tmp_path / "model.gguf"
+    odd = [tensor(f"blk.{i}.attn_v.weight", [32, 2], code=20, offset=64 * i) for i in range(3)]
+    path.write_bytes(gguf([key("general.architecture", 8, string("llama"))], odd, bytes(200)))
+    with pytest.raises(WeightsError, match=r"blk\.0\.attn_v\.weight is IQ4_NL.*2 more"):
+        GgufCheckpoint(GgufFile(path))

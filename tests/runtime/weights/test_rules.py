@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from runtime.weights.rules import Parameter, Piece, WeightsError, merge, plan, rename, stored_as
+
+QKV = Parameter("layers.0.qkv_proj.weight", (8, 6), (4, 2, 2))
+RULES = (merge("q_proj k_proj v_proj", into="qkv_proj"), rename("transformer.h", into="layers"))
+
+
+def test_a_merged_parameter_is_read_from_its_parts_in_order():
+    assert stored_as(QKV, RULES).pieces == (
+        Piece("transformer.h.0.q_proj.weight", 0, (4, 6)),
+        Piece("transformer.h.0.k_proj.weight", 4, (2, 6)),
+        Piece("transformer.h.0.v_proj.weight", 6, (2, 6)),
+    )
+
+
+def test_a_merged_bias_is_read_like_its_weight():
+    assert [p.shape for p in stored_as(Parameter("layers.0.qkv_proj.bias", (8,), (4, 2, 2)), RULES).pieces] == [
+        (4,),
+        (2,),
+        (2,),
+    ]
+
+
+def test_rules_match_whole_segments_of_a_name():
+    (piece,) = stored_as(Parameter("my_layers.qkv_proj_norm.weight", (3,)), RULES).pieces
+    assert piece == Piece("my_layers.qkv_proj_norm.weight", 0, (3,))
+
+
+def test_the_plan_keeps_the_order_of_the_parameters():
+    parameters = [Parameter("b", (2,)), Parameter("a", (1,))]
+    assert [load.parameter for load in plan(parameters, (), {"a": (1,), "b": (2,)})] == parameters
+
+
+def test_everything_wrong_is_named_at_once():
+    stored = {
+        "transformer.h.0.q_proj.weight": (4, 6),
+        "transformer.h.0.k_proj.weight": (2, 7),
+        "transformer.h.1.q_proj.weight": (4, 6),
+        "transformer.h.0.inv_freq": (3,),
+    }
+    with pytest.raises(WeightsError) as caught:
+        plan([QKV], RULES, stored, ignored=(".inv_freq",))
+    assert str(caught.value) == (
+        "the weights do not fit the config; missing: transformer.h.0.v_proj.weight; "
+        "wrong shape: transformer.h.0.k_proj.weight is [2, 7] instead of [2, 6]; "
+        "not part of this architecture: transformer.h.1.q_proj.weight"
+    )
+
+
+def test_hundreds_of_missing_tensors_do_not_drown_the_reader():
+    with pytest.raises(WeightsError, match=r"missing: p0, p1, p2, p3, p4, p5 and 294 more$"):
+        plan([Parameter(f"p{i}", (1,)) for i in range(300)], (), {})
