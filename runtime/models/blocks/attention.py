@@ -36,13 +36,14 @@ class AttentionBlock:
         self._norm_eps = spec.norm_eps
         self._cos_sin = cos_sin
         self._heads = [attention.num_heads, attention.num_kv_heads, attention.num_kv_heads]
+        self._num_heads = sum(self._heads)
         self._head_size = attention.head_size
         self._scale = attention.scale
 
     def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
         num_tokens = x.shape[0]
-        heads = ops.linear(x, self._qkv).view(num_tokens, sum(self._heads), self._head_size)
+        heads = ops.linear(x, self._qkv).view(num_tokens, self._num_heads, self._head_size)
         q, k, v = heads.split_with_sizes(self._heads, dim=1)
         if self._norms:
             q = ops.rms_norm(q, self._norms[0], self._norm_eps)
