@@ -6,7 +6,6 @@ engine and the model's files; everywhere else it knows `runtime.api` alone. Impo
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
@@ -64,6 +63,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     """Serves on `sock` until a signal; the exit code. `started_s`: `time.monotonic()` when the process began."""
+    import asyncio
+
     import uvloop
 
     from server.process import Process
@@ -78,6 +79,8 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
     """Files, then engine and tokenizer side by side. `cancel`, once set, ends a download.
 
     Raises LoadError."""
+    import asyncio
+
     await asyncio.to_thread(import_engine)
     from runtime.config import PlanError
     from runtime.start import start_engine

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from server import __version__
+import server
 
 ENVIRONMENT_PREFIX = "ONELOOP_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -131,7 +131,7 @@ class ServerConfig:
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
-    log_requests: bool = option(False, "log the parameters and the end of every generation", group=_LOG)
+    log_requests: bool = option(False, "log the parameters of every generation", group=_LOG)
     access_log: bool = option(True, "log every HTTP request", group=_LOG)
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 
@@ -299,7 +299,7 @@ def _parser(options: Mapping[str, _Option]) -> _Parser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--version", action="version", version=f"oneloop {__version__}")
+    parser.add_argument("--version", action="version", version=f"oneloop {server.__version__}")
     groups: dict[str, Any] = {}
     for opt in options.values():
         title = opt.metadata["group"]

@@ -105,13 +105,12 @@ class MethodNotAllowed(ApiError):
 
 
 class BodyTooLarge(ApiError):
+    # The connection stays: uvicorn throws the rest of the body away as it comes, where closing at once would reset the
+    # connection under a client that is still sending, and it would never read this.
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"The request body is larger than {limit_bytes} bytes")
-
-    def headers(self) -> dict[str, str]:
-        return {"connection": "close"}  # the rest of the body is still on its way and nobody will read it
 
 
 class WrongContentType(ApiError):

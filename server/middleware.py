@@ -6,6 +6,7 @@ rest of the HTTP layer."""
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import logging
 import re
@@ -105,6 +106,10 @@ class Surroundings:
             await self._app(scope, receive, exchange.send)
         except (ClientLeft, ClientDisconnect):
             exchange.status = STATUS_CLIENT_LEFT
+        except asyncio.CancelledError:
+            # Only the end of the server does this to the outermost coroutine; uvicorn would swallow it as well, with a
+            # traceback.
+            logger.warning("%s: cut off, the server has ended", exchange.id)
         except Exception as error:
             if exchange.status:
                 raise  # half an answer is out: the connection has to be cut

@@ -36,7 +36,7 @@ Load = Callable[[ServerConfig, Report, threading.Event], Awaitable[Served]]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLOSE_LIMIT_S = 2  # for responses that are complete but not yet read, when the drain timeout is used up
-CANCEL_LIMIT_S = 2  # for a download to notice that it is not wanted any more, and to tidy up
+CANCEL_LIMIT_S = 0.5  # for a download to notice that it is not wanted any more, and to tidy up
 
 
 class LoadError(Exception):

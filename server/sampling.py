@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -39,7 +40,7 @@ class SamplingDefaults:
         """The model's own wishes; one that makes no sense is left out and logged, since no request is to blame."""
         limits = {
             "temperature": (0, 2),
-            "top_p": (0, 1),
+            "top_p": (sys.float_info.min, 1),  # above 0
             "top_k": (-1, 2**31),
             "min_p": (0, 1),
             "repetition_penalty": (0.01, 100),
@@ -54,8 +55,6 @@ class SamplingDefaults:
                 logger.warning("generation_config: %s=%s is out of range and ignored", spec.name, clip(value))
                 continue
             chosen[spec.name] = int(value) if spec.name == "top_k" else float(value)
-        if chosen.get("top_p") == 0:
-            del chosen["top_p"]
         return cls(**chosen)
 
 

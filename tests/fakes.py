@@ -75,7 +75,10 @@ class FakeEngine:
             raise self.refuse
         live: list[_Live] = []
         stream = EngineTokenStream(len(requests), lambda index: self._end(live[index], FinishReason.ABORT))
-        live += [_Live(request, stream, index, self._events(request)) for index, request in enumerate(requests)]
+        live += [
+            _Live(request, stream, index, self._events(request, self.script(request)))
+            for index, request in enumerate(requests)
+        ]
         self.submitted += requests
         self._live += live
         self._notify()
@@ -154,10 +157,10 @@ class FakeEngine:
             self._end(live, finish)
         live.stream.put(live.index, token, self.num_cached_tokens, finish, stop_token_id)
 
-    def _events(self, request: Request) -> Iterator[_Event]:
+    def _events(self, request: Request, script: Sequence[int]) -> Iterator[_Event]:
         params = request.params
         limit = min(params.max_tokens, self.model.max_model_len - len(request.prompt_ids))
-        for number, token in enumerate(cycle(self.script(request)), start=1):
+        for number, token in enumerate(cycle(script), start=1):
             enough = number > params.min_tokens
             if enough and token in params.stop_token_ids:
                 yield token, FinishReason.STOP, token

@@ -41,5 +41,7 @@ async def detokenize(service: Service, http: Request) -> Response:
     wire = schema.DETOKENIZE.decode(await admission.read_body(http, service.config.max_body_size))
     admission.check_model(wire.model, served.names)
     check_token_ids(wire.tokens, served.engine.model.vocab_size, "tokens")
-    text = await service.offload.run(4 * len(wire.tokens), lambda: served.tokenizer.decode(wire.tokens))
+    text = await service.offload.run(
+        4 * len(wire.tokens), lambda: served.tokenizer.decode(wire.tokens, skip_special_tokens=False)
+    )
     return json_response({"prompt": text})

@@ -1,0 +1,149 @@
+"""A whole server on a loopback port in the test's own event loop, over a FakeEngine: nothing below HTTP is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from server.__main__ import listen
+from server.config import ServerConfig
+from server.lifecycle import Lifecycle, Served
+from server.process import http_server
+from server.sampling import SamplingDefaults
+from server.service import Service
+from server.tokenizer import Tokenizer
+from tests.fakes import FakeEngine, fake_model
+from tests.server.tiny import EOS, VOCAB_SIZE, chatml, tiny_tokenizer
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+class Running:
+    """A server that runs, and ways to talk to it."""
+
+    def __init__(self, service: Service, engine: FakeEngine, tokenizer: Tokenizer, port: int) -> None:
+        self.service = service
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.port = port
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30)
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return await self.http.post(path, json=body, **options)
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        return await self.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.post("/v1/completions", {"prompt": "Hi", **fields})
+
+    async def events(self, path: str, **fields: Any) -> list[dict[str, Any]]:
+        """The JSON of a whole stream's events, which has to end as streams do."""
+        response = await self.post(path, {"stream": True, **fields})
+        assert response.status_code == 200, response.text
+        events = response.text.split("\n\n")
+        assert events.pop() == ""
+        assert events.pop() == "data: [DONE]"
+        assert all(event.startswith("data: ") for event in events)
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
+
+    async def open_stream(self, path: str, **fields: Any) -> RawAnswer:
+        """A connection on which `fields` were posted, to be read (or not) byte by byte."""
+        payload = json.dumps(fields).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+        writer.write(head.encode() + payload)
+        return RawAnswer(reader, writer)
+
+
+class RawAnswer:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def head(self) -> str:
+        return (await self._reader.readuntil(b"\r\n\r\n")).decode()
+
+    async def chunk(self) -> bytes:
+        """One chunk of a chunked body; b"" is the end."""
+        size = int(await self._reader.readline(), 16)
+        body = await self._reader.readexactly(size)
+        await self._reader.readexactly(2)
+        return body
+
+    async def chunks(self) -> list[bytes]:
+        found = []
+        while body := await self.chunk():
+            found.append(body)
+        return found
+
+    def leave(self) -> None:
+        self._writer.transport.abort()
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@asynccontextmanager
+async def running(
+    engine: FakeEngine, tokenizer: Tokenizer, lifecycle: Lifecycle, config: ServerConfig
+) -> AsyncIterator[Running]:
+    service = Service(config, lifecycle)
+    sock = listen("127.0.0.1", 0)
+    server = http_server(service)
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    running = Running(service, engine, tokenizer, sock.getsockname()[1])
+    try:
+        yield running
+    finally:
+        await running.http.aclose()
+        await engine.close()
+        server.stop(5)
+        await task
+        service.offload.close()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+@pytest.fixture
+async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
+    """`await serve(says="...")`: a server whose model says that and ends. `script` for more, `loaded=False` for less;
+    other options are the server's."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            says: str | None = "Hello there",
+            *,
+            script: Any = None,
+            paused: bool = False,
+            loaded: bool = True,
+            defaults: SamplingDefaults | None = None,
+            max_model_len: int = 512,
+            chat: bool = True,
+            **options: Any,
+        ) -> Running:
+            ids = [*tokenizer.encode(says or ""), EOS]
+            model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_model_len=max_model_len)
+            engine = FakeEngine(script or (lambda request: ids), model=model, paused=paused)
+            lifecycle = Lifecycle()
+            template = chatml(tokenizer) if chat else type(chatml(tokenizer))(None)
+            names = options.pop("served_model_name", ("tiny",))
+            if loaded:
+                lifecycle.ready(Served(engine, tokenizer, template, defaults or SamplingDefaults(), names))
+            config = ServerConfig(served_model_name=names, **options)
+            return await stack.enter_async_context(running(engine, tokenizer, lifecycle, config))
+
+        yield start

@@ -1,0 +1,270 @@
+"""The life of the process: the port opens first, signals end it in order, and nothing is left behind.
+
+The orderly ends run in the test's own loop with real signals to ourselves; the abrupt ones in a child process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from runtime.api import FinishReason, LoadProgress
+from server.__main__ import listen
+from server.config import ServerConfig
+from server.lifecycle import Served
+from server.process import LoadError, Process
+from server.sampling import SamplingDefaults
+from tests.fakes import FakeEngine, fake_model
+from tests.server.conftest import MESSAGES, Running
+from tests.server.tiny import EOS, VOCAB_SIZE, chatml
+
+ROOT = Path(__file__).parents[2]
+CHAT = "/v1/chat/completions"
+
+
+class Life:
+    """A Process in this loop whose model loads when the test says so."""
+
+    def __init__(self, tokenizer, **options) -> None:
+        ids = [*tokenizer.encode("Hello"), EOS]
+        model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
+        self.engine = FakeEngine(lambda request: ids, model=model, paused=True)
+        self.served = Served(self.engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+        self.load_now: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        sock = listen("127.0.0.1", 0)
+        self.process = Process(ServerConfig(**options), sock, self._load, time.monotonic())
+        self.client = Running(self.process._service, self.engine, tokenizer, sock.getsockname()[1])
+        self.running = asyncio.create_task(self.process.run())
+
+    async def _load(self, config, report, cancel) -> Served:
+        report(LoadProgress("weights", 1, 4, "tensors"))
+        return await self.load_now
+
+    async def status(self) -> str:
+        return (await self.client.http.get("/health")).json()["status"]
+
+    async def until(self, status: str) -> None:
+        while await self.status() != status:
+            assert not self.running.done(), self.running.result()
+
+    async def ready(self) -> None:
+        self.load_now.set_result(self.served)
+        await self.until("ok")
+
+
+@pytest.fixture
+async def live(tokenizer):
+    lives = []
+
+    def start(**options) -> Life:
+        lives.append(Life(tokenizer, **options))
+        return lives[-1]
+
+    yield start
+    for life in lives:
+        await life.client.http.aclose()
+        if not life.running.done():
+            life.running.cancel()
+            await asyncio.wait([life.running])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def test_the_port_answers_before_the_model_is_there(live, capsys):
+    life = live()
+    assert await life.status() == "loading"
+    assert (await life.client.chat()).status_code == 503
+    await life.ready()
+    out = capsys.readouterr()
+    for word in (
+        "tiny",
+        "FakeForCausalLM",
+        "float32 on cpu",
+        "1,024 blocks of 16 hold 16,384 tokens",
+        "/v1/chat/completions",
+    ):
+        assert word in out.out
+    assert f"http://127.0.0.1:{life.client.port}" in out.out
+    assert "weights" in out.err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (LoadError("model.safetensors is truncated"), ["oneloop: model.safetensors is truncated"]),
+        (ZeroDivisionError("bug"), ["oneloop: ZeroDivisionError: bug"]),
+    ],
+)
+async def test_a_model_that_cannot_load_ends_the_process_with_1_and_says_why(live, capsys, error, words):
+    life = live()
+    assert await life.status() == "loading"
+    life.load_now.set_exception(error)
+    assert await life.running == 1
+    for word in words:
+        assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_first_signal_finishes_what_is_in_flight_while_the_socket_still_answers(live, number):
+    life = live()
+    await life.ready()
+    stream = await life.client.open_stream(CHAT, messages=MESSAGES, stream=True)
+    whole = asyncio.create_task(life.client.chat())
+    await life.engine.until(lambda: len(life.engine.live) == 2)
+    os.kill(os.getpid(), number)
+    await life.until("draining")
+    refused = await life.client.complete()
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert not life.running.done()
+    life.engine.step(6)
+    await stream.head()
+    assert b"".join(await stream.chunks()).endswith(b"data: [DONE]\n\n")
+    assert (await whole).json()["choices"][0]["message"]["content"] == "Hello"
+    assert await life.running == 0
+    assert life.engine.closed
+    with pytest.raises(httpx.ConnectError):
+        await life.status()
+
+
+async def test_what_passes_the_drain_timeout_is_aborted_and_told(live):
+    life = live(drain_timeout=0.05)
+    await life.ready()
+    stream = await life.client.open_stream(CHAT, messages=MESSAGES, stream=True)
+    whole = asyncio.create_task(life.client.chat())
+    await life.engine.until(lambda: len(life.engine.live) == 2)
+    life.engine.step()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stream.head()
+    body = b"".join(await stream.chunks())
+    assert b'"finish_reason":"abort"' in body
+    assert body.endswith(b"data: [DONE]\n\n")
+    # Half an answer would pass for a whole one.
+    assert (await whole).status_code == 503
+    assert await life.running == 0
+    assert [reason for _, reason in life.engine.ended] == [FinishReason.ABORT] * 2
+
+
+async def test_an_idle_server_ends_at_once(live):
+    life = live(drain_timeout=600)
+    await life.ready()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await life.running == 0
+
+
+async def test_a_reader_that_does_not_read_cannot_hold_up_the_end(live, tokenizer):
+    life = live(drain_timeout=0.05)
+    long = [*tokenizer.encode("x" * 100_000), EOS]
+    life.engine.model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_model_len=200_000)
+    life.engine.script = lambda request: long
+    await life.ready()
+    stream = await life.client.open_stream(CHAT, messages=MESSAGES, stream=True)
+    await life.engine.until(lambda: bool(life.engine.live))
+    await stream.head()
+    while life.engine.live:
+        life.engine.step()
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await life.running == 0
+
+
+async def test_no_thread_is_left_behind(live):
+    before = set(threading.enumerate())
+    life = live()
+    await life.ready()
+    await life.client.complete(prompt="x" * 10_000)  # goes to the pool
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await life.running == 0
+    left = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("oneloop")]
+    for thread in left:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in left)
+
+
+# --- in a process of its own --------------------------------------------------------------------------------------
+
+
+def start(*arguments: str) -> tuple[subprocess.Popen[str], int]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.fake_server", *arguments],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    return child, int(child.stdout.readline())
+
+
+def until(port: int, status: str) -> None:
+    while True:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).json()["status"] == status:
+                return
+        except httpx.TransportError:
+            continue
+
+
+def test_a_signal_while_loading_ends_at_once_and_takes_the_children_along():
+    child, port = start("--fake", "loads-forever")
+    try:
+        until(port, "loading")
+        grandchild = int(child.stdout.readline().split()[-1])
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+        # Killed and adopted by init, or about to be reaped: in any case not running.
+        state = Path(f"/proc/{grandchild}/stat")
+        assert not state.exists() or state.read_text().split()[2] == "Z"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_second_signal_ends_at_once_whatever_is_in_flight():
+    child, port = start("--fake", "paused", "--drain-timeout", "600")
+    try:
+        until(port, "ok")
+        with httpx.stream(
+            "POST", f"http://127.0.0.1:{port}{CHAT}", json={"messages": MESSAGES, "stream": True}, timeout=30
+        ) as response:
+            assert response.status_code == 200
+            child.send_signal(signal.SIGINT)
+            until(port, "draining")
+            child.send_signal(signal.SIGINT)
+            assert child.wait(30) == 128 + signal.SIGINT
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_port_in_use_is_said_in_one_line_and_ends_with_1():
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            [sys.executable, "-m", "server", "--port", str(port)], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == f"oneloop: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "/no/such/folder"], ["/no/such/folder", "no such file or folder"]),
+        (["--model", "smollm2"], ["smollm2", "did you mean"]),
+        (["--host", "no.such.host.invalid"], ["no.such.host.invalid"]),
+    ],
+)
+def test_what_cannot_be_served_is_said_without_a_traceback_and_ends_with_1(options, words):
+    ended = subprocess.run(
+        [sys.executable, "-m", "server", "--port", "0", *options], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    for word in words:
+        assert word in ended.stderr

@@ -1,0 +1,230 @@
+"""Models, tokenize, health, metrics, version."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.api import LoadProgress
+from server import __version__
+from server.lifecycle import Phase
+from tests.server.conftest import MESSAGES
+from tests.server.tiny import EOS, START, VOCAB_SIZE
+
+
+async def test_models_are_listed_under_every_name(serve):
+    server = await serve(served_model_name=("first", "org/second"), max_model_len=512)
+    body = (await server.http.get("/v1/models")).json()
+    assert body["object"] == "list"
+    assert [card["id"] for card in body["data"]] == ["first", "org/second"]
+    for card in body["data"]:
+        assert card["max_model_len"] == 512
+        assert card["object"] == "model"
+        assert card["root"] == "first"
+        assert (await server.http.get(f"/v1/models/{card['id']}")).json() == card
+
+
+@pytest.mark.parametrize("name", ["third", "first/x", "", "%2e%2e", "FIRST"])
+async def test_an_unknown_model_is_404(serve, name):
+    server = await serve(served_model_name=("first",))
+    response = await server.http.get(f"/v1/models/{name}")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_the_openai_client_lists_and_retrieves(serve):
+    server = await serve()
+    async with server.openai() as client:
+        models = [model.id async for model in client.models.list()]
+        assert (await client.models.retrieve(models[0])).id == "tiny"
+
+
+# --- tokenize -----------------------------------------------------------------------------------------------------
+
+
+async def test_text_there_and_back(serve, tokenizer):
+    server = await serve(max_model_len=512)
+    text = "Grüße 👩‍👩‍👧"
+    body = (await server.post("/tokenize", {"prompt": text})).json()
+    assert body == {"count": len(text.encode()), "max_model_len": 512, "tokens": tokenizer.encode(text)}
+    assert (await server.post("/detokenize", {"tokens": body["tokens"]})).json() == {"prompt": text}
+
+
+async def test_token_strings_on_request(serve):
+    server = await serve()
+    body = (await server.post("/tokenize", {"prompt": "a b", "return_token_strs": True})).json()
+    assert body["token_strs"] == ["a", "Ġ", "b"]
+
+
+async def test_messages_become_the_ids_a_chat_would_use(serve):
+    server = await serve()
+    body = (await server.post("/tokenize", {"messages": MESSAGES})).json()
+    await server.chat()
+    assert body["tokens"] == list(server.engine.submitted[0].prompt_ids)
+    shorter = (await server.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False})).json()
+    assert body["tokens"][: shorter["count"]] == shorter["tokens"]
+    assert body["tokens"][shorter["count"]] == START
+
+
+async def test_text_longer_than_the_context_is_still_counted(serve):
+    server = await serve(max_model_len=64)
+    assert (await server.post("/tokenize", {"prompt": "x" * 5000})).json()["count"] == 5000
+
+
+async def test_special_tokens_are_spelled_out_when_detokenised(serve):
+    server = await serve()
+    ids = (await server.post("/tokenize", {"messages": MESSAGES})).json()["tokens"]
+    text = (await server.post("/detokenize", {"tokens": [*ids, EOS]})).json()["prompt"]
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+        ("/tokenize", {"prompt": "a", "x": 1}, "x"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [VOCAB_SIZE]}, "tokens"),
+        ("/detokenize", {"tokens": [2**70]}, "tokens[0]"),
+    ],
+)
+async def test_bad_tokenize_requests_are_refused_by_name(serve, path, body, param):
+    server = await serve()
+    response = await server.post(path, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+# --- health -------------------------------------------------------------------------------------------------------
+
+
+async def health(server) -> tuple[int, dict]:
+    response = await server.http.get("/health")
+    return response.status_code, response.json()
+
+
+async def test_health_tells_how_far_loading_is(serve):
+    server = await serve(loaded=False)
+    server.service.lifecycle.report(LoadProgress("download", 5, 20, "B"))
+    assert await health(server) == (
+        503, {"status": "loading", "phase": "download", "done": 5, "total": 20, "unit": "B"},
+    )  # fmt: skip
+
+
+async def test_health_counts_what_runs(serve):
+    server = await serve(paused=True)
+    assert await health(server) == (200, {"status": "ok", "running": 0, "waiting": 0})
+    answer = await server.open_stream("/v1/chat/completions", messages=MESSAGES, stream=True)
+    await server.engine.until(lambda: bool(server.engine.live))
+    assert await health(server) == (200, {"status": "ok", "running": 1, "waiting": 0})
+    answer.leave()
+
+
+async def test_health_believes_the_engine(serve):
+    server = await serve()
+    server.engine.unhealthy = "a step has been running for 130 s"
+    status, body = await health(server)
+    assert (status, body["status"], body["reason"]) == (503, "failed", "a step has been running for 130 s")
+
+
+async def test_health_tells_of_draining_and_of_failure(serve):
+    server = await serve()
+    server.service.lifecycle.drain()
+    assert await health(server) == (503, {"status": "draining", "running": 0, "waiting": 0})
+    failed = await serve(loaded=False)
+    failed.service.lifecycle.fail("no such file")
+    assert await health(failed) == (503, {"status": "failed", "reason": "no such file"})
+    assert (await failed.chat()).status_code == 503
+
+
+async def test_what_was_ready_too_late_does_not_end_a_drain(serve):
+    server = await serve()
+    lifecycle, served = server.service.lifecycle, server.service.lifecycle.loaded
+    lifecycle.drain()
+    lifecycle.ready(served)
+    assert lifecycle.phase is Phase.DRAINING
+
+
+# --- metrics and version ------------------------------------------------------------------------------------------
+
+
+async def test_metrics_are_the_engines_and_https_with_the_models_name(serve):
+    server = await serve()
+    await server.chat()
+    await server.chat(temperature=9)
+    await server.http.get("/nowhere")
+    response = await server.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    lines = response.text.splitlines()
+    for line in (
+        "# TYPE oneloop:request_success_total counter",
+        'oneloop:request_success_total{finished_reason="stop",model_name="tiny"} 1.0',
+        'oneloop:num_requests_running{model_name="tiny"} 0.0',
+        'oneloop:step_time_seconds_bucket{le="0.1",model_name="tiny"} 3.0',
+        'oneloop:step_time_seconds_bucket{le="1.0",model_name="tiny"} 5.0',
+        'oneloop:step_time_seconds_bucket{le="+Inf",model_name="tiny"} 6.0',
+        'oneloop:step_time_seconds_sum{model_name="tiny"} 4.5',
+        'oneloop:http_requests_total{method="POST",model_name="tiny",route="/v1/chat/completions",status="200"} 1.0',
+        'oneloop:http_requests_total{method="POST",model_name="tiny",route="/v1/chat/completions",status="400"} 1.0',
+        'oneloop:http_requests_total{method="GET",model_name="tiny",route="unknown",status="404"} 1.0',
+        'oneloop:http_request_duration_seconds_count{model_name="tiny",route="/v1/chat/completions"} 2.0',
+        'oneloop:http_requests_in_flight{model_name="tiny"} 1.0',
+    ):
+        assert line in lines
+    assert any(line.startswith("process_resident_memory_bytes") for line in lines)
+
+
+async def test_metrics_answer_while_nothing_is_loaded(serve):
+    server = await serve(loaded=False)
+    await server.http.get("/health")
+    text = (await server.http.get("/metrics")).text
+    assert 'oneloop:http_requests_total{method="GET",model_name="tiny",route="/health",status="503"} 1.0' in text
+
+
+async def test_metrics_speak_openmetrics_to_who_asks(serve):
+    server = await serve()
+    response = await server.http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text")
+    assert response.text.endswith("# EOF\n")
+
+
+async def test_version_answers_always(serve):
+    server = await serve(loaded=False)
+    assert (await server.http.get("/version")).json() == {"version": __version__}
+
+
+async def test_head_is_get_without_a_body(serve):
+    server = await serve()
+    response = await server.http.head("/health")
+    assert (response.status_code, response.content) == (200, b"")
+
+
+async def test_every_answer_has_a_date_and_an_id(serve):
+    server = await serve()
+    for path in ("/health", "/nowhere"):
+        headers = (await server.http.get(path)).headers
+        assert headers["date"].endswith("GMT")
+        assert len(headers["x-request-id"]) == 32
+
+
+async def test_the_access_log_names_the_exchange_and_cannot_be_forged(serve, caplog):
+    caplog.set_level("INFO", "oneloop.access")
+    server = await serve()
+    await server.http.get("/a%0Ab", headers={"x-request-id": "mine"})
+    await server.http.get("/health")
+    lines = [record.getMessage() for record in caplog.records if record.name == "oneloop.access"]
+    assert len(lines) == 1
+    assert '"GET /a\\nb" 404' in lines[0]
+    assert lines[0].endswith("mine")
+
+
+async def test_requests_are_logged_with_their_parameters_on_request(serve, caplog):
+    caplog.set_level("INFO", "oneloop.http")
+    server = await serve(log_requests=True)
+    await server.chat(temperature=0.25)
+    assert "temperature=0.25" in caplog.text

@@ -1,0 +1,57 @@
+"""What a person sees while the server starts."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from runtime.api import LoadProgress
+from server.terminal import StartupDisplay, url_of
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def reports() -> list[LoadProgress]:
+    return [
+        LoadProgress("download", done, 4096, "B") for done in (0, 1024, 4096)
+    ] + [LoadProgress("warm-up")]  # fmt: skip
+
+
+def test_into_a_file_goes_one_line_per_phase():
+    out = io.StringIO()
+    display = StartupDisplay(out)
+    for progress in reports():
+        display.report(progress)
+    assert list(display.finish()) == ["download", "warm-up"]
+    assert out.getvalue().splitlines() == ["oneloop: download …", "oneloop: warm-up …"]
+
+
+def test_on_a_terminal_what_can_be_counted_gets_a_bar():
+    out = Screen()
+    display = StartupDisplay(out)
+    for progress in reports():
+        display.report(progress)
+    display.finish()
+    assert "download" in out.getvalue()
+    assert "4.00k" in out.getvalue()
+
+
+def test_a_phase_that_comes_back_adds_up(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("server.terminal.time.monotonic", lambda: now[0])
+    display = StartupDisplay(io.StringIO())
+    for phase, seconds in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
+        display.report(LoadProgress(phase))
+        now[0] += seconds
+    assert display.finish() == {"a": 5.0, "b": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("address", "url"), [(("127.0.0.1", 8000), "http://127.0.0.1:8000"), (("::1", 80, 0, 0), "http://[::1]:80")]
+)
+def test_the_url_is_one_a_browser_takes(address, url):
+    assert url_of(address) == url

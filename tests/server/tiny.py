@@ -1,0 +1,35 @@
+"""A tokenizer one can count by hand: every byte is a token, three special tokens stand in front, and a ChatML template."""
+
+from __future__ import annotations
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from server.prompt import ChatTemplate
+from server.tokenizer import Tokenizer
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|end|>")
+START, END, EOS = range(3)
+VOCAB_SIZE = 3 + 256
+
+CHATML = (
+    "{% for m in messages %}{% if m.role == 'assistant' and loop.first %}{{ raise_exception('roles must alternate') }}"
+    "{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{{ assistant or 'assistant' }}\n{% endif %}"
+)
+
+
+def tiny_tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE(vocab={char: 3 + i for i, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    # Ids of added tokens follow the model's vocabulary unless it has them already.
+    vocab = {**{token: i for i, token in enumerate(SPECIAL)}, **{char: 3 + i for i, char in enumerate(alphabet)}}
+    backend.model = models.BPE(vocab=vocab, merges=[])
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    return Tokenizer(backend, {"eos_token": SPECIAL[EOS]}, CHATML)
+
+
+def chatml(tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
