@@ -66,7 +66,14 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
         raise PlanError("device cuda is not supported yet; use --device cpu")
     ops.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     dtype = "float32" if config.dtype == "auto" else config.dtype
-    decoder = load_model(files, dtype=dtype, load_format=config.load_format, seed=config.seed, progress=report)
+    decoder = load_model(
+        files,
+        dtype=dtype,
+        load_format=config.load_format,
+        seed=config.seed,
+        progress=report,
+        max_model_len=config.max_model_len,
+    )
     report(LoadProgress("warm-up"))
     parts = assemble(config, decoder, files.eos_token_ids, worker)
     warm_up(parts.runner, num_tokens=min(BLOCK_SIZE + 1, parts.plan.max_model_len - 1), block_size=BLOCK_SIZE)
