@@ -64,19 +64,18 @@ class Choice:
         """The text that may be shown now. Sets `finish_reason` with the last of it.
 
         Raises EngineFailed."""
-        if self._stops is None and output.finish is None:
-            ids = output.token_ids
-            self.num_tokens += len(ids)
-            self.num_cached_tokens = output.num_cached_tokens
-            return self._detokenizer.feed(ids)
+        ids = output.token_ids
         self.num_cached_tokens = output.num_cached_tokens
+        if output.finish is None and (self._stops is None or len(ids) == 1):
+            self.num_tokens += len(ids)
+            text = self._detokenizer.feed(ids)
+            return text if self._stops is None else self._pass(text, self._stops, output)
         if output.finish is FinishReason.ERROR:
             raise EngineFailed(output.error or "no reason given")
         if self._stops is not None:
             return self._feed_with_stops(output, self._stops)
-        self.num_tokens += len(output.token_ids)
-        text = self._detokenizer.feed(self._shown(output)) + self._detokenizer.flush()
-        return self._finished(output, text)
+        self.num_tokens += len(ids)
+        return self._finished(output, self._detokenizer.feed(self._shown(output)) + self._detokenizer.flush())
 
     def _shown(self, output: Output) -> Sequence[int]:
         """The ids whose text belongs to the answer: a token that ended it does so only if stops are to be included."""
@@ -89,25 +88,26 @@ class Choice:
         # Token by token, so that what follows a stop string is never counted, however many tokens came at once.
         for token_id in shown:
             self.num_tokens += 1
-            text += stops.feed(self._detokenizer.feed((token_id,)), self.num_tokens > self._options.min_tokens)
+            text += self._pass(self._detokenizer.feed((token_id,)), stops, output)
             if stops.stopped is not None:
-                return self._stopped(output, text, stops.stopped)
+                return text
         self.num_tokens += len(output.token_ids) - len(shown)
         if output.finish is None:
             return text
-        text += stops.feed(self._detokenizer.flush(), self.num_tokens > self._options.min_tokens)
+        text += self._pass(self._detokenizer.flush(), stops, output)
+        return text if stops.stopped is not None else self._finished(output, text + stops.flush())
+
+    def _pass(self, text: str, stops: StopStrings, output: Output) -> str:
+        """What the stop strings let through of `text`, which the last token counted brought."""
+        text = stops.feed(text, self.num_tokens > self._options.min_tokens)
         if stops.stopped is not None:
-            return self._stopped(output, text, stops.stopped)
-        return self._finished(output, text + stops.flush())
+            self.finish_reason, self.stop_reason = FinishReason.STOP.value, stops.stopped
+            if output.finish is None:
+                self._end()
+        return text
 
     def _finished(self, output: Output, text: str) -> str:
         self.finish_reason, self.stop_reason = str(output.finish), output.stop_token_id
-        return text
-
-    def _stopped(self, output: Output, text: str, stop: str) -> str:
-        self.finish_reason, self.stop_reason = FinishReason.STOP.value, stop
-        if output.finish is None:
-            self._end()
         return text
 
 
