@@ -10,7 +10,7 @@
 namespace oneloop {
 namespace {
 
-constexpr int64_t kTileRows = 48;      // (query, head) pairs sharing the gathered keys: their scores fit the first cache
+constexpr int64_t kTileRows = 96;      // (query, head) pairs sharing the gathered keys: their scores fit the first cache
 constexpr int64_t kSerialWork = 1 << 13;  // key-query pairs times head size under which one thread is quicker
 
 struct Part {
@@ -55,7 +55,7 @@ int64_t cut_row(AttentionTask whole, int64_t kv_heads, int64_t group, int64_t he
 int64_t attention_scratch_floats(int64_t rows, int64_t head_size) {
     const int64_t whole = round_up(rows, 16), padded = round_up(head_size, 16);
     const int64_t pointers = kKeyTile * 2;  // eight bytes each
-    return whole * padded + 2 * padded * kKeyTile + whole * (kKeyTile + 1 + 16) + pointers + state_floats(rows, head_size);
+    return whole * padded + 2 * padded * kKeyTile + 16 * (kKeyTile + 1) + whole * 16 + pointers + state_floats(rows, head_size);
 }
 
 void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts,

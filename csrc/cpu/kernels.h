@@ -10,7 +10,6 @@
 namespace oneloop {
 
 constexpr int kPanel = 16;     // output columns stored side by side in a packed weight
-constexpr int kMaxTile = 32;   // upper bound of Kernels::max_tile_rows
 constexpr int kKeyTile = 64;   // keys scored at once; tiles lie at multiples of this in the context
 constexpr int kSegment = 512;  // keys of one softmax state; states are merged in position order
 
@@ -64,7 +63,6 @@ struct Kernels {
     const char* name;
     int vector_width;       // floats in a register; head sizes are padded to it
     int max_tile_rows;      // rows of x that one pass over a weight panel serves
-    int stream_tile_rows;   // the same while the weights come from memory: wider tiles, one panel at a time
 
     void (*linear)(const LinearArgs&);
     // y [h] = x / sqrt(mean(x^2) + eps) * weight; with `residual`, residual += x first and x is the sum.

@@ -27,9 +27,9 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // e^x within 2 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, a Taylor-like polynomial in r (Cephes' expf coefficients), then 2^n.
-// -inf and anything under -104 give 0, over 89 gives inf, NaN stays NaN.
-inline Vec exp(Vec x) {
-    x = Vec::min(Vec::broadcast(89.0f), Vec::max(Vec::broadcast(-104.0f), x));
+// -inf and anything under -104 give 0, NaN stays NaN; x may not be over 89.
+inline Vec exp_upto_89(Vec x) {
+    x = Vec::max(Vec::broadcast(-104.0f), x);
     Vec n = Vec::round(x * Vec::broadcast(1.44269504088896341f));
     Vec r = Vec::fma(n, Vec::broadcast(-0.693359375f), x);
     r = Vec::fma(n, Vec::broadcast(2.12194440e-4f), r);
@@ -43,6 +43,9 @@ inline Vec exp(Vec x) {
     return Vec::scale_by_power(p, n);
 }
 
+// The same for any x: over 89 gives inf.
+inline Vec exp(Vec x) { return exp_upto_89(Vec::min(Vec::broadcast(89.0f), x)); }
+
 // ---- linear -------------------------------------------------------------------------------------------------------
 
 // c [MR, NP panels] (+)= a [kc][MR] . b, one fused chain per element in the order of k. Without `resume` the chain
@@ -51,9 +54,9 @@ template <int MR, int NP>
 void linear_tile(const float* a, const float* b, int64_t panel_stride, int64_t kc, float* c, int64_t ldc, bool resume,
                  const float* bias) {
     constexpr int NV = NP * kVecsPerPanel;
-    // Far enough ahead that the line has come from memory before its turn, also across the page border where the
-    // hardware prefetcher stops: 128 lines measured best when one panel streams, 32 with several.
-    constexpr int kAhead = (NP == 1 && W == kPanel ? 128 : 32) * 16;
+    // Far enough ahead that a line has come from memory before its turn, also across a page border, where the hardware
+    // prefetcher stops.
+    constexpr int kAhead = (NP == 1 ? 64 : 32) * kPanel;
     Vec acc[MR][NV];
     ONELOOP_UNROLL
     for (int i = 0; i < MR; i++) {
@@ -99,28 +102,34 @@ struct TileTable<NP, 0> {
     static void fill(LinearTile*) {}
 };
 
-// Registers: MR * NV sums, NV of the weight, one of x.
-constexpr int kTilePanels = W == kPanel ? 2 : 1;
+// The registers hold MR * NV sums, NV pieces of the weight and one of x. Rows beside each other share what is loaded of the
+// weight; panels beside each other keep more of it on its way from memory. So many rows take two panels (or one, where
+// registers are few), and few rows four.
 constexpr int kTileRows = W == kPanel ? 14 : W == 8 ? 6 : Vec::kRegisters == 32 ? 6 : 2;
-constexpr int kStreamRows = W == kPanel ? 16 : kTileRows;
-constexpr int64_t kDepth = 384;  // K at once: a tile's weights (48 KiB at most) and rows stay in the first-level cache
+constexpr int kFourPanelRows = W == kPanel ? 7 : W == 8 ? 1 : 0;
+constexpr int kTwoPanelRows = W == kPanel ? 14 : W == 8 ? 2 : 0;
 
 struct LinearTiles {
-    LinearTile one[kStreamRows + 1];       // one panel
-    LinearTile several[kTileRows + 1];     // kTilePanels panels
+    LinearTile one[kTileRows + 1], two[kTileRows + 1], four[kTileRows + 1];
     LinearTiles() {
-        TileTable<1, kStreamRows>::fill(one);
-        TileTable<kTilePanels, kTileRows>::fill(several);
+        TileTable<1, kTileRows>::fill(one);
+        TileTable<2, kTwoPanelRows>::fill(two);
+        TileTable<4, kFourPanelRows>::fill(four);
     }
 };
+
+// K at once when a panel meets several tiles of rows. Few tiles: the pieces are small, so that fetching the next piece of
+// the weight overlaps with multiplying this one. Many tiles: large, since memory is not what they wait for.
+constexpr int64_t kFewTiles = 4, kFewTilesDepth = 64, kManyTilesDepth = 384;
 
 // All tiles of rows against `num` panels from `panel` on, writing to c (column 0 = the first column of `panel`).
 void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int64_t ldc) {
     static const LinearTiles tiles;
-    const LinearTile* table = num == 1 ? tiles.one : tiles.several;
+    const LinearTile* table = num == 1 ? tiles.one : num == 2 ? tiles.two : tiles.four;
     const float* w = args.w + panel * args.k * kPanel;
     const float* bias = args.bias ? args.bias + panel * kPanel : nullptr;
-    const int64_t pieces = args.rows.num_tiles == 1 ? 1 : (args.k + kDepth - 1) / kDepth;
+    const int64_t most = args.rows.num_tiles <= kFewTiles ? kFewTilesDepth : kManyTilesDepth;
+    const int64_t pieces = args.rows.num_tiles == 1 ? 1 : (args.k + most - 1) / most;
     const int64_t depth = (args.k + pieces - 1) / pieces;
     for (int64_t k = 0; k < args.k; k += depth) {
         const int64_t kc = smaller(depth, args.k - k);
@@ -134,7 +143,7 @@ void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int
 
 // A last panel with fewer than kPanel columns: computed whole, tile by tile, then its real columns copied.
 void linear_ragged_panel(const LinearArgs& args, int64_t panel) {
-    float whole[oneloop::kMaxTile * kPanel];
+    float whole[kTileRows * kPanel];
     const int64_t columns = args.n - panel * kPanel;
     for (int64_t t = 0; t < args.rows.num_tiles; t++) {
         LinearArgs tile = args;
@@ -148,14 +157,16 @@ void linear_ragged_panel(const LinearArgs& args, int64_t panel) {
 }
 
 void linear(const LinearArgs& args) {
-    const bool streaming = args.rows.num_tiles == 1;  // one panel at a time reads memory in one long line
-    int64_t panel = args.panel_begin;
-    const int64_t whole_end = smaller(args.panel_end, args.n / kPanel);
-    while (!streaming && panel + kTilePanels <= whole_end) {
-        linear_panels(args, panel, kTilePanels, args.out + panel * kPanel, args.ld_out);
-        panel += kTilePanels;
+    int64_t rows = 0;
+    for (int64_t t = 0; t < args.rows.num_tiles; t++) {
+        const int64_t here = args.rows.row_start[t + 1] - args.rows.row_start[t];
+        rows = here > rows ? here : rows;
     }
-    for (; panel < whole_end; panel++) linear_panels(args, panel, 1, args.out + panel * kPanel, args.ld_out);
+    const int widest = rows <= kFourPanelRows ? 4 : rows <= kTwoPanelRows ? 2 : 1;
+    const int64_t whole_end = smaller(args.panel_end, args.n / kPanel);
+    int64_t panel = args.panel_begin;
+    for (int num = widest; num > 0; num /= 2)
+        for (; panel + num <= whole_end; panel += num) linear_panels(args, panel, num, args.out + panel * kPanel, args.ld_out);
     for (; panel < args.panel_end; panel++) linear_ragged_panel(args, panel);
 }
 
@@ -230,8 +241,8 @@ struct Scratch {
     float* queries;  // [rows / kScoreRows][head_size][kScoreRows], scaled
     float* keys;     // [head_size][kKeyTile]: transposed, so that a row of it is one dim of every key
     float* values;   // [kKeyTile][padded head]
-    float* scores;   // [rows][kKeyTile]
-    float* decay;    // [rows]: by how much earlier values shrink
+    float* scores;   // [kScoreRows][kKeyTile]
+    float* decay;    // [kScoreRows]: by how much earlier values shrink
     float* sums;     // [rows][W]
     const float** value_rows;
 };
@@ -243,8 +254,8 @@ Scratch carve(float* scratch, int64_t rows, int64_t head_size) {
     s.keys = s.queries + whole_rows * padded;
     s.values = s.keys + padded * kKeyTile;
     s.scores = s.values + padded * kKeyTile;
-    s.decay = s.scores + whole_rows * kKeyTile;
-    s.sums = s.decay + whole_rows;
+    s.decay = s.scores + 16 * kKeyTile;
+    s.sums = s.decay + 16;
     s.value_rows = reinterpret_cast<const float**>(s.sums + whole_rows * 16);
     return s;
 }
@@ -259,47 +270,76 @@ void gather_queries(const AttentionArgs& args, const AttentionTask& task, int64_
     }
 }
 
-inline int64_t key_offset(const AttentionArgs& args, const AttentionTask& task, int64_t position, int64_t stride_b,
-                          int64_t stride_h, int64_t stride_s) {
-    return task.block_table[position / args.block_size] * stride_b + task.kv_head * stride_h +
-           position % args.block_size * stride_s;
-}
+// Where each key of a tile and its value begin, in elements from the start of their cache.
+struct Places {
+    int64_t first, count;
+    int64_t key[kKeyTile], value[kKeyTile];
+};
 
-inline Vec load_cached(const AttentionArgs& args, const void* cache, int64_t offset, int n) {
-    return args.bfloat16 ? Vec::load_bfloat16(static_cast<const uint16_t*>(cache) + offset, n)
-                         : Vec::load(static_cast<const float*>(cache) + offset, n);
-}
-
-// Keys [first, first + count) transposed; the columns past count become zero, so nothing read there is a NaN.
-void gather_keys(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t count, float* to) {
-    int64_t offsets[W];
-    for (int64_t group = 0; group < kKeyTile; group += W) {
-        const int64_t here = smaller(W, count - group);
-        for (int64_t i = 0; i < here; i++)
-            offsets[i] = key_offset(args, task, first + group + i, args.k_stride_b, args.k_stride_h, args.k_stride_s);
-        for (int64_t d = 0; d < args.head_size; d += W) {
-            Vec square[W];
-            const int n = lanes(args.head_size - d);
-            ONELOOP_UNROLL
-            for (int i = 0; i < W; i++)
-                square[i] = i < here ? load_cached(args, args.k_cache, offsets[i] + d, n) : Vec::zero();
-            transpose_square(square, to + d * kKeyTile + group, kKeyTile, n);
+// The tile from position `first` on, cut at `end`. Counts along instead of dividing for each key.
+void locate(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t end, Places& places) {
+    places.first = first;
+    places.count = first < end ? smaller(kKeyTile, end - first) : 0;
+    int64_t block = first / args.block_size, inside = first % args.block_size;
+    for (int64_t i = 0; i < places.count; block++, inside = 0) {
+        const int64_t id = task.block_table[block];
+        const int64_t key = id * args.k_stride_b + task.kv_head * args.k_stride_h;
+        const int64_t value = id * args.v_stride_b + task.kv_head * args.v_stride_h;
+        for (; inside < args.block_size && i < places.count; inside++, i++) {
+            places.key[i] = key + inside * args.k_stride_s;
+            places.value[i] = value + inside * args.v_stride_s;
         }
+    }
+    // The last tile is filled up with its last key; a mask takes the copies out again.
+    for (int64_t i = places.count; places.count > 0 && i < kKeyTile; i++) places.key[i] = places.key[places.count - 1];
+}
+
+struct Float32 {
+    using Element = float;
+    static Vec load(const float* p) { return Vec::load(p); }
+    static Vec load(const float* p, int n) { return Vec::load(p, n); }
+};
+struct BFloat16 {
+    using Element = uint16_t;
+    static Vec load(const uint16_t* p) { return Vec::load_bfloat16(p); }
+    static Vec load(const uint16_t* p, int n) { return Vec::load_bfloat16(p, n); }
+};
+
+// The keys of a tile, transposed.
+template <typename Type>
+void gather_keys(const AttentionArgs& args, const Places& places, float* to) {
+    const auto* cache = static_cast<const typename Type::Element*>(args.k_cache);
+    for (int64_t group = 0; group < kKeyTile && group < places.count; group += W) {
+        const int64_t* place = places.key + group;
+        Vec square[W];
+        int64_t d = 0;
+        for (; d + W <= args.head_size; d += W) {
+            ONELOOP_UNROLL
+            for (int i = 0; i < W; i++) square[i] = Type::load(cache + place[i] + d);
+            transpose_square(square, to + d * kKeyTile + group, kKeyTile, W);
+        }
+        if (d == args.head_size) continue;
+        const int n = lanes(args.head_size - d);
+        for (int i = 0; i < W; i++) square[i] = Type::load(cache + place[i] + d, n);
+        transpose_square(square, to + d * kKeyTile + group, kKeyTile, n);
     }
 }
 
-// Where the value of each key lies as float32: in the cache itself where it can be read as it is, else in `copy`.
-void gather_values(const AttentionArgs& args, const AttentionTask& task, int64_t first, int64_t count, const Scratch& s) {
+// Where the value of each key lies as float32: in the cache itself where it can be read as it is, else in a copy.
+template <typename Type>
+void gather_values(const AttentionArgs& args, const Places& places, const Scratch& s) {
+    const auto* cache = static_cast<const typename Type::Element*>(args.v_cache);
+    if (!args.bfloat16 && args.head_size % W == 0) {
+        for (int64_t i = 0; i < places.count; i++) s.value_rows[i] = static_cast<const float*>(args.v_cache) + places.value[i];
+        return;
+    }
     const int64_t padded = round_up(args.head_size, W);
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t offset = key_offset(args, task, first + i, args.v_stride_b, args.v_stride_h, args.v_stride_s);
-        if (!args.bfloat16 && args.head_size % W == 0) {
-            s.value_rows[i] = static_cast<const float*>(args.v_cache) + offset;
-            continue;
-        }
+    for (int64_t i = 0; i < places.count; i++) {
+        const auto* from = cache + places.value[i];
         float* to = s.values + i * padded;
-        for (int64_t d = 0; d < args.head_size; d += W)
-            load_cached(args, args.v_cache, offset + d, lanes(args.head_size - d)).store(to + d);
+        int64_t d = 0;
+        for (; d + W <= args.head_size; d += W) Type::load(from + d).store(to + d);
+        if (d < args.head_size) Type::load(from + d, lanes(args.head_size - d)).store(to + d);
         s.value_rows[i] = to;
     }
 }
@@ -399,35 +439,42 @@ inline void softmax_row(float* scores, int64_t visible, float* max, float* decay
     const float tile_max = top.largest(), before = *max;
     const float now = tile_max > before ? tile_max : before;
     *max = now;
-    // exp(0) is exactly 1 and kLowest minus anything is exactly 0, so this only saves time.
-    const Vec shrink = exp(Vec::broadcast(before - now));
-    shrink.store(decay, 1);
+    // Seldom taken after the first tiles. Multiplying by exactly 1 would give the same bits, so this only saves time.
+    Vec total = Vec::load(sums);
+    *decay = 1.0f;
+    if (now != before) {
+        const Vec shrink = exp_upto_89(Vec::broadcast(before - now));
+        shrink.store(decay, 1);
+        total = total * shrink;
+    }
     const Vec base = Vec::broadcast(now);
-    Vec total = Vec::load(sums) * shrink;
     ONELOOP_UNROLL
     for (int j = 0; j < kKeyVecs; j++) {
-        const Vec weight = exp(s[j] - base);
+        const Vec weight = exp_upto_89(s[j] - base);
         weight.store(scores + j * W);
         total = total + weight;
     }
     total.store(sums);
 }
 
+// Rows are in the order of their positions, so the last row of the tile sees the most; what none of them sees is left
+// out. It would add exact zeros.
 template <int MR>
-void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, int64_t first, int64_t count,
+void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, const Places& places,
                  const Scratch& s, AttentionState state, int64_t padded) {
-    float* scores = s.scores + tile * kKeyTile;
-    score_tile<MR>(s.queries + tile * args.head_size, s.keys, args.head_size, scores);
+    const int64_t before = task.position + 1 - places.first;  // visible = before + query, where that is positive
+    const int64_t most = smaller(before + (tile + MR - 1) / args.group, places.count);
+    if (most <= 0) return;
+    score_tile<MR>(s.queries + tile * args.head_size, s.keys, args.head_size, s.scores);
     for (int i = 0; i < MR; i++) {
-        const int64_t row = tile + i, position = task.position + row / args.group;
-        const int64_t visible = position + 1 - first;
-        softmax_row(scores + i * kKeyTile, visible < 0 ? 0 : smaller(visible, count), state.max + row, s.decay + row,
-                    s.sums + row * W);
+        const int64_t row = tile + i, visible = before + row / args.group;
+        softmax_row(s.scores + i * kKeyTile, visible < 0 ? 0 : smaller(visible, places.count), state.max + row,
+                    s.decay + i, s.sums + row * W);
     }
-    value_tile<MR>(scores, s.decay + tile, s.value_rows, count, state.values + tile * padded, padded);
+    value_tile<MR>(s.scores, s.decay, s.value_rows, most, state.values + tile * padded, padded);
 }
 
-using AttendRows = void (*)(const AttentionArgs&, const AttentionTask&, int64_t, int64_t, int64_t, const Scratch&,
+using AttendRows = void (*)(const AttentionArgs&, const AttentionTask&, int64_t, const Places&, const Scratch&,
                             AttentionState, int64_t);
 template <int MR>
 struct AttendTable {
@@ -445,14 +492,12 @@ struct AttendTiles {
     AttendTiles() { AttendTable<kScoreRows>::fill(table); }
 };
 
-void prefetch_tile(const AttentionArgs& args, const AttentionTask& task, int64_t first) {
-    const int64_t size = args.bfloat16 ? 2 : 4, end = smaller(first + kKeyTile, task.key_end);
-    for (int64_t p = first; p < end; p++) {
-        const char* key = static_cast<const char*>(args.k_cache) +
-                          key_offset(args, task, p, args.k_stride_b, args.k_stride_h, args.k_stride_s) * size;
-        const char* value = static_cast<const char*>(args.v_cache) +
-                            key_offset(args, task, p, args.v_stride_b, args.v_stride_h, args.v_stride_s) * size;
-        for (int64_t byte = 0; byte < args.head_size * size; byte += 64) {
+void prefetch_tile(const AttentionArgs& args, const Places& places) {
+    const int64_t size = args.bfloat16 ? 2 : 4, bytes = args.head_size * size;
+    for (int64_t i = 0; i < places.count; i++) {
+        const char* key = static_cast<const char*>(args.k_cache) + places.key[i] * size;
+        const char* value = static_cast<const char*>(args.v_cache) + places.value[i] * size;
+        for (int64_t byte = 0; byte < bytes; byte += 64) {
             prefetch(key + byte);
             prefetch(value + byte);
         }
@@ -467,13 +512,20 @@ void attend_segment(const AttentionArgs& args, const AttentionTask& task, int64_
     for (int64_t i = 0; i < rows * padded; i++) state.values[i] = 0.0f;
     for (int64_t i = 0; i < rows * W; i++) s.sums[i] = 0.0f;
     for (int64_t i = 0; i < rows; i++) state.max[i] = kLowest;
-    for (int64_t first = begin; first < end; first += kKeyTile) {
-        const int64_t count = smaller(kKeyTile, end - first);
-        if (rows <= kScoreRows) prefetch_tile(args, task, first + kKeyTile);  // few rows: memory is what they wait for
-        gather_keys(args, task, first, count, s.keys);
-        gather_values(args, task, first, count, s);
+    Places places[2];
+    locate(args, task, begin, end, places[0]);
+    for (int turn = 0; places[turn].count > 0; turn ^= 1) {
+        locate(args, task, places[turn].first + kKeyTile, end, places[turn ^ 1]);
+        if (rows <= kScoreRows) prefetch_tile(args, places[turn ^ 1]);  // few rows: memory is what they wait for
+        if (args.bfloat16) {
+            gather_keys<BFloat16>(args, places[turn], s.keys);
+            gather_values<BFloat16>(args, places[turn], s);
+        } else {
+            gather_keys<Float32>(args, places[turn], s.keys);
+            gather_values<Float32>(args, places[turn], s);
+        }
         for (int64_t tile = 0; tile < rows; tile += kScoreRows)
-            tiles.table[smaller(kScoreRows, rows - tile)](args, task, tile, first, count, s, state, padded);
+            tiles.table[smaller(kScoreRows, rows - tile)](args, task, tile, places[turn], s, state, padded);
     }
     for (int64_t i = 0; i < rows; i++) state.sum[i] = Vec::load(s.sums + i * W).sum();
 }
@@ -518,8 +570,7 @@ void finish(AttentionState state, const AttentionArgs& args, const AttentionTask
 }
 
 constexpr oneloop::Kernels make_kernels(const char* name) {
-    return {name,     W,           kTileRows, kStreamRows, linear, rms_norm, rope,
-            silu_mul, to_bfloat16, attention, merge,       finish};
+    return {name, W, kTileRows, linear, rms_norm, rope, silu_mul, to_bfloat16, attention, merge, finish};
 }
 
 }  // namespace

@@ -9,7 +9,6 @@ namespace oneloop {
 namespace {
 
 constexpr int64_t kRowBytes = 768 << 10;       // packed rows worked on at once: they stay in a core's second-level cache
-constexpr int64_t kTaskBytes = 128 << 10;      // weights of one task: some tens of microseconds of memory bandwidth
 constexpr int64_t kSerialWork = 1 << 15;       // multiply-adds that are not worth waking another thread for
 
 constexpr int64_t kMaxTiles = 512;
@@ -65,7 +64,7 @@ void PackedLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* ou
 void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
     const Kernels& set = kernels();
     Tiles tiles;
-    cut(m, m <= set.stream_tile_rows ? set.stream_tile_rows : set.max_tile_rows, tiles);
+    cut(m, set.max_tile_rows, tiles);
     const float* rows = x;
     if (m > 1) {  // one row is its own packed form
         float* packed = scratch_floats(Slot::kRows, m * k_);
@@ -82,9 +81,9 @@ void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, floa
     }
     LinearArgs args{{rows, tiles.starts, tiles.count}, weight_.get(), bias_.get(), out, stride_out, n_, k_, 0, panels_};
     if (m * n_ * k_ < kSerialWork) return set.linear(args);
-    // Even, so that kernels which take panels in pairs find pairs.
-    const int64_t panel_bytes = std::max<int64_t>(k_, 1) * kPanel * static_cast<int64_t>(sizeof(float));
-    const int64_t step = std::max<int64_t>(2, kTaskBytes / panel_bytes / 2 * 2);
+    // Few panels are dealt out in pairs, so that no thread is left waiting for a long last task; many in fours, which
+    // kernels for few rows like best.
+    const int64_t step = panels_ >= 32 * num_threads() ? 4 : 2;
     parallel_for((panels_ + step - 1) / step, [&](int64_t i) {
         LinearArgs mine = args;
         mine.panel_begin = i * step;
