@@ -141,7 +141,9 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: Attention
     return out
 
 
-def _run_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor) -> None:
+def _run_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor
+) -> None:
     num_rows, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
     group = num_heads // kv_heads
@@ -159,7 +161,9 @@ def _run_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta
         _join[(num_rows * num_heads,)](part, lse, out, HEAD=head_size, SPLITS=splits, num_warps=2)
 
 
-def _run_spans(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor) -> None:
+def _run_spans(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor
+) -> None:
     num_heads, head_size = q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
     group_pad = triton.next_power_of_2(num_heads // kv_heads)

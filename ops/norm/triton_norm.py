@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 @triton.jit
-def _rms_norm(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, HIDDEN: tl.constexpr, LANES: tl.constexpr, ADD: tl.constexpr):
+def _rms_norm(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, eps, HIDDEN: tl.constexpr, LANES: tl.constexpr, ADD: tl.constexpr
+):
     # x, residual, out [tokens, HIDDEN]; LANES the next power of two. Sums in float32 whatever the dtype.
     row = tl.program_id(0).to(tl.int64) * HIDDEN
     lane = tl.arange(0, LANES)

@@ -14,7 +14,9 @@ from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-BFLOAT16 = pytest.param(torch.bfloat16, 1e-2, marks=pytest.mark.gpu)  # Triton's interpreter multiplies its bits as integers
+BFLOAT16 = pytest.param(
+    torch.bfloat16, 1e-2, marks=pytest.mark.gpu
+)  # Triton's interpreter multiplies its bits as integers
 
 
 def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0):

@@ -97,7 +97,7 @@ def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(num_
     memory = Memory(scheduler)
     rng = random.Random(1)
     shared = [rng.randrange(10, 90) for _ in range(13)]
-    sequences = [sequence(n, [*shared[:rng.randrange(1, 14)], n], 12, limit=33) for n in range(12)]
+    sequences = [sequence(n, [*shared[: rng.randrange(1, 14)], n], 12, limit=33) for n in range(12)]
     for seq in sequences:
         scheduler.add(seq)
     run_to_end(scheduler, memory, depth)

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from runtime.api import FinishReason
+from server.protocol import MAX_HEAD_BYTES
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS
 
@@ -173,3 +174,44 @@ async def test_requests_on_one_connection_follow_each_other(serve):
         assert (await server.chat()).status_code == 200
     metrics = (await server.http.get("/metrics")).text
     assert f'route="{CHAT}",status="200"}} 6.0' in metrics
+
+
+# --- below the application ----------------------------------------------------------------------------------------
+
+
+async def raw(server, *pieces: bytes) -> bytes:
+    """Everything the server says to these bytes until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for piece in pieces:
+        writer.write(piece)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\nno colon\r\n\r\n"])
+async def test_what_is_no_http_gets_400_in_openais_shape(serve, garbage):
+    server = await serve()
+    head, _, body = (await raw(server, garbage)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert (await server.chat()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "start", [b"GET /health HTTP/1.1\r\nx: ", b"GET /", b"GET / HTTP/1.1\r\n"], ids=["value", "url", "many"]
+)
+async def test_a_head_that_does_not_end_is_refused(serve, start):
+    server = await serve()
+    filler = b"a: b\r\n" if start.endswith(b"\n") else b"a"
+    # Not a byte more than it takes: closing under a sender would reset the connection.
+    endless = (start + filler * MAX_HEAD_BYTES)[: MAX_HEAD_BYTES + 1]
+    answer = await raw(server, endless[:100], endless[100:])
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"headers_too_large" in answer
+
+
+async def test_a_large_head_that_ends_is_fine(serve):
+    server = await serve()
+    response = await server.http.get("/health", headers={f"x-{number}": "v" * 1000 for number in range(40)})
+    assert response.status_code == 200
