@@ -5,13 +5,15 @@
     │   ├── UnknownParameter       400  a field nobody knows
     │   ├── UnsupportedParameter   400  a field we know and do not implement, set to something that asks for it
     │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
-    │   └── UnreadableBody         400  not JSON, or not UTF-8
+    │   ├── UnreadableBody         400  not JSON, or not UTF-8
+    │   └── MalformedHttp          400  not HTTP
     ├── ModelNotFound              404  `model` names none of ours
     ├── RouteNotFound              404
     ├── MethodNotAllowed           405
     ├── BodyTooLarge               413
     ├── WrongContentType           415
     ├── TooManyRequests            429  the queue is full: Retry-After
+    ├── HeadTooLarge               431  request line and headers
     ├── InternalError              500  our fault; the log knows, the body does not
     └── Unavailable                503  loading, draining or failed: Retry-After
 
@@ -77,6 +79,13 @@ class UnreadableBody(InvalidRequest):
     code = "invalid_json"
 
 
+class MalformedHttp(InvalidRequest):
+    code = "invalid_http"
+
+    def __init__(self) -> None:
+        super().__init__("This is not an HTTP/1.1 request")
+
+
 class ModelNotFound(ApiError):
     status, type, code = 404, "invalid_request_error", "model_not_found"
 
@@ -123,6 +132,13 @@ class WrongContentType(ApiError):
 
 class TooManyRequests(ApiError):
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
+class HeadTooLarge(ApiError):
+    status, type, code = 431, "invalid_request_error", "headers_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"Request line and headers are larger than {limit_bytes} bytes")
 
 
 class InternalError(ApiError):

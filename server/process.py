@@ -27,6 +27,7 @@ from server import terminal
 from server.app import create_app
 from server.config import ServerConfig
 from server.lifecycle import Lifecycle, Served
+from server.protocol import HttpProtocol
 from server.service import Service
 
 logger = logging.getLogger("oneloop.process")
@@ -68,7 +69,7 @@ def http_server(service: Service) -> HttpServer:
     return HttpServer(
         uvicorn.Config(
             create_app(service),
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
