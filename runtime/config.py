@@ -34,7 +34,7 @@ class EngineConfig:
     steps_in_flight: int = 2
     num_threads: int | None = None
     max_queue: int = 256
-    seed: int = 0
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,21 @@ class Engine:
     """`EngineClient` over a scheduler and a runner. Create it on the running loop; `close` it before the loop ends."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, model: ModelInfo, *, max_queue: int = 256, steps_in_flight: int = 2
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        model: ModelInfo,
+        *,
+        max_queue: int = 256,
+        steps_in_flight: int = 2,
+        seed: int | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._model = model
         self._max_queue = max_queue
         self._steps_in_flight = steps_in_flight
+        self._random = random.Random(seed)  # seeds for requests that bring none
         self._stats = EngineStats(model.max_model_len)
         self._lag = LoopLag(self._stats.loop_lag.observe)
         self._sinks: dict[Sequence, tuple[EngineTokenStream, int]] = {}
@@ -206,7 +214,7 @@ class Engine:
             number=self._num_requests,
             max_model_len=self._model.max_model_len,
             block_size=self._scheduler.cache.block_size,
-            seed=random.getrandbits(63) if seed is None else seed,
+            seed=self._random.getrandbits(63) if seed is None else seed,
         )
 
     def _deliver(self, settled: Settled, now: float) -> None:

@@ -52,7 +52,12 @@ async def start_engine(config: EngineConfig, files: ModelFiles, report: Report) 
         await worker.close()
         raise
     return Engine(
-        parts.scheduler, parts.runner, parts.model, max_queue=config.max_queue, steps_in_flight=config.steps_in_flight
+        parts.scheduler,
+        parts.runner,
+        parts.model,
+        max_queue=config.max_queue,
+        steps_in_flight=config.steps_in_flight,
+        seed=config.seed,
     )
 
 
@@ -70,7 +75,7 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
         files,
         dtype=dtype,
         load_format=config.load_format,
-        seed=config.seed,
+        seed=config.seed or 0,
         progress=report,
         max_model_len=config.max_model_len,
     )

@@ -160,7 +160,7 @@ def engine_config(config: ServerConfig) -> EngineConfig:
         steps_in_flight=config.steps_in_flight,
         num_threads=config.threads,
         max_queue=config.max_queue,
-        seed=config.seed or 0,
+        seed=config.seed,
     )
 
 

@@ -275,3 +275,16 @@ async def test_numbers_add_up():
         assert sum(value(engine, "inter_token_latency_seconds").counts) == 6
         assert value(engine, "num_requests_running") == 0
         assert value(engine, "kv_cache_usage_perc") == 0.0
+
+
+async def test_a_server_seed_makes_the_draws_of_seedless_requests_repeatable():
+    async def seeds(seed: int | None) -> list[int]:
+        runner = FakeRunner()
+        async with engine_on(runner, seed=seed) as engine:
+            await read(engine.submit([request(), request()]))
+            await read(engine.submit([request(seed=77)]))
+        return [row.binding.seed for batch in runner.batches for row in batch.rows if row.binding is not None]
+
+    assert await seeds(1) == await seeds(1)
+    assert (await seeds(1))[2] == 77
+    assert len({*(await seeds(1))[:2], *(await seeds(2))[:2], *(await seeds(None))[:2]}) == 6
