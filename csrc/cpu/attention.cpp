@@ -74,20 +74,25 @@ void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, 
         work += queries * lens[r] * args.head_size * args.group * kv_heads;
     }
     float* shared = states ? scratch_floats(Slot::kStates, states) : nullptr;
-    auto attend = [&](int64_t i) {
+    auto attend = [&](int64_t i, const AttentionTask* next) {
         const Part& part = parts[i];
         const int64_t n = part.task.num_queries * args.group;
         const int64_t own = attention_scratch_floats(n, args.head_size);
         float* scratch = scratch_floats(Slot::kAttention, own + state_floats(n, args.head_size));
         const AttentionState state = state_at(part.first_state < 0 ? scratch + own : shared + part.first_state, n);
-        set.attention(args, part.task, state, scratch);
+        set.attention(args, part.task, next, state, scratch);
         if (part.first_state < 0) set.finish(state, args, part.task, out, stride_t, stride_h);
     };
     const int64_t count = static_cast<int64_t>(parts.size());
     if (work < kSerialWork) {
-        for (int64_t i = 0; i < count; i++) attend(i);
+        for (int64_t i = 0; i < count; i++) attend(i, i + 1 < count ? &parts[i + 1].task : nullptr);
     } else {
-        parallel_for(count, attend);
+        // Neighbours go to one thread where there are plenty: it fetches the next one's keys while it is still busy.
+        const int64_t step = std::clamp<int64_t>(count / (num_threads() * 8), 1, 8);
+        parallel_for((count + step - 1) / step, [&](int64_t i) {
+            const int64_t end = std::min(count, (i + 1) * step);
+            for (int64_t p = i * step; p < end; p++) attend(p, p + 1 < end ? &parts[p + 1].task : nullptr);
+        });
     }
     for (int64_t i = 0; i < count; i++) {
         const Part& part = parts[i];

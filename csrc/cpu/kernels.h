@@ -71,8 +71,10 @@ struct Kernels {
     void (*rope)(float* head, const float* cos_sin, int64_t half, bool interleaved);
     void (*silu_mul)(const float* gate, const float* up, float* y, int64_t n);
     void (*to_bfloat16)(const float* x, uint16_t* y, int64_t n);
-    // Fills `state` for the task; `scratch` has attention_scratch_floats() floats, 64-byte aligned.
-    void (*attention)(const AttentionArgs&, const AttentionTask&, AttentionState state, float* scratch);
+    // Fills `state` for the task; `scratch` has attention_scratch_floats() floats, 64-byte aligned. `next`, or null, is what
+    // this thread will do after it: its first keys are fetched early.
+    void (*attention)(const AttentionArgs&, const AttentionTask&, const AttentionTask* next, AttentionState state,
+                      float* scratch);
     // into = into + part, both states of `rows` rows.
     void (*merge)(AttentionState into, AttentionState part, int64_t rows, int64_t padded_head);
     // out [rows of the task] = values / sum, written as [T, Hq, D] with the given strides.

@@ -294,6 +294,32 @@ void locate(const AttentionArgs& args, const AttentionTask& task, int64_t first,
     for (int64_t i = places.count; places.count > 0 && i < kKeyTile; i++) places.key[i] = places.key[places.count - 1];
 }
 
+// The lines of a coming tile, asked for a few at a time between the multiplications of the present one: asked for all at
+// once they would only queue up, and everything else behind them.
+struct Fetcher {
+    const char* rows[2 * kKeyTile];
+    int64_t row = 0, num_rows = 0, byte = 0, row_bytes = 0;
+
+    void aim(const AttentionArgs& args, const Places& places) {
+        const int64_t size = args.bfloat16 ? 2 : 4;
+        for (int64_t i = 0; i < places.count; i++) {
+            rows[i] = static_cast<const char*>(args.k_cache) + places.key[i] * size;
+            rows[places.count + i] = static_cast<const char*>(args.v_cache) + places.value[i] * size;
+        }
+        row = byte = 0;
+        num_rows = 2 * places.count;
+        row_bytes = args.head_size * size;
+    }
+
+    void fetch(int lines) {
+        for (; lines > 0 && row < num_rows; lines--) {
+            prefetch_far(rows[row] + byte);
+            byte += 64;
+            if (byte >= row_bytes) byte = 0, row++;
+        }
+    }
+};
+
 struct Float32 {
     using Element = float;
     static Vec load(const float* p) { return Vec::load(p); }
@@ -307,7 +333,7 @@ struct BFloat16 {
 
 // The keys of a tile, transposed.
 template <typename Type>
-void gather_keys(const AttentionArgs& args, const Places& places, float* to) {
+void gather_keys(const AttentionArgs& args, const Places& places, Fetcher& coming, float* to) {
     const auto* cache = static_cast<const typename Type::Element*>(args.k_cache);
     for (int64_t group = 0; group < kKeyTile && group < places.count; group += W) {
         const int64_t* place = places.key + group;
@@ -317,6 +343,7 @@ void gather_keys(const AttentionArgs& args, const Places& places, float* to) {
             ONELOOP_UNROLL
             for (int i = 0; i < W; i++) square[i] = Type::load(cache + place[i] + d);
             transpose_square(square, to + d * kKeyTile + group, kKeyTile, W);
+            coming.fetch(8);
         }
         if (d == args.head_size) continue;
         const int n = lanes(args.head_size - d);
@@ -346,7 +373,7 @@ void gather_values(const AttentionArgs& args, const Places& places, const Scratc
 
 // scores [MR][kKeyTile] = queries [head_size][MR] . keys
 template <int MR>
-void score_tile(const float* queries, const float* keys, int64_t head_size, float* scores) {
+void score_tile(const float* queries, const float* keys, int64_t head_size, Fetcher& coming, float* scores) {
     for (int column = 0; column < kKeyTile; column += kScoreVecs * W) {
         Vec acc[MR][kScoreVecs];
         ONELOOP_UNROLL
@@ -357,6 +384,7 @@ void score_tile(const float* queries, const float* keys, int64_t head_size, floa
         const float* q = queries;
         const float* key = keys + column;
         for (int64_t d = 0; d < head_size; d++, q += MR, key += kKeyTile) {
+            coming.fetch(2);
             Vec row[kScoreVecs];
             ONELOOP_UNROLL
             for (int j = 0; j < kScoreVecs; j++) row[j] = Vec::load(key + j * W);
@@ -379,7 +407,7 @@ void score_tile(const float* queries, const float* keys, int64_t head_size, floa
 // values [MR][NV registers] = values * decay + weights [MR][kKeyTile] . rows, in the order of the keys
 template <int MR, int NV>
 void value_columns(const float* weights, const float* decay, const float* const* rows, int64_t column, int64_t count,
-                   float* values, int64_t padded) {
+                   Fetcher& coming, float* values, int64_t padded) {
     Vec acc[MR][NV];
     ONELOOP_UNROLL
     for (int i = 0; i < MR; i++) {
@@ -388,6 +416,7 @@ void value_columns(const float* weights, const float* decay, const float* const*
         for (int j = 0; j < NV; j++) acc[i][j] = Vec::load(values + i * padded + column + j * W) * shrink;
     }
     for (int64_t key = 0; key < count; key++) {
+        coming.fetch(2);
         const float* from = rows[key] + column;
         Vec row[NV];
         ONELOOP_UNROLL
@@ -408,13 +437,13 @@ void value_columns(const float* weights, const float* decay, const float* const*
 }
 
 template <int MR>
-void value_tile(const float* weights, const float* decay, const float* const* rows, int64_t count, float* values,
-                int64_t padded) {
+void value_tile(const float* weights, const float* decay, const float* const* rows, int64_t count, Fetcher& coming,
+                float* values, int64_t padded) {
     const int64_t used = padded / W * W;
     int64_t column = 0;
     for (; column + kScoreVecs * W <= used; column += kScoreVecs * W)
-        value_columns<MR, kScoreVecs>(weights, decay, rows, column, count, values, padded);
-    for (; column < used; column += W) value_columns<MR, 1>(weights, decay, rows, column, count, values, padded);
+        value_columns<MR, kScoreVecs>(weights, decay, rows, column, count, coming, values, padded);
+    for (; column < used; column += W) value_columns<MR, 1>(weights, decay, rows, column, count, coming, values, padded);
 }
 
 // One row of scores becomes weights in place, against the larger of its old maximum and this tile's.
@@ -461,21 +490,21 @@ inline void softmax_row(float* scores, int64_t visible, float* max, float* decay
 // out. It would add exact zeros.
 template <int MR>
 void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, const Places& places,
-                 const Scratch& s, AttentionState state, int64_t padded) {
+                 Fetcher& coming, const Scratch& s, AttentionState state, int64_t padded) {
     const int64_t before = task.position + 1 - places.first;  // visible = before + query, where that is positive
     const int64_t most = smaller(before + (tile + MR - 1) / args.group, places.count);
     if (most <= 0) return;
-    score_tile<MR>(s.queries + tile * args.head_size, s.keys, args.head_size, s.scores);
+    score_tile<MR>(s.queries + tile * args.head_size, s.keys, args.head_size, coming, s.scores);
     for (int i = 0; i < MR; i++) {
         const int64_t row = tile + i, visible = before + row / args.group;
         softmax_row(s.scores + i * kKeyTile, visible < 0 ? 0 : smaller(visible, places.count), state.max + row,
                     s.decay + i, s.sums + row * W);
     }
-    value_tile<MR>(s.scores, s.decay, s.value_rows, most, state.values + tile * padded, padded);
+    value_tile<MR>(s.scores, s.decay, s.value_rows, most, coming, state.values + tile * padded, padded);
 }
 
-using AttendRows = void (*)(const AttentionArgs&, const AttentionTask&, int64_t, const Places&, const Scratch&,
-                            AttentionState, int64_t);
+using AttendRows = void (*)(const AttentionArgs&, const AttentionTask&, int64_t, const Places&, Fetcher&,
+                            const Scratch&, AttentionState, int64_t);
 template <int MR>
 struct AttendTable {
     static void fill(AttendRows* table) {
@@ -492,40 +521,29 @@ struct AttendTiles {
     AttendTiles() { AttendTable<kScoreRows>::fill(table); }
 };
 
-void prefetch_tile(const AttentionArgs& args, const Places& places) {
-    const int64_t size = args.bfloat16 ? 2 : 4, bytes = args.head_size * size;
-    for (int64_t i = 0; i < places.count; i++) {
-        const char* key = static_cast<const char*>(args.k_cache) + places.key[i] * size;
-        const char* value = static_cast<const char*>(args.v_cache) + places.value[i] * size;
-        for (int64_t byte = 0; byte < bytes; byte += 64) {
-            prefetch(key + byte);
-            prefetch(value + byte);
-        }
-    }
-}
-
-// Keys of one segment [begin, end), into a fresh state.
-void attend_segment(const AttentionArgs& args, const AttentionTask& task, int64_t begin, int64_t end, const Scratch& s,
-                    AttentionState state) {
+// Keys [begin, end) of one segment, into a fresh state. `after`, if any, is the tile that will be wanted next.
+void attend_segment(const AttentionArgs& args, const AttentionTask& task, int64_t begin, int64_t end, const Places& after,
+                    const Scratch& s, AttentionState state) {
     static const AttendTiles tiles;
     const int64_t rows = task.num_queries * args.group, padded = round_up(args.head_size, W);
     for (int64_t i = 0; i < rows * padded; i++) state.values[i] = 0.0f;
     for (int64_t i = 0; i < rows * W; i++) s.sums[i] = 0.0f;
     for (int64_t i = 0; i < rows; i++) state.max[i] = kLowest;
     Places places[2];
+    Fetcher coming;
     locate(args, task, begin, end, places[0]);
     for (int turn = 0; places[turn].count > 0; turn ^= 1) {
         locate(args, task, places[turn].first + kKeyTile, end, places[turn ^ 1]);
-        if (rows <= kScoreRows) prefetch_tile(args, places[turn ^ 1]);  // few rows: memory is what they wait for
+        coming.aim(args, places[turn ^ 1].count > 0 ? places[turn ^ 1] : after);
         if (args.bfloat16) {
-            gather_keys<BFloat16>(args, places[turn], s.keys);
+            gather_keys<BFloat16>(args, places[turn], coming, s.keys);
             gather_values<BFloat16>(args, places[turn], s);
         } else {
-            gather_keys<Float32>(args, places[turn], s.keys);
+            gather_keys<Float32>(args, places[turn], coming, s.keys);
             gather_values<Float32>(args, places[turn], s);
         }
         for (int64_t tile = 0; tile < rows; tile += kScoreRows)
-            tiles.table[smaller(kScoreRows, rows - tile)](args, task, tile, places[turn], s, state, padded);
+            tiles.table[smaller(kScoreRows, rows - tile)](args, task, tile, places[turn], coming, s, state, padded);
     }
     for (int64_t i = 0; i < rows; i++) state.sum[i] = Vec::load(s.sums + i * W).sum();
 }
@@ -543,17 +561,24 @@ void merge(AttentionState into, AttentionState part, int64_t rows, int64_t padde
     }
 }
 
-void attention(const AttentionArgs& args, const AttentionTask& task, AttentionState state, float* scratch) {
+void attention(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next, AttentionState state,
+               float* scratch) {
     const int64_t rows = task.num_queries * args.group, padded = round_up(args.head_size, W);
     const Scratch s = carve(scratch, rows, args.head_size);
     gather_queries(args, task, rows, s.queries);
-    attend_segment(args, task, task.key_begin, smaller(task.key_begin + kSegment, task.key_end), s, state);
     const int64_t whole_rows = round_up(rows, 16);
     float* more = reinterpret_cast<float*>(s.value_rows + kKeyTile);
     const AttentionState part = {more + 2 * whole_rows, more, more + whole_rows};
-    for (int64_t begin = task.key_begin + kSegment; begin < task.key_end; begin += kSegment) {
-        attend_segment(args, task, begin, smaller(begin + kSegment, task.key_end), s, part);
-        merge(state, part, rows, padded);
+    Places after;
+    for (int64_t begin = task.key_begin; begin < task.key_end; begin += kSegment) {
+        const int64_t end = smaller(begin + kSegment, task.key_end);
+        after.count = 0;
+        if (end < task.key_end)
+            locate(args, task, end, task.key_end, after);
+        else if (next)
+            locate(args, *next, next->key_begin, next->key_end, after);
+        attend_segment(args, task, begin, end, after, s, begin == task.key_begin ? state : part);
+        if (begin > task.key_begin) merge(state, part, rows, padded);
     }
 }
 

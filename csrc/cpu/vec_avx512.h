@@ -88,5 +88,6 @@ inline void transpose_square(const Vec (&rows)[16], float* to, int64_t to_stride
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace

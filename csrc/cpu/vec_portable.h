@@ -107,5 +107,6 @@ inline void transpose_square(const Vec (&rows)[4], float* to, int64_t to_stride,
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace
