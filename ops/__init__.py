@@ -64,9 +64,8 @@ def _op(
     usual: ShapeClass = _USUAL,
     supports: Callable[[ShapeClass], str | None] = native.supports,
 ) -> Op:
-    return Op(
-        name, usual, [Kernel(name, "native", supports, native_run), Kernel(name, "reference", _any, reference_run)]
-    )
+    compiled = Kernel(name, "native", supports, native_run, native.about)
+    return Op(name, usual, [compiled, Kernel(name, "reference", _any, reference_run)])
 
 
 _prepare_linear = _op("linear", gemm_native.NativeLinearWeight, gemm_reference.ReferenceLinearWeight)

@@ -15,9 +15,10 @@ try:
     import oneloop_native
 
     module: Any = oneloop_native
+    about: str = oneloop_native.isa()
     missing: str | None = None
 except ImportError as error:
-    module = None
+    module, about = None, ""
     logging.getLogger("oneloop.ops").warning("native CPU kernels are not built: torch computes everything, slower")
     missing = f"oneloop_native is not built ({error}); reinstall oneloop with a C++ compiler at hand"
 

@@ -37,12 +37,13 @@ class ShapeClass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One implementation of an op. `supports` answers None for yes, else the reason why not, for people."""
+    """One implementation of an op. `supports` answers None for yes, else the reason why not; `about` is for people too."""
 
     op: str
     name: str
     supports: Callable[[ShapeClass], str | None]
     run: Callable[..., Any]
+    about: str = ""
 
 
 class _Choices(dict[tuple[Any, ...], Callable[..., Any]]):
@@ -90,7 +91,8 @@ class Op:
             else:
                 refusal = kernel.supports(case)
             if refusal is None:
-                reason = kernel.name + (f"; {'; '.join(refusals)}" if refusals else "")
+                name = f"{kernel.name} {kernel.about}".rstrip()
+                reason = "; ".join([name, *refusals])
                 self._reasons[case] = reason
                 logger.debug("%s: %s (%s)", self.name, reason, case)
                 return kernel.run

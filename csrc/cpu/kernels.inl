@@ -56,7 +56,7 @@ void linear_tile(const float* a, const float* b, int64_t panel_stride, int64_t k
     constexpr int NV = NP * kVecsPerPanel;
     // Far enough ahead that a line has come from memory before its turn, also across a page border, where the hardware
     // prefetcher stops.
-    constexpr int kAhead = (NP == 1 ? 64 : 32) * kPanel;
+    constexpr int kAhead = 32 * kPanel;
     Vec acc[MR][NV];
     ONELOOP_UNROLL
     for (int i = 0; i < MR; i++) {
@@ -120,7 +120,7 @@ struct LinearTiles {
 
 // K at once when a panel meets several tiles of rows. Few tiles: the pieces are small, so that fetching the next piece of
 // the weight overlaps with multiplying this one. Many tiles: large, since memory is not what they wait for.
-constexpr int64_t kFewTiles = 4, kFewTilesDepth = 64, kManyTilesDepth = 384;
+constexpr int64_t kFewTiles = 8, kFewTilesDepth = 64, kManyTilesDepth = 384;
 
 // All tiles of rows against `num` panels from `panel` on, writing to c (column 0 = the first column of `panel`).
 void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int64_t ldc) {
