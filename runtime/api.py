@@ -99,8 +99,8 @@ class TokenStream(Protocol):
         """At least one Output, at most one per index."""
         ...
 
-    def abort(self, index: int) -> None:
-        """End one request now (a stop string was found). Its blocks are free at once; no further Output for it."""
+    def stop(self, index: int) -> None:
+        """End one request now, as complete: a stop string was found. Its blocks are free at once; no further Output for it."""
         ...
 
 

@@ -35,6 +35,7 @@ class EngineConfig:
     num_threads: int | None = None
     max_queue: int = 256
     seed: int | None = None
+    end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
 
 
 @dataclass(frozen=True, slots=True)

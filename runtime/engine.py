@@ -89,7 +89,7 @@ class Engine:
         if waiting >= self._max_queue:
             raise QueueFull(waiting, self._max_queue)
         sequences = [self._sequence(request) for request in requests]
-        stream = EngineTokenStream(len(sequences), lambda index: self._abort(sequences[index]))
+        stream = EngineTokenStream(len(sequences), lambda index, reason: self._leave(sequences[index], reason))
         for index, sequence in enumerate(sequences):
             self._sinks[sequence] = (stream, index)
             self._scheduler.add(sequence)
@@ -232,12 +232,13 @@ class Engine:
                 stop_token_id = settled.token_id
         stream.put(index, settled.token_id, sequence.num_cached_tokens, settled.finish, stop_token_id)
 
-    def _abort(self, sequence: Sequence) -> None:
-        """The reader left or has all it wants."""
+    def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
+        """The reader's doing: it has all it wants (STOP), or is gone (ABORT)."""
         if sequence in self._sinks:
-            self._scheduler.finish(sequence, FinishReason.ABORT)
+            self._scheduler.finish(sequence, reason)
             self._forget(sequence)
-            log.info("request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens)
+            if reason is FinishReason.ABORT:
+                log.info("request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens)
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """Our doing: the reader is told."""

@@ -80,7 +80,7 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
         max_model_len=config.max_model_len,
     )
     report(LoadProgress("warm-up"))
-    parts = assemble(config, decoder, files.eos_token_ids, worker)
+    parts = assemble(config, decoder, files.eos_token_ids | config.end_token_ids, worker)
     warm_up(parts.runner, num_tokens=min(BLOCK_SIZE + 1, parts.plan.max_model_len - 1), block_size=BLOCK_SIZE)
     for line in (*ops.describe(), *parts.plan.notes):
         log.info(line)

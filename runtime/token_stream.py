@@ -15,10 +15,10 @@ from runtime.api import FinishReason, Output
 
 
 class EngineTokenStream:
-    """`abort(index)` is the engine's way to end request `index` early."""
+    """`end(index, reason)` is the engine's way to end request `index` early."""
 
-    def __init__(self, num_requests: int, abort: Callable[[int], None]) -> None:
-        self._abort = abort
+    def __init__(self, num_requests: int, end: Callable[[int, FinishReason], None]) -> None:
+        self._end = end
         self._open = set(range(num_requests))  # may still produce something
         self._fresh: dict[int, Output] = {}  # since the last read
         self._create_future = asyncio.get_running_loop().create_future
@@ -59,7 +59,7 @@ class EngineTokenStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for index in tuple(self._open):
-            self.abort(index)
+            self._leave(index, FinishReason.ABORT)
 
     def __aiter__(self) -> Self:
         return self
@@ -70,16 +70,19 @@ class EngineTokenStream:
                 raise StopAsyncIteration
             self._reader = self._create_future()
             await self._reader
-            if not self._fresh:  # woken by the abort of the last one
+            if not self._fresh:  # woken by the stop of the last one
                 raise StopAsyncIteration
         fresh, self._fresh = self._fresh, {}
         return [*fresh.values()]
 
-    def abort(self, index: int) -> None:
+    def stop(self, index: int) -> None:
+        self._leave(index, FinishReason.STOP)
+
+    def _leave(self, index: int, reason: FinishReason) -> None:
         self._fresh.pop(index, None)
         if index in self._open:
             self._open.discard(index)
-            self._abort(index)
+            self._end(index, reason)
             if not self._open:
                 self._wake()
 

@@ -97,7 +97,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
         # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
         tokenizer, template = await asyncio.to_thread(load_text, config, files, fetch, report)
-        engine = await start_engine(engine_config(config), files, report)
+        engine = await start_engine(engine_config(config, tokenizer), files, report)
     except (WeightsError, TokenizerError, PromptError, PlanError) as error:
         raise LoadError(str(error)) from error
     if tokenizer.vocab_size > engine.model.vocab_size:
@@ -142,7 +142,7 @@ def load_text(
     return tokenizer, ChatTemplate(template, tokenizer.named_tokens)
 
 
-def engine_config(config: ServerConfig) -> EngineConfig:
+def engine_config(config: ServerConfig, tokenizer: Tokenizer) -> EngineConfig:
     from runtime.config import EngineConfig
 
     return EngineConfig(
@@ -161,6 +161,8 @@ def engine_config(config: ServerConfig) -> EngineConfig:
         num_threads=config.threads,
         max_queue=config.max_queue,
         seed=config.seed,
+        # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
+        end_token_ids=frozenset(tokenizer.eos_token_ids),
     )
 
 

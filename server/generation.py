@@ -134,7 +134,7 @@ class Generation:
 
     def _abort(self, index: int) -> None:
         assert self._stream is not None, "what is fed comes from the stream"
-        self._stream.abort(index)
+        self._stream.stop(index)
 
     @property
     def aborted(self) -> bool:

@@ -15,7 +15,6 @@ import tokenizers
 
 from server.text.detokenize import Detokenizer, TokenTable
 from server.text.gguf import TokenizerError, Vocabulary, build_backend
-from server.text.length import most_chars_per_token
 
 __all__ = ["Detokenizer", "Tokenizer", "TokenizerError"]
 
@@ -31,7 +30,7 @@ class Tokenizer:
     `chat_template`: source, or sources by name, or None. `eos_token_ids`: every id that ends a text."""
 
     __slots__ = (
-        "_backend", "_most_chars", "_table", "_vocab_size", "bos_token", "bos_token_id", "chat_template", "eos_token",
+        "_backend", "_table", "_vocab_size", "bos_token", "bos_token_id", "chat_template", "eos_token",
         "eos_token_id", "eos_token_ids", "named_tokens",
     )  # fmt: skip
 
@@ -46,7 +45,6 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._table = TokenTable(backend)
-        self._most_chars = most_chars_per_token(backend)
         self._vocab_size = max(
             backend.get_vocab_size(with_added_tokens=True), max(backend.get_added_tokens_decoder(), default=-1) + 1
         )
@@ -142,10 +140,6 @@ class Tokenizer:
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         return [self.token_string(id) for id in ids]
-
-    def fewest_tokens(self, num_chars: int) -> int:
-        """No text of that length has fewer; 0 where the tokenizer allows no such promise."""
-        return 0 if self._most_chars is None else -(-num_chars // self._most_chars)
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)

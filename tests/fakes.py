@@ -74,7 +74,7 @@ class FakeEngine:
         if self.refuse is not None:
             raise self.refuse
         live: list[_Live] = []
-        stream = EngineTokenStream(len(requests), lambda index: self._end(live[index], FinishReason.ABORT))
+        stream = EngineTokenStream(len(requests), lambda index, reason: self._end(live[index], reason))
         live += [
             _Live(request, stream, index, self._events(request, self.script(request)))
             for index, request in enumerate(requests)

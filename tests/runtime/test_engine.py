@@ -96,7 +96,7 @@ async def test_a_client_that_leaves_frees_its_row_and_blocks_before_the_next_ste
             pass
 
 
-async def test_one_of_several_can_be_aborted_and_the_others_go_on():
+async def test_one_of_several_can_be_stopped_and_the_others_go_on():
     async with engine_on(FakeRunner()) as engine:
         stream = engine.submit([request(max_tokens=20), request(max_tokens=5)])
         seen: dict[int, int] = {0: 0, 1: 0}
@@ -105,19 +105,20 @@ async def test_one_of_several_can_be_aborted_and_the_others_go_on():
                 for output in outputs:
                     seen[output.index] += len(output.token_ids)
                 if 0 < seen[0] < 20:
-                    stream.abort(0)
+                    stream.stop(0)
                     seen[0] = 100
     assert seen == {0: 100, 1: 5}
 
 
-async def test_aborting_the_last_open_request_ends_the_iteration():
+async def test_stopping_the_last_open_request_ends_the_iteration_and_counts_as_a_stop():
     runner = FakeRunner(manual=True)
     async with engine_on(runner) as engine:
         stream = engine.submit([request()])
         reading = asyncio.create_task(read(stream))
         await turns(5)
-        stream.abort(0)
+        stream.stop(0)
         assert await reading == {}
+        assert value(engine, "request_success", ("finished_reason", "stop")) == 1
 
 
 async def test_a_slow_reader_finds_everything_in_one_output_and_slows_nobody():

@@ -181,7 +181,7 @@ async def test_a_stop_string_across_tokens_ends_the_text_before_it(serve, stop, 
 async def test_a_stop_string_ends_the_work_too(serve):
     server = await serve("Hello there")
     await server.chat(stop="lo")
-    assert [reason for _, reason in server.engine.ended] == [FinishReason.ABORT]
+    assert [reason for _, reason in server.engine.ended] == [FinishReason.STOP]
 
 
 async def test_nothing_of_a_stop_string_is_shown_before_it_is_certain(serve):

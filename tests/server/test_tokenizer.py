@@ -110,22 +110,6 @@ def test_smollm2_streams_hard_texts_token_by_token(text):
     )
 
 
-@given(text=st.text(alphabet=st.characters(exclude_categories=["Cc", "Cs"]), max_size=200))
-@settings(max_examples=200, deadline=None)
-def test_no_text_has_fewer_tokens_than_its_length_promises(text):
-    assert len(smollm2.ours().encode(text)) >= smollm2.ours().fewest_tokens(len(text))
-
-
-def test_the_promise_is_tight_where_tokens_are_long():
-    longest = "#" * 80
-    assert smollm2.ours().fewest_tokens(8100) == 100
-    assert len(smollm2.ours().encode(longest)) == 1
-
-
-def test_a_tokenizer_that_drops_text_promises_nothing():
-    assert Tokenizer(made("wordpiece"), {}).fewest_tokens(10**6) == 0
-
-
 def test_text_that_is_not_unicode_is_refused():
     with pytest.raises(ValueError, match="lone surrogate"):
         smollm2.ours().encode("a\ud800b")
