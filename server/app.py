@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.endpoints import chat, completions, health, metrics, models, tokenize, version
+from server.endpoints import chat, completions, health, metrics, models, tokenize, version, web
 from server.middleware import Surroundings
 from server.service import Service
 
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/", web.page),
     ("POST", "/v1/chat/completions", chat.create),
     ("POST", "/v1/completions", completions.create),
     ("GET", "/v1/models", models.list_all),
