@@ -19,23 +19,27 @@ from torch.nn import functional
 import ops
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER, VOCAB = 30, 9, 3, 64, 576, 1536, 49152  # SmolLM2-135M
-BUDGET_S = 0.5
+BUDGET_S, TURN_S, SETTLE_S = 0.6, 0.1, 0.02
 
 
 def measure(threads: int, **ways: Callable[[], object]) -> dict[str, float]:
-    """Seconds per call of each way; each runs under the thread settings it would have in a server."""
+    """Seconds per call of each way; each runs under the thread settings it would have in a server.
+
+    The ways take turns of `TURN_S`. What a turn measures first is thrown away: torch's OpenMP threads go on spinning for
+    some milliseconds after their last call."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
-    rounds = 0
     end = time.perf_counter() + BUDGET_S * len(ways)
-    while rounds < 3 or time.perf_counter() < end:
-        rounds += 1
+    while time.perf_counter() < end or any(len(times) < 3 for times in samples.values()):
         for name, call in ways.items():
             torch.set_num_threads(threads if name == "torch" else 1)
-            call()
-            for _ in range(5):
+            turn = time.perf_counter()
+            counted = 0
+            while counted == 0 or time.perf_counter() < turn + TURN_S:
                 start = time.perf_counter()
                 call()
-                samples[name].append(time.perf_counter() - start)
+                if start > turn + SETTLE_S:
+                    samples[name].append(time.perf_counter() - start)
+                    counted += 1
     return {name: sorted(times)[len(times) // 5] for name, times in samples.items()}
 
 
