@@ -66,6 +66,11 @@ class Engine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_settle_s = 0.0
+        self._cache_facts = (
+            ("block_size", str(model.kv_block_size)),
+            ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
+            ("enable_prefix_caching", str(scheduler.cache.enabled)),
+        )
         self._report = _Report(self._stats)
         self._task = asyncio.create_task(self._live(), name="engine")
 
@@ -87,12 +92,14 @@ class Engine:
                 raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
         waiting = self._num_queued
         if waiting >= self._max_queue:
+            self._stats.admission_rejections += 1
             raise QueueFull(waiting, self._max_queue)
         sequences = [self._sequence(request) for request in requests]
         stream = EngineTokenStream(len(sequences), lambda index, reason: self._leave(sequences[index], reason))
         for index, sequence in enumerate(sequences):
             self._sinks[sequence] = (stream, index)
             self._scheduler.add(sequence)
+        self._stats.request_n.observe(len(sequences))
         self._idle.clear()
         self._work.set()
         return stream
@@ -112,6 +119,7 @@ class Engine:
             gauge("num_requests_running", "Requests with a row.", len(scheduler.running)),
             gauge("num_requests_waiting", "Requests in line.", len(scheduler.waiting)),
             gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", usage),
+            Metric("cache_config_info", "The KV cache, as labels.", "gauge", {self._cache_facts: 1.0}),
             gauge("kv_cache_cached_blocks", "KV blocks findable by prefix, in use or not.", len(scheduler.cache)),
             counter(
                 "num_preemptions", "Sequences sent back to the line for lack of blocks.", scheduler.num_preemptions
@@ -299,6 +307,7 @@ class Engine:
             sequence.first_token_s = now
             stats.prompt_tokens += sequence.num_prompt_tokens
             stats.prompt_tokens_cached += sequence.num_cached_tokens
+            stats.request_computed_tokens.observe(sequence.num_prompt_tokens - sequence.num_cached_tokens)
             stats.time_to_first_token.observe(now - sequence.request.arrival_s)
             if sequence.first_scheduled_s is not None:
                 stats.prefill_time.observe(now - sequence.first_scheduled_s)

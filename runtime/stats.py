@@ -58,6 +58,7 @@ class EngineStats:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.prompt_tokens_cached = 0
+        self.admission_rejections = 0
         self.finished: Counter[FinishReason] = Counter(dict.fromkeys(FinishReason, 0))
         self.time_to_first_token = Histogram(FIRST_TOKEN_S)
         self.inter_token_latency = Histogram(INTER_TOKEN_S)
@@ -69,7 +70,9 @@ class EngineStats:
         self.decode_time = Histogram(REQUEST_S)
         self.request_prompt_tokens = Histogram(lengths)
         self.request_generation_tokens = Histogram(lengths)
+        self.request_computed_tokens = Histogram(lengths)
         self.request_max_tokens = Histogram(lengths)
+        self.request_n = Histogram((1.0, 2.0, 5.0, 10.0, 20.0))
         self.request_num_preemptions = Histogram((1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0))
         self.iteration_tokens = Histogram(POWERS_OF_TWO)
         self.batch_size = Histogram(POWERS_OF_TWO)
@@ -81,6 +84,21 @@ class EngineStats:
             counter("prompt_tokens", "Prompt tokens of started requests.", self.prompt_tokens),
             counter("prompt_tokens_cached", "Prompt tokens served by the prefix cache.", self.prompt_tokens_cached),
             counter("generation_tokens", "Tokens generated.", self.generation_tokens),
+            Metric(
+                "prompt_tokens_by_source",
+                "Prompt tokens, computed or found in the prefix cache.",
+                "counter",
+                {
+                    (("source", "local_compute"),): float(self.prompt_tokens - self.prompt_tokens_cached),
+                    (("source", "local_cache_hit"),): float(self.prompt_tokens_cached),
+                },
+            ),
+            Metric(
+                "admission_rejections",
+                "Submissions refused because the queue was full.",
+                "counter",
+                {(("reason", "max_num_queued_reqs"),): float(self.admission_rejections)},
+            ),
             Metric(
                 "request_success",
                 "Requests that ended, by reason.",
@@ -104,7 +122,13 @@ class EngineStats:
                     ("request_decode_time_seconds", "First token to last token.", self.decode_time),
                     ("request_prompt_tokens", "Prompt tokens by request.", self.request_prompt_tokens),
                     ("request_generation_tokens", "Generated tokens by request.", self.request_generation_tokens),
+                    (
+                        "request_prefill_kv_computed_tokens",
+                        "Prompt tokens by request that the prefix cache did not hold.",
+                        self.request_computed_tokens,
+                    ),
                     ("request_params_max_tokens", "max_tokens by request.", self.request_max_tokens),
+                    ("request_params_n", "Sequences submitted together.", self.request_n),
                     ("request_num_preemptions", "Preemptions by request.", self.request_num_preemptions),
                     ("iteration_tokens_total", "Tokens computed in a step.", self.iteration_tokens),
                     ("batch_size", "Sequences in a step.", self.batch_size),

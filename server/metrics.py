@@ -1,6 +1,7 @@
 """/metrics: what the engine counts and what HTTP counts, in Prometheus' text format under the prefix `oneloop:`.
 
-The engine's numbers are read when somebody asks; nothing is copied in between. Every sample carries the served model's name."""
+The engine's numbers are read when somebody asks; nothing is copied in between. Every sample carries the
+served model's name and, for the sake of dashboards made for several engines, the number of ours."""
 
 from __future__ import annotations
 
@@ -56,11 +57,11 @@ class HttpStats:
 
 def family(metric: api.Metric, model_name: str) -> Metric:
     """Our Metric as Prometheus' client has it."""
-    names = [*dict(next(iter(metric.samples), ())), "model_name"]
+    names = [*dict(next(iter(metric.samples), ())), "model_name", "engine"]
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
     made: Families = kinds[metric.kind](PREFIX + metric.name, metric.help, labels=names)
     for labels, value in metric.samples.items():
-        values = [*(text for _, text in labels), model_name]
+        values = [*(text for _, text in labels), model_name, "0"]
         if isinstance(value, api.HistogramData):
             assert isinstance(made, HistogramMetricFamily)
             made.add_metric(values, buckets=_buckets(value), sum_value=value.sum)

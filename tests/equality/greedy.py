@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+import ops
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine import Engine
@@ -15,6 +17,7 @@ from runtime.models.decoder import Decoder
 from runtime.runner.worker import Worker
 from runtime.start import assemble
 
+CORES = len(os.sched_getaffinity(0))
 TIE = 1e-4  # transformers' own two best logits are closer than this: rounding decides, in either engine
 
 
@@ -29,6 +32,7 @@ class Reference:
 
 @torch.inference_mode()
 def transformers_greedy(model, prompt_ids: Sequence[int], max_tokens: int) -> Reference:
+    torch.set_num_threads(CORES)
     ids, margins, cache = [], [], None
     step = torch.tensor([list(prompt_ids)])
     for _ in range(max_tokens):
@@ -53,6 +57,7 @@ async def our_greedy(
     rounds: int = 1,
 ) -> Outcome:  # fmt: skip
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks."""
+    ops.set_num_threads(CORES)
     worker = Worker()
     parts = await worker.run(lambda: assemble(config, decoder, frozenset(), worker))
     engine = Engine(parts.scheduler, parts.runner, parts.model, max_queue=10_000)

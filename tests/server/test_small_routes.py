@@ -163,17 +163,17 @@ async def test_metrics_are_the_engines_and_https_with_the_models_name(serve):
     lines = response.text.splitlines()
     for line in (
         "# TYPE oneloop:request_success_total counter",
-        'oneloop:request_success_total{finished_reason="stop",model_name="tiny"} 1.0',
-        'oneloop:num_requests_running{model_name="tiny"} 0.0',
-        'oneloop:step_time_seconds_bucket{le="0.1",model_name="tiny"} 3.0',
-        'oneloop:step_time_seconds_bucket{le="1.0",model_name="tiny"} 5.0',
-        'oneloop:step_time_seconds_bucket{le="+Inf",model_name="tiny"} 6.0',
-        'oneloop:step_time_seconds_sum{model_name="tiny"} 4.5',
-        'oneloop:http_requests_total{method="POST",model_name="tiny",route="/v1/chat/completions",status="200"} 1.0',
-        'oneloop:http_requests_total{method="POST",model_name="tiny",route="/v1/chat/completions",status="400"} 1.0',
-        'oneloop:http_requests_total{method="GET",model_name="tiny",route="unknown",status="404"} 1.0',
-        'oneloop:http_request_duration_seconds_count{model_name="tiny",route="/v1/chat/completions"} 2.0',
-        'oneloop:http_requests_in_flight{model_name="tiny"} 1.0',
+        'oneloop:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 1.0',
+        'oneloop:num_requests_running{engine="0",model_name="tiny"} 0.0',
+        'oneloop:step_time_seconds_bucket{engine="0",le="0.1",model_name="tiny"} 3.0',
+        'oneloop:step_time_seconds_bucket{engine="0",le="1.0",model_name="tiny"} 5.0',
+        'oneloop:step_time_seconds_bucket{engine="0",le="+Inf",model_name="tiny"} 6.0',
+        'oneloop:step_time_seconds_sum{engine="0",model_name="tiny"} 4.5',
+        'oneloop:http_requests_total{engine="0",method="POST",model_name="tiny",route="/v1/chat/completions",status="200"} 1.0',
+        'oneloop:http_requests_total{engine="0",method="POST",model_name="tiny",route="/v1/chat/completions",status="400"} 1.0',
+        'oneloop:http_requests_total{engine="0",method="GET",model_name="tiny",route="unknown",status="404"} 1.0',
+        'oneloop:http_request_duration_seconds_count{engine="0",model_name="tiny",route="/v1/chat/completions"} 2.0',
+        'oneloop:http_requests_in_flight{engine="0",model_name="tiny"} 1.0',
     ):
         assert line in lines
     assert any(line.startswith("process_resident_memory_bytes") for line in lines)
@@ -183,7 +183,10 @@ async def test_metrics_answer_while_nothing_is_loaded(serve):
     server = await serve(loaded=False)
     await server.http.get("/health")
     text = (await server.http.get("/metrics")).text
-    assert 'oneloop:http_requests_total{method="GET",model_name="tiny",route="/health",status="503"} 1.0' in text
+    assert (
+        'oneloop:http_requests_total{engine="0",method="GET",model_name="tiny",route="/health",status="503"} 1.0'
+        in text
+    )
 
 
 async def test_metrics_speak_openmetrics_to_who_asks(serve):
