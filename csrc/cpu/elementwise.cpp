@@ -8,7 +8,7 @@
 namespace oneloop {
 namespace {
 
-constexpr int64_t kTaskElements = 1 << 15;  // about ten microseconds of one core: less is not worth sharing
+constexpr int64_t kTaskElements = 1 << 13;  // some three microseconds of one core: less is not worth sharing
 
 // row(i) for every row, in tasks of about kTaskElements.
 template <typename Row>
