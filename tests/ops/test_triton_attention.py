@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-BFLOAT16 = pytest.param(
-    torch.bfloat16, 1e-2, marks=pytest.mark.gpu
-)  # Triton's interpreter multiplies its bits as integers
+from tests.ops.places import DEVICES, places
 
 
 def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0):
@@ -45,8 +36,7 @@ def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0
     return q, k, v, meta
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3), BFLOAT16])
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), places(1e-5, 2e-3, 1e-2))
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size"), [(4, 4, 64), (9, 3, 64), (16, 8, 128), (8, 1, 64), (4, 2, 256)]
 )

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from ops.activation import reference as activation_reference
 from ops.activation import triton_silu
 from ops.norm import reference as norm_reference
 from ops.norm import triton_norm
+from tests.ops.places import places
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-DTYPES = [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)]
+PLACES = places(1e-6, 2e-3, 1e-2)
 SHAPES = [(1, 64), (2, 576), (17, 1000), (257, 1024), (0, 64), (3, 5120)]
 
 
@@ -28,8 +23,7 @@ def error(got, wanted) -> float:
     return 0.0 if not wanted.numel() else float((got.double() - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_norms_match_the_reference(shape, dtype, tolerance, device):
     x, residual = random(shape, dtype, device), random(shape, dtype, device, 1)
@@ -42,8 +36,7 @@ def test_norms_match_the_reference(shape, dtype, tolerance, device):
     assert error(residual, wanted_sum) < tolerance
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_silu_mul_matches_the_reference(shape, dtype, tolerance, device):
     x = random(shape, dtype, device) * 4

@@ -1,0 +1,23 @@
+"""Where a Triton kernel is tested: by its interpreter on a machine without a GPU, and for real on one that has one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+_INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+
+DEVICES = [pytest.param("cpu", marks=_INTERPRETED), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def places(float32: float, float16: float, bfloat16: float) -> list:
+    """(device, dtype, tolerance) for every combination that exists."""
+    dtypes = ((torch.float32, float32), (torch.float16, float16), (torch.bfloat16, bfloat16))
+    found = []
+    for device, mark in (("cpu", _INTERPRETED), ("cuda", pytest.mark.gpu)):
+        for dtype, tolerance in dtypes:
+            if device == "cpu" and dtype == torch.bfloat16:
+                continue  # the interpreter multiplies its bits as if they were integers
+            name = f"{device}-{str(dtype).removeprefix('torch.')}"
+            found.append(pytest.param(device, dtype, tolerance, marks=mark, id=name))
+    return found
