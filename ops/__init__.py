@@ -57,20 +57,36 @@ def _any(case: ShapeClass) -> str | None:
     return None
 
 
+def _on_cuda(case: ShapeClass) -> str | None:
+    if case.device != "cuda":
+        return f"it runs on CUDA, not on {case.device}"
+    if case.head_size & (case.head_size - 1):
+        return "it wants a head size that is a power of two"
+    return None
+
+
 def _op(
     name: str,
     native_run: Callable[..., Any],
     reference_run: Callable[..., Any],
     usual: ShapeClass = _USUAL,
     supports: Callable[[ShapeClass], str | None] = native.supports,
+    triton_run: str | None = None,
 ) -> Op:
-    compiled = Kernel(name, "native", supports, native_run, native.about)
-    return Op(name, usual, [compiled, Kernel(name, "reference", _any, reference_run)])
+    kernels = [Kernel(name, "native", supports, native_run, native.about)]
+    if triton_run is not None:
+        kernels.append(Kernel(name, "triton", _on_cuda, triton_run))
+    return Op(name, usual, [*kernels, Kernel(name, "reference", _any, reference_run)])
 
 
 _prepare_linear = _op("linear", gemm_native.NativeLinearWeight, gemm_reference.ReferenceLinearWeight)
-_rms_norm = _op("rms_norm", norm_native.rms_norm, norm_reference.rms_norm)
-_add_rms_norm = _op("add_rms_norm", norm_native.add_rms_norm, norm_reference.add_rms_norm)
+_rms_norm = _op("rms_norm", norm_native.rms_norm, norm_reference.rms_norm, triton_run="ops.norm.triton_norm:rms_norm")
+_add_rms_norm = _op(
+    "add_rms_norm",
+    norm_native.add_rms_norm,
+    norm_reference.add_rms_norm,
+    triton_run="ops.norm.triton_norm:add_rms_norm",
+)
 _rope = _op("rope", rope_native.rope, rope_reference.rope)
 _store_kv = _op("store_kv", kv_native.store_kv, kv_reference.store_kv, _USUAL_ATTENTION)
 _paged_attention = _op(
@@ -79,8 +95,14 @@ _paged_attention = _op(
     attention_reference.paged_attention,
     _USUAL_ATTENTION,
     native.supports_attention,
+    "ops.attention.triton_paged:paged_attention",
 )
-_silu_mul = _op("silu_mul", activation_native.silu_mul, activation_reference.silu_mul)
+_silu_mul = _op(
+    "silu_mul",
+    activation_native.silu_mul,
+    activation_reference.silu_mul,
+    triton_run="ops.activation.triton_silu:silu_mul",
+)
 
 
 def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:

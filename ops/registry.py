@@ -5,6 +5,7 @@ fastest first and its torch reference last. The registry knows no tensor and no 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -37,12 +38,14 @@ class ShapeClass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One implementation of an op. `supports` answers None for yes, else the reason why not; `about` is for people too."""
+    """One implementation of an op. `supports` answers None for yes, else the reason why not; `about` is for people too.
+
+    `run`: the function, or "module:function" for one that is imported when it is first chosen: no CPU needs Triton."""
 
     op: str
     name: str
     supports: Callable[[ShapeClass], str | None]
-    run: Callable[..., Any]
+    run: Callable[..., Any] | str
     about: str = ""
 
 
@@ -95,9 +98,17 @@ class Op:
                 reason = "; ".join([name, *refusals])
                 self._reasons[case] = reason
                 logger.debug("%s: %s (%s)", self.name, reason, case)
-                return kernel.run
+                return _resolve(kernel.run)
             refusals.append(f"not {kernel.name}: {refusal}")
         raise NotImplementedError(f"{self.name}: no kernel for {case} ({'; '.join(refusals)})")
+
+
+def _resolve(run: Callable[..., Any] | str) -> Callable[..., Any]:
+    if not isinstance(run, str):
+        return run
+    module, _, function = run.partition(":")
+    resolved: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return resolved
 
 
 def force(name: str | None) -> None:

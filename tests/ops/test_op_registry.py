@@ -178,3 +178,13 @@ def test_anything_that_speaks_dlpack_is_a_tensor(native: object) -> None:
     out = numpy.zeros((2, 3), dtype="float32")
     native.silu_mul(numpy.ones((2, 6), dtype="float32"), out)  # type: ignore[attr-defined]
     assert out == pytest.approx(0.7310586)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_triton_computes_what_it_can_and_torch_the_rest():
+    x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16)
+    weight = torch.ones(64, device="cuda", dtype=torch.bfloat16)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), ops.rms_norm(x.cpu(), weight.cpu(), 1e-5).cuda())
+    lines = "\n".join(ops.describe())
+    assert "rms_norm: triton; not native: " in lines
+    assert "on cuda)" in lines
