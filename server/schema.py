@@ -103,9 +103,10 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     tool_calls: Any = None
     tool_call_id: Any = None
     function_call: Any = None
+    annotations: Any = None
 
     def check(self, where: str) -> None:
-        for name in ("refusal", "audio", "tool_calls", "tool_call_id", "function_call"):
+        for name in ("refusal", "audio", "tool_calls", "tool_call_id", "function_call", "annotations"):
             if getattr(self, name) not in (None, []):
                 raise UnsupportedParameter(f"{where}.{name}")
         if self.role in ("tool", "function"):
