@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -124,7 +123,7 @@ def force(name: str | None) -> None:
 
 
 def forced() -> str | None:
-    """The kernel name that `force` or ONELOOP_OPS asked for."""
+    """The kernel name that `force` asked for."""
     return _forced
 
 
@@ -138,4 +137,4 @@ def _short(dtype: torch.dtype) -> str:
 
 
 _ops: list[Op] = []
-_forced: str | None = os.environ.get("ONELOOP_OPS") or None
+_forced: str | None = None

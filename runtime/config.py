@@ -34,6 +34,7 @@ class EngineConfig:
     steps_in_flight: int = 2
     num_threads: int | None = None
     max_queue: int = 256
+    kernels: str = "auto"
     seed: int | None = None
     end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
 

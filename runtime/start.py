@@ -69,6 +69,7 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
 
     if config.device == "cuda":
         raise PlanError("device cuda is not supported yet; use --device cpu")
+    ops.force(None if config.kernels == "auto" else config.kernels)
     ops.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     dtype = "float32" if config.dtype == "auto" else config.dtype
     decoder = load_model(

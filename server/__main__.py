@@ -160,6 +160,7 @@ def engine_config(config: ServerConfig, tokenizer: Tokenizer) -> EngineConfig:
         steps_in_flight=config.steps_in_flight,
         num_threads=config.threads,
         max_queue=config.max_queue,
+        kernels=config.kernels,
         seed=config.seed,
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
         end_token_ids=frozenset(tokenizer.eos_token_ids),

@@ -109,6 +109,9 @@ class ServerConfig:
     threads: int | None = option(
         None, "CPU threads for the model (default: all cores allowed)", group=_ENGINE, minimum=1
     )
+    kernels: Literal["auto", "native", "reference"] = option(
+        "auto", "what computes; reference is plain torch, slow, to compare with", group=_ENGINE
+    )
     seed: int | None = option(
         None, "makes the draws of requests without a seed repeatable", group=_ENGINE, minimum=0, maximum=2**63 - 1
     )
