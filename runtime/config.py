@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from runtime.kv.layout import KVLayout
+from runtime.kv.layout import KVLayout, LayerShape
 from runtime.policy import POLICIES, Policy
 
 GIB = 1 << 30
@@ -55,12 +55,14 @@ CPU = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_by
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
+    dtype: str
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     layout: KVLayout
     kv_cache_dtype: str
     num_kv_blocks: int
+    enable_prefix_caching: bool
     policy: Policy
     notes: tuple[str, ...]  # what was cut to fit, for people
 
@@ -70,13 +72,14 @@ class EnginePlan:
 
     @classmethod
     def resolve(
-        cls, config: EngineConfig, *, layout: KVLayout, kv_cache_dtype: str, model_len: int, defaults: DeviceDefaults,
-        free_bytes: int,
+        cls, config: EngineConfig, *, dtype: str, layers: tuple[LayerShape, ...], model_len: int,
+        defaults: DeviceDefaults, free_bytes: int,
     ) -> EnginePlan:  # fmt: skip
         """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights.
 
         Raises PlanError."""
-        layout = replace(layout, element_bytes=ELEMENT_BYTES[kv_cache_dtype])
+        kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        layout = KVLayout(layers, ELEMENT_BYTES[kv_cache_dtype])
         max_num_seqs = config.max_num_seqs or defaults.max_num_seqs
         budget = config.max_num_batched_tokens or max(defaults.max_num_batched_tokens, max_num_seqs + 1)
         if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
@@ -101,12 +104,14 @@ class EnginePlan:
             notes.append(f"max-model-len is {capacity}, not the model's {model_len}: that is what the KV cache holds")
             max_model_len = capacity
         return cls(
+            dtype=dtype,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             layout=layout,
             kv_cache_dtype=kv_cache_dtype,
             num_kv_blocks=num_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
             policy=POLICIES[config.scheduling_policy],
             notes=tuple(notes),
         )

@@ -179,7 +179,7 @@ def test_bad_requests_get_an_error_in_openais_shape(server, change, kind, param)
 def test_metrics_count_what_was_served(server):
     with urllib.request.urlopen(server.base + "/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    assert 'oneloop:request_success_total{finished_reason="length"' in text
+    assert 'oneloop:request_success_total{engine="0",finished_reason="length"' in text
     assert "oneloop:time_to_first_token_seconds_bucket" in text
 
 

@@ -15,7 +15,7 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.decoder import Decoder
 from runtime.runner.worker import Worker
-from runtime.start import assemble
+from runtime.start import assemble, plan_engine
 
 CORES = len(os.sched_getaffinity(0))
 TIE = 1e-4  # transformers' own two best logits are closer than this: rounding decides, in either engine
@@ -59,7 +59,7 @@ async def our_greedy(
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks."""
     ops.set_num_threads(CORES)
     worker = Worker()
-    parts = await worker.run(lambda: assemble(config, decoder, frozenset(), worker))
+    parts = await worker.run(lambda: assemble(plan_engine(config, decoder.spec), decoder, frozenset(), worker))
     engine = Engine(parts.scheduler, parts.runner, parts.model, max_queue=10_000)
     params = SamplingParams(max_tokens, temperature=0.0)
     groups = [list(prompts)] if together else [[prompt] for prompt in prompts]

@@ -3,21 +3,26 @@
 import pytest
 
 from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError
-from runtime.kv.layout import KVLayout, LayerShape
+from runtime.kv.layout import LayerShape
 
-LAYOUT = KVLayout((LayerShape(3, 64),) * 30, element_bytes=4)
+LAYERS = (LayerShape(3, 64),) * 30
 
 
-def resolve(free_bytes=16 * GIB, model_len=8192, kv_cache_dtype="float32", **asked) -> EnginePlan:
+def resolve(free_bytes=16 * GIB, model_len=8192, dtype="float32", **asked) -> EnginePlan:
     return EnginePlan.resolve(
-        EngineConfig(**asked), layout=LAYOUT, kv_cache_dtype=kv_cache_dtype, model_len=model_len, defaults=CPU,
+        EngineConfig(**asked),
+        dtype=dtype,
+        layers=LAYERS,
+        model_len=model_len,
+        defaults=CPU,
         free_bytes=free_bytes,
-    )  # fmt: skip
+    )
 
 
 def test_a_token_of_smollm2_costs_46080_bytes_in_float32_and_half_in_bfloat16():
     assert resolve().layout.token_bytes == 30 * 2 * 3 * 64 * 4
     assert resolve(kv_cache_dtype="bfloat16").layout.token_bytes == 30 * 2 * 3 * 64 * 2
+    assert resolve(dtype="bfloat16").kv_cache_dtype == "bfloat16"
 
 
 def test_the_cache_takes_what_was_asked_in_bytes_or_blocks():
