@@ -1,8 +1,16 @@
-"""Before anything else: on a machine without a GPU, Triton kernels are decorated for its interpreter."""
+"""On a machine without a GPU, Triton kernels run in its interpreter, and what needs the real thing is skipped."""
 
 import os
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is decorated
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu") is not None:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
