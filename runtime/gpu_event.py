@@ -10,8 +10,6 @@ from typing import Protocol
 
 
 class GpuEvent(Protocol):
-    def is_done(self) -> bool: ...
-
     async def wait(self) -> None:
         """Return when the work before the event has run; raise what it raised."""
         ...
@@ -20,9 +18,6 @@ class GpuEvent(Protocol):
 class WorkerEvent:
     def __init__(self, future: asyncio.Future[None]) -> None:
         self._future = future
-
-    def is_done(self) -> bool:
-        return self._future.done()
 
     async def wait(self) -> None:
         # Shielded: whoever stops waiting must not cancel work that the device has already begun.

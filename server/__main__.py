@@ -76,7 +76,7 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
 
 
 async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
-    """Files, then engine and tokenizer side by side. `cancel`, once set, ends a download.
+    """Files, tokenizer, engine. `cancel`, once set, ends a download.
 
     Raises LoadError."""
     import asyncio

@@ -5,7 +5,7 @@ before it is refused: what a client can make us do is bounded by the context, no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from server.errors import ContextLengthExceeded, InvalidRequest, clip
 from server.lifecycle import Served
 from server.offload import Offload
 from server.prompt import PromptError
-from server.schema import Message
+from server.schema import ChatRequest, Message, TokenizeRequest
 from server.tokenizer import Tokenizer
 
 CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
@@ -48,17 +48,14 @@ def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, limit: in
 
 
 async def chat_ids(
-    served: Served,
-    offload: Offload,
-    messages: Sequence[Message],
-    *,
-    add_generation_prompt: bool,
-    add_special_tokens: bool,
-    template_kwargs: Mapping[str, Any],
+    served: Served, offload: Offload, messages: Sequence[Message], wire: ChatRequest | TokenizeRequest
 ) -> list[int]:
-    """The ids of the conversation as the model's chat template writes it.
+    """The ids of the conversation as the model's chat template writes it, with the template options of `wire`: what
+    /tokenize counts is what a chat is charged.
 
     Raises InvalidRequest where there is no template, or it refuses the conversation (roles out of order …)."""
+    template_kwargs = wire.chat_template_kwargs or {}
+    add_generation_prompt = wire.add_generation_prompt is not False
     for name in RESERVED_KWARGS & template_kwargs.keys():
         raise InvalidRequest(f"chat_template_kwargs may not set {name}", param=f"chat_template_kwargs.{name}")
     conversation = [_as_json(message) for message in messages]
@@ -70,7 +67,7 @@ async def chat_ids(
         )
     except PromptError as error:
         raise InvalidRequest(clip(error), param="messages") from None
-    return await text_ids(served, offload, text, add_special_tokens=add_special_tokens, param="messages")
+    return await text_ids(served, offload, text, add_special_tokens=bool(wire.add_special_tokens), param="messages")
 
 
 def _as_json(message: Message) -> dict[str, Any]:

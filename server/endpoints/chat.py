@@ -50,14 +50,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     wire = schema.CHAT.decode(await admission.read_body(http, service.config.max_body_size))
     admission.check_model(wire.model, served.names)
-    prompt_ids = await chat_ids(
-        served,
-        service.offload,
-        wire.messages,
-        add_generation_prompt=wire.add_generation_prompt is not False,
-        add_special_tokens=bool(wire.add_special_tokens),
-        template_kwargs=wire.chat_template_kwargs or {},
-    )
+    prompt_ids = await chat_ids(served, service.offload, wire.messages, wire)
     # The newer name wins; `schema` has refused two different values.
     wanted = wire.max_completion_tokens or wire.max_tokens
     return await answer(

@@ -17,14 +17,7 @@ async def tokenize(service: Service, http: Request) -> Response:
     wire = schema.TOKENIZE.decode(await admission.read_body(http, service.config.max_body_size))
     admission.check_model(wire.model, served.names)
     if wire.messages is not None:
-        ids = await chat_ids(
-            served,
-            service.offload,
-            wire.messages,
-            add_generation_prompt=wire.add_generation_prompt is not False,
-            add_special_tokens=bool(wire.add_special_tokens),
-            template_kwargs=wire.chat_template_kwargs or {},
-        )
+        ids = await chat_ids(served, service.offload, wire.messages, wire)
     else:
         special = wire.add_special_tokens is not False
         ids = await text_ids(
