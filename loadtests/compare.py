@@ -71,7 +71,7 @@ class Visit:
         log = self.logs / (_file_name(server.name) + ".log")
         try:
             with ServerProcess(server.command, log, server.env, server.cwd) as process:
-                healthy_s = _wait_until_healthy(server, process)
+                healthy_s = wait_until_healthy(server, process)
                 try:
                     complete_once(server.address, _model(server), server.start_limit_s)
                 except ProbeFailed as error:
@@ -90,10 +90,7 @@ class Visit:
             "num_processes": len(processes.family(process.pid)),
         }
         if self.idle_s > 0:
-            cpu_before_s, before_s = processes.cpu_s(process.pid), time.perf_counter()
-            time.sleep(self.idle_s)
-            used_s = processes.cpu_s(process.pid) - cpu_before_s
-            record["idle_cpu_percent"] = round(100 * used_s / (time.perf_counter() - before_s), 1)
+            record["idle_cpu_percent"] = processes.cpu_percent(process.pid, self.idle_s)
         self.emit(record)
 
     def _run_all(self, server: Server, process: ServerProcess | None) -> None:
@@ -120,8 +117,8 @@ def _answers(server: Server) -> bool:
     return True
 
 
-def _wait_until_healthy(server: Server, process: ServerProcess) -> float:
-    """Seconds since the start."""
+def wait_until_healthy(server: Server, process: ServerProcess) -> float:
+    """Seconds since the start. Raises ServerFailed."""
     while process.age_s < server.start_limit_s:
         if is_healthy(server.address, server.health):
             return process.age_s

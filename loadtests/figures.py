@@ -61,7 +61,9 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What happened: the answers to `num_asked` requests within `wall_s`, and what it cost. None where nobody measured."""
+    """What happened: the answers to `num_asked` requests within `wall_s`, and what it cost. None where nobody measured.
+
+    `client_cpu_s` is of all client processes together, `busiest_client_cpu_s` of the one that used most."""
 
     answers: Sequence[Answer]
     num_asked: int
@@ -69,6 +71,8 @@ class Run:
     wall_s: float
     cut_off: bool = False
     client_cpu_s: float | None = None
+    busiest_client_cpu_s: float | None = None
+    num_clients: int = 1
     server_cpu_s: float | None = None
     lateness_s: Sequence[float] = ()
 
@@ -124,7 +128,9 @@ def _costs(run: Run, num_output: int) -> dict[str, float | None]:
     if run.client_cpu_s is not None:
         figures |= {
             "client_cpu_s": round(run.client_cpu_s, 3),
-            "client_cpu_share": _ratio(run.client_cpu_s, run.wall_s),
+            "client_cpu_share": _ratio(run.busiest_client_cpu_s or run.client_cpu_s, run.wall_s),
+            "client_cpu_us_per_token": _ratio(run.client_cpu_s * 1e6, num_output),
+            "client_processes": run.num_clients,
         }
     if run.server_cpu_s is not None:
         figures["server_cpu_s"] = round(run.server_cpu_s, 3)

@@ -41,14 +41,16 @@ class Load:
         self.lateness_s: list[float] = []
         self.cut_off = False
 
-    async def run(self, workload: Workload, requests: Sequence[bytes]) -> None:
-        """Returns when every request has ended or the time for the run is over; what was unfinished then is dropped."""
+    async def run(self, requests: Sequence[bytes], concurrency: int, arrivals_s: Sequence[float] | None = None) -> None:
+        """Closed loop of `concurrency` streams, or open loop where there are arrivals, with at most that many in flight.
+
+        Returns when every request has ended or the time for the run is over; what was unfinished then is dropped."""
         try:
             async with asyncio.timeout(self._limits.run_s):
-                if workload.rate_per_s is None:
-                    await self._closed_loop(requests, workload.concurrency)
+                if arrivals_s is None:
+                    await self._closed_loop(requests, concurrency)
                 else:
-                    await self._open_loop(requests, workload.arrivals_s(), workload.concurrency)
+                    await self._open_loop(requests, arrivals_s, concurrency)
         except TimeoutError:
             self.cut_off = True
 
@@ -96,12 +98,13 @@ async def measure(
     limits, clock = limits or Limits(), clock or WallClock()
     if warmup := workload.warmup():
         # Its failures are not counted: whatever is wrong shows again in the run itself.
-        await Load(address, limits, clock).run(warmup, _requests(address, warmup, wishes))
-    requests = _requests(address, workload, wishes)
+        await Load(address, limits, clock).run(requests_of(address, warmup, wishes), warmup.concurrency)
+    requests = requests_of(address, workload, wishes)
+    arrivals_s = None if workload.rate_per_s is None else workload.arrivals_s()
     load = Load(address, limits, clock)
     gc.collect()
     server_before, client_before, start_s = server_cpu_s and server_cpu_s(), time.process_time(), clock.now()
-    await load.run(workload, requests)
+    await load.run(requests, workload.concurrency, arrivals_s)
     wall_s, client_cpu_s = clock.now() - start_s, time.process_time() - client_before
     return Run(
         answers=[read_answer(recording, workload.endpoint) for recording in load.recordings],
@@ -110,11 +113,13 @@ async def measure(
         wall_s=wall_s,
         cut_off=load.cut_off,
         client_cpu_s=client_cpu_s,
+        busiest_client_cpu_s=client_cpu_s,
         server_cpu_s=None if server_cpu_s is None or server_before is None else server_cpu_s() - server_before,
         lateness_s=load.lateness_s,
     )
 
 
-def _requests(address: Address, workload: Workload, wishes: Wishes) -> list[bytes]:
+def requests_of(address: Address, workload: Workload, wishes: Wishes) -> list[bytes]:
+    """The bytes to send, one a request."""
     bodies = workload.bodies(wishes.model, wishes.ignore_eos, wishes.extra_body)
     return [post_request(address, PATHS[workload.endpoint], body) for body in bodies]

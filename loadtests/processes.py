@@ -62,6 +62,13 @@ def cpu_s(root: int) -> float:
     return sum(stat.cpu_s for stat in family(root))
 
 
+def cpu_percent(root: int, seconds: float) -> float:
+    """What the family uses of one core while we watch for that long."""
+    before_cpu_s, before_s = cpu_s(root), time.perf_counter()
+    time.sleep(seconds)
+    return round(100 * (cpu_s(root) - before_cpu_s) / (time.perf_counter() - before_s), 1)
+
+
 def resident_mib(root: int) -> float:
     """Sum of resident sets (statm: no page-table walk); pages shared by several processes count once for each."""
     total = 0.0

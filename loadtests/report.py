@@ -165,6 +165,7 @@ _COLUMNS: Sequence[tuple[str, str]] = (
     ("good req/s", "{goodput_req_per_s:.2f} ({good_share:.0%})"),
     ("server us/tok", "{server_cpu_us_per_token:.1f}"),
     ("loop lag p99 ms", "<= {loop_lag_ms_p99:g}"),
+    ("client CPU", "{client_processes} x {client_cpu_share:.0%}"),
 )
 
 
@@ -196,9 +197,8 @@ def serve_remarks(runs: Iterable[Record]) -> list[str]:
         if run["ok"] and run["tokens_from"] == "events":
             remarks.append(f"{name}: the server sent no usage; output tokens are counted as events with content")
         if (run.get("client_cpu_share") or 0) > 0.8:
-            remarks.append(
-                f"{name}: the client used {run['client_cpu_share']:.0%} of a core; it may be what was measured"
-            )
+            used = f"{run['client_cpu_share']:.0%} of a core"
+            remarks.append(f"{name}: the busiest client used {used}; it may be what was measured (see --clients)")
         if (run.get("send_late_ms_p99") or 0) > 10:
             remarks.append(f"{name}: requests left up to {run['send_late_ms_p99']:.0f} ms late (p99)")
     return remarks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -13,8 +12,9 @@ from typing import Any
 
 from loadtests import processes
 from loadtests.address import Address, AddressRefused
+from loadtests.clients import measure_with_clients, num_clients
 from loadtests.figures import Run, Slo, summarise
-from loadtests.load import Limits, Wishes, measure
+from loadtests.load import Limits, Wishes
 from loadtests.probe import ProbeFailed, bucket_percentile, first_model, loop_lag_buckets
 from loadtests.report import serve_remarks, serve_table
 from loadtests.workloads import Workload, find_workloads
@@ -54,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--goodput", nargs="+", default=[], metavar="METRIC:MS", help="e.g. ttft:500 tpot:50; also itl, e2e"
     )
+    run.add_argument(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="client processes (default: 1 per 64 streams, at most a quarter of the cores)",
+    )
     run.add_argument("--pid", type=int, help="the server's process here: adds its CPU per token and its memory")
     run.add_argument("--timeout", type=float, default=300, metavar="S", help="for one request (default 300)")
     run.add_argument("--max-seconds", type=float, default=540, metavar="S", help="for one run (default 540)")
@@ -84,6 +90,8 @@ def main(args: argparse.Namespace) -> int:
         address, slo, workloads = Address.parse(args.base_url), Slo.parse(args.goodput), wanted_workloads(args)
         if args.pid is not None and processes.read_stat(args.pid) is None:
             raise ValueError(f"--pid {args.pid}: no such process")
+        if args.clients is not None and args.clients < 1:
+            raise ValueError("--clients must be at least 1")
         if not isinstance(args.extra_body, dict):
             raise ValueError("--extra-body is not a JSON object")
         model = args.model or first_model(address)
@@ -96,7 +104,7 @@ def main(args: argparse.Namespace) -> int:
     runs, records = [], []
     for workload in workloads:
         print(f"  {workload.name}: {workload.describe()}", file=sys.stderr)
-        run, record = run_workload(address, workload, wishes, limits, slo, args.pid)
+        run, record = run_workload(address, workload, wishes, limits, slo, args.pid, args.clients)
         runs.append((workload.name, run))
         records.append(record)
     print("\n".join([serve_table(records), *serve_remarks(records)]))
@@ -107,12 +115,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def run_workload(
-    address: Address, workload: Workload, wishes: Wishes, limits: Limits, slo: Slo | None = None, pid: int | None = None
-) -> tuple[Run, dict[str, Any]]:
-    """One run and its flat record. `pid`: the server's first process, where it is known."""
+    address: Address, workload: Workload, wishes: Wishes, limits: Limits, slo: Slo | None = None, pid: int | None = None,
+    clients: int | None = None,
+) -> tuple[Run, dict[str, Any]]:  # fmt: skip
+    """One run and its flat record. `pid`: the server's first process, where it is known. `clients`: processes that send;
+    None takes as many as the streams and the cores suggest."""
     lag_before = loop_lag_buckets(address)
     server_cpu = None if pid is None else lambda: processes.cpu_s(pid)
-    run = asyncio.run(measure(address, workload, wishes, limits, server_cpu_s=server_cpu))
+    crew = num_clients(workload.concurrency, clients)
+    run = measure_with_clients(address, workload, wishes, limits, crew, server_cpu)
     lag_s = bucket_percentile(lag_before, loop_lag_buckets(address), 99)
     record: dict[str, Any] = {
         "workload": workload.name,

@@ -1,0 +1,153 @@
+"""Several client processes sharing one workload, so that the client is never what was measured.
+
+Each has its part of the streams (or of the arrivals) and of the requests, records it as `load.py` does, and reads its own answers
+when the run is over. They wait until all are ready and start together; moments are of the system-wide monotonic clock, so figures
+come out as from one client. `client_capacity.py` measures what one process can take: about 100,000 events a second."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from loadtests.address import Address
+from loadtests.answers import Answer, Endpoint, read_answer
+from loadtests.clock import WallClock
+from loadtests.figures import Run
+from loadtests.load import Limits, Load, Wishes, measure, requests_of
+from loadtests.workloads import Workload
+
+STREAMS_EACH = 64
+
+
+def num_clients(concurrency: int, asked: int | None = None) -> int:
+    """One process for every 64 streams, and no more than a quarter of the cores."""
+    wanted = asked or min(concurrency // STREAMS_EACH, len(os.sched_getaffinity(0)) // 4)
+    return max(1, min(wanted, concurrency))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one client does."""
+
+    address: Address
+    requests: Sequence[bytes]
+    endpoint: Endpoint
+    concurrency: int
+    arrivals_s: Sequence[float] | None
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    answers: list[Answer]
+    begun_s: float
+    ended_s: float
+    cpu_s: float
+    cut_off: bool
+    lateness_s: list[float]
+
+
+def parts_of(address: Address, workload: Workload, wishes: Wishes, limits: Limits, num_parts: int) -> list[Part]:
+    """Requests and arrivals are dealt out in turns; streams as evenly as they go."""
+    requests = requests_of(address, workload, wishes)
+    arrivals_s = None if workload.rate_per_s is None else workload.arrivals_s()
+    return [
+        Part(
+            address,
+            requests[index::num_parts],
+            workload.endpoint,
+            len(range(index, workload.concurrency, num_parts)),
+            None if arrivals_s is None else arrivals_s[index::num_parts],
+            limits,
+        )
+        for index in range(num_parts)
+    ]
+
+
+def measure_with_clients(
+    address: Address,
+    workload: Workload,
+    wishes: Wishes,
+    limits: Limits,
+    clients: int,
+    server_cpu_s: Callable[[], float] | None = None,
+) -> Run:
+    """`load.measure` by that many processes; with one, by this process."""
+    if clients == 1:
+        return asyncio.run(measure(address, workload, wishes, limits, server_cpu_s=server_cpu_s))
+    if warmup := workload.warmup():
+        asyncio.run(Load(address, limits, WallClock()).run(requests_of(address, warmup, wishes), 1))
+    server_before_s = None
+    crew = [_Client(part) for part in parts_of(address, workload, wishes, limits, clients)]
+    try:
+        for client in crew:
+            client.wait_ready()
+        server_before_s = server_cpu_s and server_cpu_s()
+        for client in crew:
+            client.go()
+        outcomes = [client.outcome() for client in crew]
+    finally:
+        for client in crew:
+            client.end()
+    wall_s = max(o.ended_s for o in outcomes) - min(o.begun_s for o in outcomes)
+    return Run(
+        answers=[answer for outcome in outcomes for answer in outcome.answers],
+        num_asked=workload.num_requests,
+        num_output_tokens_each=workload.num_output_tokens,
+        wall_s=wall_s,
+        cut_off=any(outcome.cut_off for outcome in outcomes),
+        client_cpu_s=sum(outcome.cpu_s for outcome in outcomes),
+        busiest_client_cpu_s=max(outcome.cpu_s for outcome in outcomes),
+        num_clients=clients,
+        server_cpu_s=None if server_cpu_s is None or server_before_s is None else server_cpu_s() - server_before_s,
+        lateness_s=[late for outcome in outcomes for late in outcome.lateness_s],
+    )
+
+
+class _Client:
+    """One process and the pipe to it. `end` it in any case."""
+
+    def __init__(self, part: Part) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process: BaseProcess = context.Process(target=_work, args=(theirs, part), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def wait_ready(self) -> None:
+        self._pipe.recv()
+
+    def go(self) -> None:
+        self._pipe.send("go")
+
+    def outcome(self) -> Outcome:
+        found = self._pipe.recv()
+        assert isinstance(found, Outcome)
+        return found
+
+    def end(self) -> None:
+        self._pipe.close()
+        self._process.terminate()
+        self._process.join()
+
+
+def _work(pipe: Connection, part: Part) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us ends us
+    load, clock = Load(part.address, part.limits, WallClock()), WallClock()
+    gc.collect()
+    gc.freeze()
+    pipe.send("ready")
+    pipe.recv()
+    cpu_before_s, begun_s = time.process_time(), clock.now()
+    asyncio.run(load.run(part.requests, part.concurrency, part.arrivals_s))
+    ended_s, cpu_s = clock.now(), time.process_time() - cpu_before_s
+    answers = [read_answer(recording, part.endpoint) for recording in load.recordings]
+    pipe.send(Outcome(answers, begun_s, ended_s, cpu_s, load.cut_off, load.lateness_s))

@@ -1,0 +1,161 @@
+"""`python -m loadtests gpu`: every HTTP row and cost of the targets page, from one start of our server to the table.
+
+A model folder is written from a shape (its config.json with the vocabulary cut to the tokenizer's; weights are drawn). The server
+starts twice: with kernel caches empty (the variables of --cache-env point to new folders), then again with what that start left
+there; the second one is measured: idle CPU, memory, the workloads. Options after `--` go to the server and win over ours."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtests import processes
+from loadtests.compare import ServerFailed, wait_until_healthy
+from loadtests.load import Limits
+from loadtests.processes import CannotStart, ServerProcess
+from loadtests.report import serve_remarks, serve_table
+from loadtests.results import add_to_file, figures_table, new_record
+from loadtests.serve import run_workload
+from loadtests.servers import Server
+from loadtests.workloads import Workload, find_workloads
+
+SUMMARY = "start our server with dummy weights and measure it (the HTTP rows of the GPU)"
+NAME = "m"  # of the model in requests
+OPTIONS = ["--load-format", "dummy", "--max-model-len", "16384", "--max-num-seqs", "512", "--dtype", "bfloat16"]
+CACHES = ["TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"]
+WANTED = ("out_tok_per_s", "ttft_ms_p50", "tpot_ms_p50", "server_cpu_us_per_token", "loop_lag_ms_p99")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model-shape", type=Path, required=True, metavar="FOLDER", help="its config.json is the model's shape")
+    add("--tokenizer", type=Path, required=True, metavar="PATH", help="folder or .gguf file")
+    add("--workload", nargs="+", default=["gpu"], metavar="NAME", help="as in serve (default gpu, the five rows)")
+    add("--vocab-size", type=int, default=49_152, metavar="N", help="of the model that is written (default 49152)")
+    add("--cache-env", nargs="*", default=CACHES, metavar="NAME", help=f"kernel caches: {' '.join(CACHES)}")
+    add("--no-cold", action="store_true", help="no start with empty caches: use those that are there")
+    add("--idle-seconds", type=float, default=5.0, metavar="S", help="how long to watch CPU use while idle (default 5)")
+    add("--clients", type=int, metavar="N", help="client processes, as in serve")
+    add("--start-limit", type=float, default=300.0, metavar="S", help="until /health answers 200 (default 300)")
+    add("--logs", type=Path, default=Path("loadtest-logs"), metavar="DIR", help="default ./loadtest-logs")
+    add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
+    add("server_options", nargs="*", metavar="-- OPTION", help="for the server: -- --steps-in-flight 1")
+
+
+def write_model(shape: Path, vocab_size: int, folder: Path) -> None:
+    """A model folder of that shape without weights. Raises OSError, ValueError."""
+    config = json.loads((shape / "config.json").read_text())
+    config["vocab_size"] = vocab_size
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def our_server(args: argparse.Namespace, model: Path, env: Mapping[str, str]) -> Server:
+    """A free port, our options, then the user's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "server", "--model", str(model), "--tokenizer", str(args.tokenizer), "--port", str(port),
+        "--served-model-name", NAME, *OPTIONS, *args.server_options,
+    ]  # fmt: skip
+    return Server("oneloop", port=port, command=command, env=dict(env), start_limit_s=args.start_limit, model=NAME)
+
+
+class Session:
+    """The figures of one server, as they are taken."""
+
+    def __init__(self, args: argparse.Namespace, workloads: Sequence[Workload]) -> None:
+        self._args, self._workloads = args, workloads
+        self.figures: dict[str, float] = {}
+        self.runs: list[dict[str, Any]] = []
+        self.facts: dict[str, Any] = {}
+
+    def run(self, folder: Path) -> None:
+        """Raises ServerFailed, CannotStart, OSError, ValueError."""
+        args = self._args
+        write_model(args.model_shape, args.vocab_size, model := folder / args.model_shape.resolve().name)
+        args.logs.mkdir(parents=True, exist_ok=True)
+        env = {} if args.no_cold else {name: str(folder / "caches" / name) for name in args.cache_env}
+        for path in env.values():
+            Path(path).mkdir(parents=True)
+        if not args.no_cold:
+            server = our_server(args, model, env)
+            with ServerProcess(server.command, args.logs / "gpu-cold.log", env) as process:
+                self._note("start_cold_s", wait_until_healthy(server, process))
+        server = our_server(args, model, env)
+        with ServerProcess(server.command, args.logs / "gpu.log", env) as process:
+            self._note("start_warm_s", wait_until_healthy(server, process))
+            self._measure(server, process)
+
+    def _measure(self, server: Server, process: ServerProcess) -> None:
+        pid = process.pid
+        self.facts["num_processes"] = len(processes.family(pid))
+        resident_mib = [processes.resident_mib(pid)]
+        self._note("idle_cpu_percent", processes.cpu_percent(pid, self._args.idle_seconds))
+        for workload in self._workloads:
+            if process.has_ended():
+                raise ServerFailed(f"ended before {workload.name}: {process.log_tail()}")
+            wishes, clients = server.wishes(NAME), self._args.clients
+            _, record = run_workload(server.address, workload, wishes, Limits(), pid=pid, clients=clients)
+            self.runs.append(record)
+            resident_mib.append(processes.resident_mib(pid))
+            if record["errors"] == 0:
+                for key in WANTED:
+                    if record.get(key) is not None:
+                        self._note(f"{workload.name}.{key}", record[key])
+        self._note("host_memory_gib", max(resident_mib) / 1024)
+        self.facts["peak_host_memory_gib"] = round(processes.peak_resident_mib(pid) / 1024, 3)
+
+    def _note(self, key: str, value: float) -> None:
+        self.figures[key] = value
+        print(f"  {key}: {value:g}", file=sys.stderr, flush=True)
+
+
+def machine() -> str:
+    """The GPU by its driver, or the number of cores."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+        if done.returncode == 0 and done.stdout.strip():
+            return done.stdout.splitlines()[0].strip()
+    return f"{len(os.sched_getaffinity(0))} CPU cores"
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 when the server started and every request was answered whole; 2 when it could not begin."""
+    try:
+        workloads = find_workloads(args.workload, args.vocab_size)
+        if not args.tokenizer.exists():
+            raise ValueError(f"--tokenizer {args.tokenizer}: no such file or folder")
+        if args.clients is not None and args.clients < 1:
+            raise ValueError("--clients must be at least 1")
+    except ValueError as error:
+        print(f"loadtests gpu: {error}", file=sys.stderr)
+        return 2
+    session, failure = Session(args, workloads), None
+    try:
+        with processes.stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-gpu-") as folder:
+            session.run(Path(folder))
+    except (ServerFailed, CannotStart, OSError, ValueError) as error:
+        failure = str(error)
+        print(f"loadtests gpu: {failure}", file=sys.stderr)
+    name = args.model_shape.resolve().name
+    result = new_record("gpu", name, machine(), session.figures) | session.facts
+    result |= {"runs": session.runs, "failure": failure}
+    if session.runs:
+        print("\n".join([serve_table(session.runs), *serve_remarks(session.runs), ""]))
+    print(figures_table(name, result["figures"]))
+    if args.output_json is not None:
+        add_to_file(args.output_json, result)
+    print("\n" + json.dumps(result), flush=True)
+    return 1 if failure or any(record["errors"] for record in session.runs) else 0

@@ -1,0 +1,153 @@
+"""`python -m loadtests results`: RESULTS.md out of the records of `steps` and `gpu`, so that no figure is copied by hand.
+
+A record is one JSON object: command, model, date, machine, command line, and `figures` by the keys of `targets.ROWS`. Of several
+records with the same figure of the same model the last one in the files counts. What stands under "Notes" is written by hand and
+kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from loadtests.targets import MODELS, PEER, ROWS, Row
+
+SUMMARY = "write RESULTS.md from the records of steps and gpu"
+RECORDS, RESULTS = Path(__file__).with_name("results.jsonl"), Path(__file__).with_name("RESULTS.md")
+NOTES = "\n## Notes\n"
+Record = Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("records", type=Path, nargs="*", default=[RECORDS], metavar="JSONL", help="default: loadtests/results.jsonl")
+    add("--out", type=Path, default=RESULTS, metavar="MD", help="default: loadtests/RESULTS.md")
+
+
+def new_record(command: str, model: str, device: str, figures: Mapping[str, float]) -> dict[str, Any]:
+    """The common part of a record, of now and here."""
+    return {
+        "command": command,
+        "model": model,
+        "date": datetime.now().astimezone().isoformat(timespec="minutes"),
+        "machine": device or platform.processor() or platform.machine(),
+        "command_line": shlex.join(["python", "-m", "loadtests", *sys.argv[1:]]),
+        "figures": {key: round(value, 4) for key, value in figures.items()},
+    }  # fmt: skip
+
+
+def add_to_file(path: Path, record: Record) -> None:
+    with path.open("a") as out:
+        out.write(json.dumps(record) + "\n")
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def _cells(row: Row, model: str, figure: float | None) -> list[str]:
+    """Title, our figure, vLLM's, how many times better we are, target, whether it is met."""
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value:,.{row.digits}f}"
+
+    vllm, target = row.vllm.get(model), row.target.get(model)
+    goal = "-" if target is None else f"{'>=' if row.more_is_better else '<='} {target:,g}"
+    if figure is None:
+        return [row.title, "not measured", shown(vllm), "-", goal, "-"]
+    ratio = "-"
+    if vllm and figure:
+        ratio = f"{figure / vllm if row.more_is_better else vllm / figure:.2f}x"
+    verdict = {None: "-", True: "met", False: "missed"}[row.met(model, figure)]
+    return [row.title, shown(figure), shown(vllm), ratio, goal, verdict]
+
+
+HEADER = ["figure", "oneloop", "vLLM", "better by", "target", ""]
+
+
+def figures_table(model: str, figures: Mapping[str, float]) -> str:
+    """Aligned text: the rows of the targets page that were measured, then what else was."""
+    known = {row.key: row for row in ROWS}
+    others = [Row(key, key, "", 3) for key in figures if key not in known]
+    rows = [row for row in ROWS if row.key in figures] + others
+    grid = [HEADER, *(_cells(row, model, figures[row.key]) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    widths[0] = -widths[0]  # to the left
+    lines = (
+        "  ".join(f"{cell:{'<' if w < 0 else '>'}{abs(w)}}" for cell, w in zip(line, widths, strict=True))
+        for line in grid
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def latest(records: Iterable[Record], model: str) -> tuple[dict[str, float], list[Record]]:
+    """The figures that count, and the records they come from, oldest first."""
+    source: dict[str, Record] = {}
+    for record in records:
+        if record["model"] == model:
+            source |= dict.fromkeys(record["figures"], record)
+    used: list[Record] = []
+    for record in source.values():
+        if record not in used:
+            used.append(record)
+    used.sort(key=lambda record: record["date"])
+    return {key: record["figures"][key] for key, record in source.items()}, used
+
+
+def notes_of(page: str) -> str:
+    """What people wrote at the end of a page."""
+    return page.partition(NOTES)[2].strip() or "None yet."
+
+
+def results_page(records: Sequence[Record], notes: str) -> str:
+    """The whole of RESULTS.md."""
+    parts = [
+        "# Results on the GPU",
+        "Made by `python -m loadtests results` from `results.jsonl`; only the notes are written by hand. "
+        f"Peer: {PEER}, on one NVIDIA H200 (`targets.py`). bf16, dummy weights; "
+        "definitions in `runtime/measure.py`, `figures.py` and `workloads.py`.",
+    ]
+    for model in MODELS:
+        figures, used = latest(records, model)
+        parts.append(f"## {model}")
+        sources = (f"{record['date']}, {record['machine']}: `{record['command_line']}`" for record in used)
+        parts.append("  \n".join(sources) or "Not measured yet.")
+        for group in dict.fromkeys(row.group for row in ROWS):
+            rows = [row for row in ROWS if row.group == group and model in row.target]
+            cells = [_cells(row, model, figures.get(row.key)) for row in rows]
+            lines = [[group, *HEADER[1:]], ["---", *["---:"] * len(HEADER[1:])], *cells]
+            parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join([*parts, NOTES.strip(), notes]) + "\n"
+
+
+def read_records(paths: Iterable[Path]) -> list[Record]:
+    """Raises OSError, ValueError naming the file."""
+    records: list[Record] = []
+    for path in paths:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                record = json.loads(line)
+                _ = record["model"], record["date"], record["machine"], record["command_line"], dict(record["figures"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{path}, line {number}: not a record of steps or gpu ({error!r})") from None
+            records.append(record)
+    return records
+
+
+def main(args: argparse.Namespace) -> int:
+    try:
+        records = read_records(args.records)
+        notes = notes_of(args.out.read_text() if args.out.exists() else "")
+        args.out.write_text(results_page(records, notes))
+    except (OSError, ValueError) as error:
+        print(f"loadtests results: {error}", file=sys.stderr)
+        return 2
+    summary = {"command": "results", "file": str(args.out), "records": len(records)}
+    summary |= {"figures": {model: latest(records, model)[0] for model in MODELS}}
+    print(json.dumps(summary), flush=True)
+    return 0
