@@ -1,8 +1,8 @@
 """What the client itself can take: its CPU per event and per request, against a server that only sends prepared bytes.
 
 The server gives all streams one event per round, like an engine does, a round every --period-ms (7: 256 streams make 36,500
-events a second). The workload is c256_256_256. As long as the busiest client stays far below a whole core, the client is not what
-is measured; TTFT here is what the client adds to a server that answers at once.
+events a second). As long as the busiest client stays far below a whole core, the client is not what is measured. TTFT here holds
+the wait for the next round and what accepting 256 connections at once costs both sides.
 
     python -m loadtests.client_capacity [--clients 1 2 4] [--period-ms 7] [--workload c256_256_256]"""
 

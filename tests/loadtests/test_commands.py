@@ -62,6 +62,7 @@ def test_serve_repeats_and_changes_workloads_as_told(served, capsys):
         (["--base-url", "http://127.0.0.1:1", "--goodput", "x"], "METRIC:MILLISECONDS"),
         (["--base-url", "http://127.0.0.1:1", "--num-requests", "0"], "requests"),
         (["--base-url", "http://127.0.0.1:1", "--repeat", "0"], "--repeat"),
+        (["--base-url", "http://127.0.0.1:1", "--clients", "0"], "--clients"),
         (["--base-url", "http://127.0.0.1:1", "--extra-body", "[]"], "--extra-body"),
         (["--base-url", "http://127.0.0.1:1", "--pid", "999999999"], "no such process"),
     ],
@@ -176,7 +177,7 @@ def test_help_needs_nothing_but_the_standard_library():
     code = "import sys; sys.path.insert(0, '.'); from loadtests.__main__ import main; main(['--help'])"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("serve", "compare", "table"):
+    for command in ("serve", "steps", "gpu", "compare", "table", "results"):
         assert command in done.stdout
 
 
