@@ -1,7 +1,8 @@
 """`python -m loadtests steps`: step times, prefill rates and start-up of the engine in one process, beside vLLM and the targets.
 
 The measuring is done by `python -m runtime.measure` in a process of its own, which says what each figure means; its lines become a
-table and one record here. Options after `--` go to the engine (the fields of EngineConfig: `-- --max-num-seqs 512`)."""
+table and one record here. What is named is measured, without a name every row of the targets page. Options after `--` go to the
+engine: the fields of EngineConfig, such as `-- --max-num-seqs 512`."""
 
 from __future__ import annotations
 
@@ -16,36 +17,35 @@ from typing import Any
 from loadtests.results import add_to_file, figures_table, new_record
 
 SUMMARY = "measure the engine in process: steps, prefill, start-up (the GPU rows)"
-BATCHES, PREFILLS, TTFTS = [1, 8, 32, 64, 128, 256], ["8x8192", "64x512"], [128]
+ROWS = {"--batch": (1, 8, 32, 64, 128, 256), "--prefill": ("8x8192", "64x512"), "--ttft": (128,)}  # of the targets page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="FOLDER", help="with a config.json; weights are drawn")
-    add("--batch", type=int, nargs="*", metavar="B", help="decode at these batch sizes (default 1 8 32 64 128 256)")
-    add("--prefill", nargs="*", metavar="AxT", help="A prompts of T ids (default 8x8192 64x512)")
-    add("--ttft", type=int, nargs="*", metavar="T", help="first token of one prompt of T ids (default 128)")
+    add("--batch", type=int, nargs="*", metavar="B", help="decode at these batch sizes; no B: those of the page")
+    add("--prefill", nargs="*", metavar="AxT", help="A prompts of T ids")
+    add("--ttft", type=int, nargs="*", metavar="T", help="first token of one prompt of T ids")
     add("--throughput", action="store_true", help="256 requests of 100-1024 tokens in and out, temperature 0.6")
     add("--profile", type=Path, metavar="DIR", help="tables of the kernels of a decode step, as text and JSON")
     add("--profile-batch", type=int, nargs="+", default=[1, 256], metavar="B")
     add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
-    add("--only", action="store_true", help="leave out what is not named: no defaults for --batch, --prefill, --ttft")
     add("engine_options", nargs="*", metavar="-- OPTION", help="for the engine: -- --max-num-seqs 512")
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
     """What runs in the other process."""
+    wished = {"--batch": args.batch, "--prefill": args.prefill, "--ttft": args.ttft}
+    everything = not args.throughput and args.profile is None and all(values is None for values in wished.values())
     command = [sys.executable, "-m", "runtime.measure", "--model", str(args.model)]
-    for flag, asked, default in (
-        ("--batch", args.batch, BATCHES), ("--prefill", args.prefill, PREFILLS), ("--ttft", args.ttft, TTFTS),
-    ):  # fmt: skip
-        chosen = asked if asked is not None else [] if args.only else default
-        command += [flag, *map(str, chosen)] if chosen else []
-    if args.throughput:
+    for flag, values in wished.items():
+        if values is not None or everything:
+            command += [flag, *map(str, values or ROWS[flag])]
+    if args.throughput or everything:
         command += ["--throughput"]
     if args.profile is not None:
         command += ["--profile", str(args.profile), "--profile-batch", *map(str, args.profile_batch)]
-    return command + args.engine_options
+    return [*command, *args.engine_options]
 
 
 def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -114,7 +114,11 @@ def main(args: argparse.Namespace) -> int:
     result = new_record("steps", name, device, figures_of(taken)) | {
         "start": start, "end": by_name.get("end", {}), "details": [r for r in taken if r["figure"] not in ("start", "end")],
     }  # fmt: skip
-    print(figures_table(name, result["figures"]))
+    for record in taken:
+        if record["figure"] == "profile" and "file" in record:
+            print(Path(record["file"]).read_text())
+    if result["figures"]:
+        print(figures_table(name, result["figures"]))
     if start:
         phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in start["phases_s"].items())
         print(f"\nstart_engine {start['start_engine_s']:.2f} s ({phases}); device {device}", end="")

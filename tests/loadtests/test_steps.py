@@ -46,8 +46,17 @@ def test_steps_prints_a_table_and_leaves_a_record(model, tmp_path, capsys):
     assert json.loads(out_file.read_text()) == record
 
 
+def test_a_profile_is_shown_and_left_as_small_files(model, tmp_path, capsys):
+    args = ["--model", str(model), "--profile", str(tmp_path / "p"), "--profile-batch", "2"]
+    assert main(["steps", *args, *SMALL]) == 0
+    out, record = last_json(capsys)
+    assert "decode at batch 2 on" in out
+    assert record["details"][0]["steps"] > 0
+    assert {path.name for path in (tmp_path / "p").iterdir()} == {"decode-2.txt", "decode-2.json"}
+
+
 def test_an_option_that_the_engine_does_not_know_fails_the_command(model, capsys):
-    assert main(["steps", "--model", str(model), "--only", "--batch", "1", "--", "--no-such-option", "1"]) == 1
+    assert main(["steps", "--model", str(model), "--batch", "1", "--", "--no-such-option", "1"]) == 1
     assert last_json(capsys)[1]["figures"] == {}
 
 
@@ -69,15 +78,20 @@ def command(monkeypatch: pytest.MonkeyPatch, *args: str) -> list[str]:
     return seen[0][3:]
 
 
-def test_without_wishes_every_row_but_the_throughput_is_measured(monkeypatch):
+def test_without_wishes_every_row_of_the_targets_page_is_measured(monkeypatch):
     assert " ".join(command(monkeypatch)) == (
-        "--model m --batch 1 8 32 64 128 256 --prefill 8x8192 64x512 --ttft 128"
+        "--model m --batch 1 8 32 64 128 256 --prefill 8x8192 64x512 --ttft 128 --throughput"
     )  # fmt: skip
 
 
-def test_only_what_is_named_is_measured_when_asked_so(monkeypatch):
-    found = command(monkeypatch, "--only", "--throughput", "--ttft", "7", "--", "--dtype", "bfloat16")
+def test_with_wishes_only_what_is_named_is_measured(monkeypatch):
+    found = command(monkeypatch, "--throughput", "--ttft", "7", "--", "--dtype", "bfloat16")
     assert " ".join(found) == "--model m --ttft 7 --throughput --dtype bfloat16"
+
+
+def test_a_flag_without_values_takes_those_of_the_page(monkeypatch):
+    assert command(monkeypatch, "--prefill") == ["--model", "m", "--prefill", "8x8192", "64x512"]
+    assert command(monkeypatch, "--profile", "d")[2:] == ["--profile", "d", "--profile-batch", "1", "256"]
 
 
 def test_lines_that_are_no_figures_are_shown_and_passed_over(capsys):
