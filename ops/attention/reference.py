@@ -19,7 +19,8 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: Attention
         start, end = starts[row], starts[row + 1]
         if start == end:
             continue
-        keys, values = (_gather(cache, meta.block_tables[row], context_len) for cache in (k_cache, v_cache))
+        table = meta.block_tables[row if meta.rows is None else max(int(meta.rows[row]), 0)]
+        keys, values = (_gather(cache, table, context_len) for cache in (k_cache, v_cache))
         for chunk in range(start, end, QUERY_CHUNK):
             stop = min(chunk + QUERY_CHUNK, end)
             out[chunk:stop] = _attend(q[chunk:stop], keys, values, context_len - (end - chunk), scale)

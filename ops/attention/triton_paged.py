@@ -1,13 +1,14 @@
-"""Paged attention in Triton: one kernel for steps in which every row has one query, one for any mix of spans.
+"""Paged attention in Triton for any mix of lines: one kernel for the lines with one query, one for the longer spans.
 
-Both pack the query heads that share a kv head into the rows of one matrix product, so keys and values are read once per
-group; both read lengths and tables from device memory, so a captured graph serves any lengths. Decode splits the context
-over programs to fill the device at small batches and joins the parts (Dao et al. 2023, Flash-Decoding); the other walks
-its context in order with a running softmax (Milakov and Gimelshein 2018)."""
+Both read lengths and tables from device memory and are launched on grids that follow from shapes alone, so a captured graph
+serves any mix. Decode packs the query heads that share a kv head into one matrix product, splits the context over programs
+to fill the device at small batches and joins the parts (Dao et al. 2023, Flash-Decoding). Spans are cut into tiles of
+queries that walk their context with a running softmax (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2): first the
+keys that every query of the tile sees, unmasked, then those on the diagonal."""
 
 from __future__ import annotations
 
-import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,166 +16,340 @@ import triton.language as tl
 from torch import Tensor
 
 from ops.attention.meta import AttentionMeta
+from ops.launch import num_processors, overlap, wait_for_previous
 
 LOG2E = 1.4426950408889634  # exp2 is one instruction on the device, exp two
+NEVER = 2**31 - 1
+MOST_SPLITS = 32
+
+
+class Tiles(NamedTuple):
+    """How one program of the spans kernel works: on `rows` queries (times heads, when a group is packed), `keys` at a time."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    packed: bool = False
+
+
+class Splits(NamedTuple):
+    """The same for decode: `keys` at a time, at least `least` keys a split."""
+
+    keys: int
+    warps: int
+    stages: int
+    least: int = 128
+
+
+# By lanes of a head (its size, up to a power of two). FEW: steps whose tiles would leave multiprocessors idle.
+SPANS = {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 128, 8, 3), 256: Tiles(128, 64, 8, 2)}
+FEW_SPANS = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 64, 4, 3), 256: Tiles(64, 32, 4, 3)}
+FLOAT32_SPANS = {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 4, 2), 256: Tiles(16, 16, 4, 2)}
+DECODE = {64: Splits(64, 4, 3), 128: Splits(64, 4, 3), 256: Splits(32, 4, 3)}
+
+
+@triton.jit
+def _load(ptr, where, inside, MASKED: tl.constexpr):
+    if MASKED:
+        return tl.load(ptr + where, mask=inside, other=0.0)
+    return tl.load(ptr + where)
+
+
+@triton.jit
+def _keys_at(
+    table_ptr, begin, context, kv_head, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    # Where keys begin .. begin + TILE (begin a multiple of TILE) lie in a cache [blocks, KV_HEADS, BLOCK, HEAD], in elements.
+    each = tl.arange(0, TILE)
+    key = begin + each
+    if TILE % BLOCK == 0:  # then only `begin` changes from tile to tile
+        page = begin // BLOCK + each // BLOCK
+        offset = each % BLOCK
+    else:
+        page = key // BLOCK
+        offset = key % BLOCK
+    block = tl.load(table_ptr + page, mask=key < context, other=0)
+    if WIDE:
+        block = block.to(tl.int64)
+    return ((block * KV_HEADS + kv_head) * BLOCK + offset) * HEAD
+
+
+@triton.jit
+def _fold(scores, v, best, total, mixed, scale_log2, PRECISION: tl.constexpr):
+    # One step of the running softmax, in base 2. The scale is positive and goes into one multiply-add with the maximum.
+    new_best = tl.maximum(best, tl.max(scores, 1) * scale_log2)
+    weights = tl.exp2(scores * scale_log2 - new_best[:, None])
+    shrink = tl.exp2(best - new_best)
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
+    return new_best, total, mixed
+
+
+@triton.jit
+def _table(tables_ptr, rows_ptr, table_stride, line):
+    row = line
+    if rows_ptr is not None:
+        row = tl.maximum(tl.load(rows_ptr + line), 0)
+    return tables_ptr + row.to(tl.int64) * table_stride
+
+
+@triton.jit
+def _split_span(context, num_splits, TILE: tl.constexpr):
+    # Keys per split, whole tiles: `_decode` and `_join` agree on it.
+    return tl.cdiv(tl.cdiv(context, TILE), num_splits) * TILE
 
 
 @triton.jit
 def _decode(
-    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale_log2, table_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale_log2,
+    table_stride, q_stride, q_head_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # q, out [rows, KV_HEADS * GROUP, HEAD]; caches [blocks, KV_HEADS, BLOCK, HEAD]; part [rows, heads, SPLITS, HEAD]
-    # float32 and lse [rows, heads, SPLITS] float32, base 2. GROUP_PAD >= 16: the least number of rows of a matrix product.
-    row = tl.program_id(0)
+    # One program per (line, kv head, split); lines that have not exactly one query are not ours. part [lines, heads, splits,
+    # HEAD] and lse [lines, heads, splits] float32, base 2. GROUP_PAD >= 16: the least number of rows of a matrix product.
+    # The number of splits is no constexpr: one compiled kernel serves every batch size.
+    line = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    context = tl.load(lens_ptr + row)
-    span = tl.cdiv(tl.cdiv(context, TILE), SPLITS) * TILE
+    num_splits = tl.num_programs(2)
+    wait_for_previous(PDL)
+    token = tl.load(starts_ptr + line)
+    context = tl.load(lens_ptr + line)
+    span = _split_span(context, num_splits, TILE)
     first = split * span
+    if (tl.load(starts_ptr + line + 1) - token != 1) | (first >= context):
+        return
     last = tl.minimum(first + span, context)
+    table_ptr = _table(tables_ptr, rows_ptr, table_stride, line)
+    token = token.to(tl.int64)
     member = tl.arange(0, GROUP_PAD)
-    dim = tl.arange(0, HEAD)
+    dim = tl.arange(0, LANES)
     head = kv_head * GROUP + member
-    is_member = member < GROUP
-    q_offset = (row * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
-    q = tl.load(q_ptr + q_offset, mask=is_member[:, None], other=0.0)
-    best = tl.full((GROUP_PAD,), -1e30, tl.float32)  # finite, so an empty split divides nothing by nothing
+    is_member = (member < GROUP)[:, None] & (dim < HEAD)[None, :]
+    q_at = (token * q_stride + head * q_head_stride)[:, None] + dim[None, :]
+    q = tl.load(q_ptr + q_at, mask=is_member, other=0.0)
+    best = tl.full((GROUP_PAD,), -1e30, tl.float32)
     total = tl.zeros((GROUP_PAD,), tl.float32)
-    mixed = tl.zeros((GROUP_PAD, HEAD), tl.float32)
+    mixed = tl.zeros((GROUP_PAD, LANES), tl.float32)
+    keys_at = _keys_at(table_ptr, first, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
     for start in range(first, last, TILE):
-        key = start + tl.arange(0, TILE)
-        inside = key < last
-        block = tl.load(tables_ptr + row * table_stride + key // BLOCK, mask=inside, other=0).to(tl.int64)
-        line = ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK)[:, None] * HEAD + dim[None, :]
-        k = tl.load(k_ptr + line, mask=inside[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-        scores = tl.where(inside[None, :], scores, -1e30)
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
-        v = tl.load(v_ptr + line, mask=inside[:, None], other=0.0)
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        total = total * shrink + tl.sum(weights, 1)
-        best = new_best
-    if SPLITS == 1:
-        result = mixed / tl.maximum(total, 1e-30)[:, None]
-        tl.store(out_ptr + q_offset, result.to(out_ptr.dtype.element_ty), mask=is_member[:, None])
+        inside = start + tl.arange(0, TILE) < last
+        loaded = inside[:, None]
+        if HEAD != LANES:
+            loaded = loaded & (dim < HEAD)[None, :]
+        where = keys_at[:, None] + dim[None, :]
+        k = tl.load(k_ptr + where, mask=loaded, other=0.0)
+        v = tl.load(v_ptr + where, mask=loaded, other=0.0)
+        # The next tile's blocks, a turn early: its keys need not wait for their addresses.
+        keys_at = _keys_at(table_ptr, start + TILE, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
+        scores = tl.where(inside[None, :], tl.dot(q, tl.trans(k), input_precision=PRECISION), -1e30)
+        best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
+    mixed = mixed / total[:, None]
+    if span >= context:
+        out_at = (token * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
+        tl.store(out_ptr + out_at, mixed.to(out_ptr.dtype.element_ty), mask=is_member)
     else:
-        part = (row * KV_HEADS * GROUP + head) * SPLITS + split
-        safe_total = tl.maximum(total, 1e-30)
-        tl.store(part_ptr + part[:, None] * HEAD + dim[None, :], mixed / safe_total[:, None], mask=is_member[:, None])
-        tl.store(lse_ptr + part, best + tl.log2(safe_total), mask=is_member)
+        part = ((line * KV_HEADS * GROUP + head) * num_splits + split).to(tl.int64)
+        tl.store(part_ptr + part[:, None] * HEAD + dim[None, :], mixed, mask=is_member)
+        tl.store(lse_ptr + part, best + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit
-def _join(part_ptr, lse_ptr, out_ptr, HEAD: tl.constexpr, SPLITS: tl.constexpr):
-    # One program per (row, head): the splits' averages, weighted by their share of the softmax's sum.
-    line = tl.program_id(0)
+@triton.jit(do_not_specialize=["num_splits"])
+def _join(
+    part_ptr, lse_ptr, starts_ptr, lens_ptr, out_ptr, num_splits, HEADS: tl.constexpr, HEAD: tl.constexpr,
+    LANES: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per (head, line): the splits' averages, weighted by their share of the softmax's sum. SPLITS >= num_splits.
+    head = tl.program_id(0)
+    line = tl.program_id(1)
+    wait_for_previous(PDL)
+    token = tl.load(starts_ptr + line)
+    context = tl.load(lens_ptr + line)
+    span = _split_span(context, num_splits, TILE)
+    if (tl.load(starts_ptr + line + 1) - token != 1) | (span >= context):
+        return  # not a single query, or `_decode` needed one split and wrote the result itself
     split = tl.arange(0, SPLITS)
-    dim = tl.arange(0, HEAD)
-    lse = tl.load(lse_ptr + line * SPLITS + split)
+    used = split * span < context
+    dim = tl.arange(0, LANES)
+    part = (line * HEADS + head).to(tl.int64) * num_splits + split
+    lse = tl.load(lse_ptr + part, mask=used, other=-1e30)
     share = tl.exp2(lse - tl.max(lse, 0))
     share = share / tl.sum(share, 0)
-    part = tl.load(part_ptr + (line * SPLITS + split)[:, None] * HEAD + dim[None, :])
-    result = tl.sum(part * share[:, None], 0)
-    tl.store(out_ptr + line * HEAD + dim, result.to(out_ptr.dtype.element_ty))
+    loaded = used[:, None] & (dim < HEAD)[None, :]
+    mixed = tl.load(part_ptr + part[:, None] * HEAD + dim[None, :], mask=loaded, other=0.0)
+    result = tl.sum(mixed * share[:, None], 0)
+    out_at = (token.to(tl.int64) * HEADS + head) * HEAD + dim
+    tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=dim < HEAD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lines", "fresh_from"])
 def _spans(
-    q_ptr, k_ptr, v_ptr, tables_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, table_stride, q_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, num_lines, fresh_from,
+    table_stride, q_stride, q_head_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (tile of TOKENS queries, kv head, row); line m of the product is query m // GROUP_PAD, head m % GROUP_PAD.
-    # Last tiles first: they see the most keys, and a long program that starts last would run alone.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
-    row = tl.program_id(2)
-    start = tl.load(starts_ptr + row)
-    num_queries = tl.load(starts_ptr + row + 1) - start
-    if tile * TOKENS >= num_queries:
+    # One program per (line, kv head, tile of TOKENS queries, query head), or one for the whole group when it is packed (PACK
+    # > 1, a power of two >= GROUP); row m of the product is query m // PACK of the tile and head m % PACK of the group.
+    # The grid is an upper bound: a program finds its line by counting tiles, and those past the last tile have none.
+    program = tl.program_id(0)
+    SHARES: tl.constexpr = GROUP if PACK == 1 else 1
+    wait_for_previous(PDL)
+    each = tl.arange(0, LINES)
+    is_line = each < num_lines
+    start = tl.load(starts_ptr + each, mask=is_line, other=0)
+    num_queries = tl.load(starts_ptr + each + 1, mask=is_line, other=0) - start
+    context = tl.load(lens_ptr + each, mask=is_line, other=0)
+    ours = (num_queries > 1) & ((num_queries < fresh_from) | (num_queries < context))
+    upto = tl.cumsum(tl.where(ours, tl.cdiv(num_queries, TOKENS), 0) * (KV_HEADS * SHARES), 0)
+    line = tl.sum((upto <= program).to(tl.int32), 0)
+    if line >= num_lines:
         return
-    context = tl.load(lens_ptr + row)
-    line = tl.arange(0, TOKENS * GROUP_PAD)
-    query = tile * TOKENS + line // GROUP_PAD
-    member = line % GROUP_PAD
-    valid = (query < num_queries) & (member < GROUP)
-    dim = tl.arange(0, HEAD)
+    local = program - tl.max(tl.where(upto <= program, upto, 0), 0)
+    start = tl.load(starts_ptr + line)
+    num_queries = tl.load(starts_ptr + line + 1) - start
+    context = tl.load(lens_ptr + line)
+    table_ptr = _table(tables_ptr, rows_ptr, table_stride, line)
+    # Programs that read the same keys run side by side, those with the most keys first: a long one should not end last.
+    num_tiles = tl.cdiv(num_queries, TOKENS)
+    kv_head = local // (num_tiles * SHARES)
+    local = local % (num_tiles * SHARES)
+    tile = num_tiles - 1 - local // SHARES
+    m = tl.arange(0, TOKENS * PACK)
+    query = tile * TOKENS + m // PACK
+    if PACK == 1:
+        head = kv_head * GROUP + local % SHARES + m * 0
+        valid = query < num_queries
+    else:
+        head = kv_head * GROUP + m % PACK
+        valid = (query < num_queries) & (m % PACK < GROUP)
+    dim = tl.arange(0, LANES)
     token = (start + query).to(tl.int64)
-    head = kv_head * GROUP + member
-    q = tl.load(q_ptr + (token * q_stride + head * HEAD)[:, None] + dim[None, :], mask=valid[:, None], other=0.0)
+    is_q = valid[:, None]
+    in_head = (dim < HEAD)[None, :]
+    if HEAD != LANES:
+        is_q = is_q & in_head
+    q = tl.load(q_ptr + (token * q_stride + head * q_head_stride)[:, None] + dim[None, :], mask=is_q, other=0.0)
     position = context - num_queries + query
-    best = tl.full((TOKENS * GROUP_PAD,), -1e30, tl.float32)
-    total = tl.zeros((TOKENS * GROUP_PAD,), tl.float32)
-    mixed = tl.zeros((TOKENS * GROUP_PAD, HEAD), tl.float32)
+    best = tl.full((TOKENS * PACK,), -1e30, tl.float32)
+    total = tl.zeros((TOKENS * PACK,), tl.float32)
+    mixed = tl.zeros((TOKENS * PACK, LANES), tl.float32)
     first_position = context - num_queries + tile * TOKENS
     end = tl.minimum(context, first_position + TOKENS)
-    unmasked = (first_position + 1) // TILE * TILE  # keys that every query of the tile sees
-    for begin in range(0, end, TILE):
+    unmasked = (first_position + 1) // TILE * TILE  # every query of the tile sees the keys before this one
+    keys_at = _keys_at(table_ptr, 0, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
+    for begin in range(0, unmasked, TILE):
+        where = keys_at[:, None] + dim[None, :]
+        k = _load(k_ptr, where, in_head, HEAD != LANES)
+        v = _load(v_ptr, where, in_head, HEAD != LANES)
+        keys_at = _keys_at(table_ptr, begin + TILE, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)  # a turn early
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
+    for begin in range(unmasked, end, TILE):
         key = begin + tl.arange(0, TILE)
-        block = tl.load(tables_ptr + row * table_stride + key // BLOCK, mask=key < context, other=0).to(tl.int64)
-        where = ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK)[:, None] * HEAD + dim[None, :]
-        k = tl.load(k_ptr + where, mask=(key < context)[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-        if begin >= unmasked:
-            scores = tl.where(key[None, :] <= position[:, None], scores, -1e30)
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
-        v = tl.load(v_ptr + where, mask=(key < context)[:, None], other=0.0)
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        total = total * shrink + tl.sum(weights, 1)
-        best = new_best
-    result = mixed / tl.maximum(total, 1e-30)[:, None]
-    out_offset = (token * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
-    tl.store(out_ptr + out_offset, result.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+        loaded = (key < context)[:, None]
+        if HEAD != LANES:
+            loaded = loaded & in_head
+        where = _keys_at(table_ptr, begin, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)[:, None] + dim[None, :]
+        k = tl.load(k_ptr + where, mask=loaded, other=0.0)
+        v = tl.load(v_ptr + where, mask=loaded, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.where(key[None, :] <= position[:, None], scores, -1e30)
+        best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
+    out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD + dim[None, :]
+    tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float) -> Tensor:
-    """q [T, Hq, D], D a power of two; see `ops.paged_attention`. Padding rows have context length 0 and get zeros."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    run = _run_decode if meta.max_query_len == 1 and q.shape[0] == meta.context_lens.shape[0] else _run_spans
-    run(q, k_cache, v_cache, meta, scale * LOG2E, out)
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    scale: float,
+    *,
+    out: Tensor | None = None,
+    fresh_from: int = NEVER,
+) -> Tensor:
+    """q [T, Hq, D] with its last dim contiguous; see `ops.paged_attention`. `scale` is positive. What no line holds (padding)
+    is left as it is. `out` [T, Hq, D] contiguous: written to instead of a new tensor.
+
+    Lines of at least `fresh_from` queries that are their whole context are left out: they are somebody else's."""
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    num_tokens, num_lines = q.shape[0], meta.context_lens.shape[0]
+    if not num_tokens:
+        return out
+    lengths = None
+    if meta.spans is not None:
+        fresh = (end - start >= fresh_from and end - start == context for start, end, context in meta.spans)
+        lengths = [end - start for (start, end, _), left_out in zip(meta.spans, fresh, strict=True) if not left_out]
+    if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
+        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, out, fresh_from, lengths)
+    if num_lines and (lengths is None or 1 in lengths):
+        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, out)
     return out
 
 
 def _run_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor
 ) -> None:
-    num_rows, num_heads, head_size = q.shape
+    num_lines, (num_heads, head_size) = meta.context_lens.shape[0], q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
-    group = num_heads // kv_heads
-    splits = _num_splits(num_rows * kv_heads, meta.max_context_len, q.device)
-    shape = (num_rows, num_heads, splits) if splits > 1 else (1,)
-    part = torch.empty((*shape, head_size) if splits > 1 else (1,), dtype=torch.float32, device=q.device)
+    lanes = triton.next_power_of_2(head_size)
+    how = DECODE[lanes]
+    splits = _num_splits(num_lines * kv_heads, meta.max_context_len, how.least, q.device)
+    shape = (num_lines, num_heads, splits) if splits > 1 else (1,)
+    part = torch.empty((*shape, head_size), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    _decode[(num_rows, kv_heads, splits)](
-        q.contiguous(), k_cache, v_cache, meta.block_tables, meta.context_lens, out, part, lse, scale_log2,
-        meta.block_tables.stride(0), KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
-        HEAD=head_size, BLOCK=block_size, TILE=64 if head_size <= 128 else 32, SPLITS=splits, PRECISION=_precision(q),
-        num_warps=4, num_stages=3,
+    group = num_heads // kv_heads
+    launch = overlap(q.device)
+    _decode[(num_lines, kv_heads, splits)](
+        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, part, lse,
+        scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
+        GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size, LANES=lanes, BLOCK=block_size,
+        TILE=how.keys, WIDE=_is_wide(k_cache), PRECISION=_precision(q), num_warps=how.warps,
+        num_stages=how.stages, **launch,
     )  # fmt: skip
     if splits > 1:
-        _join[(num_rows * num_heads,)](part, lse, out, HEAD=head_size, SPLITS=splits, num_warps=2)
+        _join[(num_heads, num_lines)](
+            part, lse, meta.query_starts, meta.context_lens, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
+            TILE=how.keys, SPLITS=MOST_SPLITS, num_warps=4, **launch,
+        )  # fmt: skip
 
 
 def _run_spans(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor
-) -> None:
-    num_heads, head_size = q.shape[1:]
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor, fresh_from: int,
+    lengths: list[int] | None,
+) -> None:  # fmt: skip
+    num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
-    group_pad = triton.next_power_of_2(num_heads // kv_heads)
-    tokens = max(1, (128 if head_size <= 128 else 64) // group_pad)
-    grid = (triton.cdiv(meta.max_query_len, tokens), kv_heads, meta.context_lens.shape[0])
-    _spans[grid](
-        q, k_cache, v_cache, meta.block_tables, meta.query_starts, meta.context_lens, out, scale_log2,
-        meta.block_tables.stride(0), q.stride(0), KV_HEADS=kv_heads, GROUP=num_heads // kv_heads, GROUP_PAD=group_pad,
-        HEAD=head_size, BLOCK=block_size, TOKENS=tokens, TILE=64 if head_size <= 128 else 32, PRECISION=_precision(q),
-        num_warps=8 if tokens * group_pad >= 128 and head_size >= 128 else 4, num_stages=3,
+    group, num_lines = num_heads // kv_heads, meta.context_lens.shape[0]
+    lanes = triton.next_power_of_2(head_size)
+    how = _span_tiles(q, lanes)
+    pack = triton.next_power_of_2(group) if how.packed else 1
+    tokens = max(1, how.rows // pack)
+    if lengths is None:  # each span has at least two queries and at most one tile that is not full
+        num_tiles = num_tokens // tokens + min(num_lines, num_tokens // 2)
+    else:
+        num_tiles = sum(triton.cdiv(length, tokens) for length in lengths if length > 1)
+    _spans[(num_tiles * (kv_heads if how.packed else num_heads),)](
+        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, scale_log2,
+        num_lines, fresh_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
+        PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
+        LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), WIDE=_is_wide(k_cache),
+        PRECISION=_precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),
     )  # fmt: skip
+
+
+def _span_tiles(q: Tensor, lanes: int) -> Tiles:
+    if q.dtype == torch.float32:
+        return FLOAT32_SPANS[lanes]
+    many = SPANS[lanes]
+    return many if q.shape[0] * q.shape[1] >= many.rows * num_processors(q.device) else FEW_SPANS[lanes]
 
 
 def _precision(q: Tensor) -> str:
@@ -182,12 +357,15 @@ def _precision(q: Tensor) -> str:
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
-def _num_splits(num_programs: int, max_context: int, device: torch.device) -> int:
-    """A power of two: two programs a multiprocessor where the batch does not give as many, 256 keys a split at least."""
-    wanted = 2 * _num_processors(device) // max(1, num_programs)
-    return max(1, min(1 << max(0, wanted.bit_length() - 1), triton.next_power_of_2(triton.cdiv(max_context, 256)), 32))
+def _is_wide(cache: Tensor) -> bool:
+    """Offsets into the cache take 64 bits, and twice the instructions, only where they must."""
+    return cache.numel() >= 2**31
 
 
-@functools.cache
-def _num_processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+def _num_splits(num_programs: int, max_context: int, least: int, device: torch.device) -> int:
+    """A power of two: two programs a multiprocessor where the batch does not give as many, `least` keys a split."""
+    wanted = 2 * num_processors(device) // max(1, num_programs)
+    return max(
+        1,
+        min(1 << max(0, wanted.bit_length() - 1), triton.next_power_of_2(triton.cdiv(max_context, least)), MOST_SPLITS),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,66 +11,143 @@ from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
 from tests.ops.places import DEVICES, places
 
+PLACES = places(1e-5, 2e-3, 1e-2)
 
-def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0):
-    """`spans`: (query length, context length) by row. Blocks are scattered, and unused cache is poisoned."""
+
+def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0, padding=0):
+    """`spans`: (query length, context length) by line. Blocks are scattered, unused cache is poisoned, tables stand in
+    another order than the lines, and q is a view into a wider qkv with `padding` tokens at its end."""
     random = torch.Generator().manual_seed(seed)
     tables_needed = [-(-context // block_size) for _, context in spans]
     num_blocks = sum(tables_needed) + 3
     order = torch.randperm(num_blocks, generator=random).tolist()
-    tables = torch.zeros(len(spans), max(*tables_needed, 1), dtype=torch.int32)
+    rows = torch.randperm(len(spans) + 2, generator=random)[: len(spans)]
+    tables = torch.full((len(spans) + 2, max(*tables_needed, 1)), num_blocks - 1, dtype=torch.int32)
     shape = (num_blocks, kv_heads, block_size, head_size)
     k, v = (torch.full(shape, torch.nan, dtype=torch.float64) for _ in "kv")
-    for row, (_, context) in enumerate(spans):
-        for index in range(tables_needed[row]):
+    for line, (_, context) in enumerate(spans):
+        for index in range(tables_needed[line]):
             block = order.pop()
-            tables[row, index] = block
+            tables[rows[line], index] = block
             used = min(block_size, context - index * block_size)
             for cache in (k, v):
                 cache[block, :, :used] = torch.randn(kv_heads, used, head_size, generator=random, dtype=torch.float64)
     starts = torch.tensor([0, *(query for query, _ in spans)]).cumsum(0)
-    q = torch.randn(int(starts[-1]), heads, head_size, generator=random, dtype=torch.float64)
+    qkv = torch.randn(int(starts[-1]) + padding, (heads + 2 * kv_heads) * head_size, generator=random)
     meta = AttentionMeta(
         starts.int().to(device), torch.tensor([c for _, c in spans], dtype=torch.int32, device=device),
         tables.to(device), max(query for query, _ in spans), max(context for _, context in spans),
+        rows.int().to(device),
     )  # fmt: skip
-    q, k, v = (t.to(device=device, dtype=dtype) for t in (q, k, v))
-    return q, k, v, meta
+    qkv, k, v = (t.to(device=device, dtype=dtype) for t in (qkv, k, v))
+    return qkv[:, : heads * head_size].unflatten(1, (heads, head_size)), k, v, meta
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), places(1e-5, 2e-3, 1e-2))
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_size"), [(4, 4, 64), (9, 3, 64), (16, 8, 128), (8, 1, 64), (4, 2, 256)]
-)
-@pytest.mark.parametrize(
-    "spans",
-    [
-        [(1, 1), (1, 70), (1, 300), (1, 16)],
-        [(1, 600)],
-        [(5, 5), (1, 40), (33, 90), (130, 130)],
-        [(17, 300)],
-    ],
-    ids=["decode", "decode, split", "mixed", "chunk"],
-)
-def test_matches_the_reference(device, spans, heads, kv_heads, head_size, dtype, tolerance):
-    q, k, v, meta = case(device, spans, heads, kv_heads, head_size, dtype)
-    wanted = reference.paged_attention(q.double(), k.double(), v.double(), meta, head_size**-0.5)
-    got = triton_paged.paged_attention(q, k, v, meta, head_size**-0.5).double()
+def check(q, k, v, meta, tolerance, got=None):
+    """Tokens of lines match the reference; others may hold anything."""
+    used = int(meta.query_starts[-1])
+    scale = q.shape[2] ** -0.5
+    if got is None:
+        got = triton_paged.paged_attention(q, k, v, meta, scale)
+    assert got.shape == q.shape
+    got = got[:used].double()
+    wanted = reference.paged_attention(q[:used].double(), k.double(), v.double(), meta, scale)
     assert got.isfinite().all()
     assert ((got - wanted).norm() / wanted.norm()) < tolerance
 
 
+MIXES = {
+    "decode": [(1, 1), (1, 70), (1, 600), (1, 16)],
+    "mixed": [(5, 5), (1, 40), (17, 200), (70, 70), (1, 300)],
+    "empty lines between": [(1, 20), (0, 0), (9, 9), (0, 0), (1, 5), (2, 2)],
+}
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_size"), [(4, 4, 64), (9, 3, 64), (16, 8, 128), (8, 1, 64), (4, 2, 256), (4, 1, 96)]
+)
+@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
+def test_matches_the_reference(device, spans, heads, kv_heads, head_size, dtype, tolerance):
+    check(*case(device, spans, heads, kv_heads, head_size, dtype), tolerance)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize("head_size", [64, 96, 128])
+def test_large_tiles_match_the_reference(monkeypatch, device, dtype, tolerance, head_size):
+    """Those of steps with many tokens, which the small steps of the other tests would never choose."""
+    monkeypatch.setattr(triton_paged, "FEW_SPANS", triton_paged.SPANS)
+    check(*case(device, [(150, 401), (1, 7), (64, 64), (128, 256)], 6, 2, head_size, dtype), tolerance)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1), (8, 1)])
+def test_a_group_packed_into_one_tile_matches_the_reference(monkeypatch, device, dtype, tolerance, heads, kv_heads):
+    packed = {64: triton_paged.Tiles(32, 32, 4, 2, packed=True)}
+    monkeypatch.setattr(triton_paged, "FEW_SPANS", packed)
+    monkeypatch.setattr(triton_paged, "FLOAT32_SPANS", packed)
+    check(*case(device, [(40, 75), (1, 3), (7, 7), (2, 90)], heads, kv_heads, 64, dtype), tolerance)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize("block_size", [8, 24, 128])
+def test_blocks_may_be_smaller_or_larger_than_a_tile_or_neither(device, dtype, tolerance, block_size):
+    check(*case(device, [(20, 150), (1, 131)], 4, 2, 64, dtype, block_size=block_size), tolerance)
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_padding_rows_of_a_graph_get_zeros_and_harm_nobody(device):
-    q, k, v, meta = case(device, [(1, 33), (1, 20)], 4, 2, 64, torch.float32)
-    padded = AttentionMeta(
-        torch.arange(4, dtype=torch.int32, device=device),
-        torch.cat([meta.context_lens, meta.context_lens.new_zeros(1)]),
-        torch.cat([meta.block_tables, meta.block_tables.new_zeros(1, meta.block_tables.shape[1])]),
-        1,
-        meta.max_context_len,
+def test_offsets_of_64_bits_reach_the_same_keys(monkeypatch, device):
+    monkeypatch.setattr(triton_paged, "_is_wide", lambda cache: True)
+    check(*case(device, [(20, 150), (1, 131)], 4, 2, 64, torch.float32), 1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spans", [[(1, 33), (1, 20)], [(1, 33), (40, 50)]], ids=["decode", "mixed"])
+def test_padding_of_a_graph_harms_nobody(device, spans):
+    """Bounds are a graph's, not the step's; empty lines and tokens without a line stand at the end."""
+    q, k, v, meta = case(device, spans, 4, 2, 64, torch.float32, padding=5)
+    padded = replace(
+        meta,
+        query_starts=torch.cat([meta.query_starts, meta.query_starts[-1:].expand(3)]),
+        context_lens=torch.cat([meta.context_lens, meta.context_lens.new_zeros(3)]),
+        rows=torch.cat([meta.rows, meta.rows.new_full((3,), -1)]),
+        max_query_len=1 if spans[1][0] == 1 else q.shape[0],
+        max_context_len=4096,
     )
-    q = torch.cat([q, q[:1]])
     got = triton_paged.paged_attention(q, k, v, padded, 0.125)
-    torch.testing.assert_close(got[:2], triton_paged.paged_attention(q[:2], k, v, meta, 0.125))
-    assert not got[2].any()
+    check(q, k, v, meta, 1e-5, got)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_plan_made_on_the_host_changes_nothing(device):
+    lines = MIXES["mixed"]
+    q, k, v, meta = case(device, lines, 4, 2, 64, torch.float32)
+    starts = meta.query_starts.tolist()
+    spans = tuple((starts[i], starts[i + 1], context) for i, (_, context) in enumerate(lines))
+    check(q, k, v, replace(meta, spans=spans), 1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("on_host", [True, False], ids=["spans on the host", "spans on the device"])
+def test_long_fresh_lines_are_left_alone_when_somebody_else_does_them(device, on_host):
+    lines = [(20, 20), (20, 21), (1, 1), (19, 19), (40, 40)]
+    q, k, v, meta = case(device, lines, 4, 2, 64, torch.float32)
+    starts = meta.query_starts.tolist()
+    if on_host:
+        meta = replace(meta, spans=tuple((starts[i], starts[i + 1], context) for i, (_, context) in enumerate(lines)))
+    out = reference.paged_attention(q, k, v, meta, 0.125)
+    untouched = [(0, 20), (60, 100)]
+    wanted = out.clone()
+    for start, end in untouched:
+        out[start:end] = wanted[start:end] = 7.0
+    got = triton_paged.paged_attention(q, k, v, meta, 0.125, out=out, fresh_from=20)
+    assert got is out
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_line_without_rows_reads_its_own_table(device):
+    q, k, v, meta = case(device, [(3, 40), (1, 20)], 4, 2, 64, torch.float32)
+    own = replace(meta, block_tables=meta.block_tables[meta.rows.long()], rows=None)
+    got = triton_paged.paged_attention(q, k, v, own, 0.125)
+    torch.testing.assert_close(got, triton_paged.paged_attention(q, k, v, meta, 0.125), rtol=0, atol=0)

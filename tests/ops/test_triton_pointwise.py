@@ -1,4 +1,4 @@
-"""Triton's norms and activation against the torch references in float64, by the interpreter on a CPU and for real on a GPU."""
+"""Triton's norms, activation and embedding against torch, by the interpreter on a CPU and for real on a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 
 from ops.activation import reference as activation_reference
 from ops.activation import triton_silu
+from ops.embedding.triton_embedding import embedding
 from ops.norm import reference as norm_reference
 from ops.norm import triton_norm
 from tests.ops.places import places
@@ -41,3 +42,11 @@ def test_norms_match_the_reference(shape, dtype, tolerance, device):
 def test_silu_mul_matches_the_reference(shape, dtype, tolerance, device):
     x = random(shape, dtype, device) * 4
     assert error(triton_silu.silu_mul(x), activation_reference.silu_mul(x.double())) < tolerance
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("tokens", "hidden"), [(1, 64), (9, 1000), (0, 64), (3, 5120)])
+def test_embedding_copies_rows(tokens, hidden, dtype, tolerance, device):
+    table = random((50, hidden), dtype, device)
+    ids = torch.randint(50, (tokens,), generator=torch.Generator().manual_seed(1)).to(device)
+    assert torch.equal(embedding(ids, table), table[ids])

@@ -1,0 +1,112 @@
+"""Between the qkv projection and attention, in one pass: norms of q and k heads, rotary embedding, cache writes.
+
+Memory-bound, so each head is read once and written once (k twice: attention over a fresh prompt reads it here, all later
+steps read the cache). A normed head is rounded to the model's dtype before it turns, as the separate ops would round it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ops.launch import overlap, wait_for_previous
+
+
+@triton.jit
+def _store(
+    at, a, b, c, in_half, in_rest,
+    HEAD: tl.constexpr, HALF: tl.constexpr, HALF_LANES: tl.constexpr, REST_LANES: tl.constexpr,
+):  # fmt: skip
+    # The three pieces of heads that begin at `at` [heads, 1].
+    half = tl.arange(0, HALF_LANES)[None, :]
+    tl.store(at + half, a.to(at.dtype.element_ty), mask=in_half)
+    tl.store(at + HALF + half, b.to(at.dtype.element_ty), mask=in_half)
+    if 2 * HALF < HEAD:
+        tl.store(at + 2 * HALF + tl.arange(0, REST_LANES)[None, :], c.to(at.dtype.element_ty), mask=in_rest)
+
+
+@triton.jit
+def _norm_rope_store(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, eps, positions_ptr, cos_sin_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, qkv_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
+    HALF_LANES: tl.constexpr, REST_LANES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per (token, PART heads of one kind): first q's programs, then k's, then v's. A head is three pieces: dims
+    # [0, HALF) and [HALF, 2 * HALF), which turn together, and the rest, which do not. The *_LANES are powers of two.
+    token = tl.program_id(0).to(tl.int64)
+    Q_PARTS: tl.constexpr = (HEADS + PART - 1) // PART
+    KV_PARTS: tl.constexpr = (KV_HEADS + PART - 1) // PART
+    part = tl.program_id(1)
+    is_q = part < Q_PARTS
+    is_v = part >= Q_PARTS + KV_PARTS
+    first_head = (part - tl.where(is_q, 0, tl.where(is_v, Q_PARTS + KV_PARTS, Q_PARTS))) * PART
+    head = first_head + tl.arange(0, PART)
+    is_head = head < tl.where(is_q, HEADS, KV_HEADS)
+    column = tl.where(is_q, 0, tl.where(is_v, HEADS + KV_HEADS, HEADS)) + head
+    half = tl.arange(0, HALF_LANES)
+    rest = 2 * HALF + tl.arange(0, REST_LANES)
+    in_half = is_head[:, None] & (half < HALF)[None, :]
+    in_rest = is_head[:, None] & (rest < HEAD)[None, :]
+    at = qkv_ptr + token * qkv_stride + (column * HEAD)[:, None]
+    wait_for_previous(PDL)
+    slot = tl.load(slots_ptr + token)
+    cached = ((slot // BLOCK * KV_HEADS + head) * BLOCK + slot % BLOCK)[:, None] * HEAD
+    a = tl.load(at + half[None, :], mask=in_half, other=0.0)
+    b = tl.load(at + HALF + half[None, :], mask=in_half, other=0.0)
+    c = tl.load(at + rest[None, :], mask=in_rest, other=0.0)  # no lane is inside when the whole head turns
+    if is_v:
+        if slot >= 0:
+            _store(v_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
+        return
+    dtype = qkv_ptr.dtype.element_ty
+    if q_norm_ptr is not None:
+        norm_ptr = k_norm_ptr
+        if is_q:
+            norm_ptr = q_norm_ptr
+        a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(c * c, 1)) / HEAD + eps)[:, None]
+        a = (a * scale * tl.load(norm_ptr + half, mask=half < HALF).to(tl.float32)[None, :]).to(dtype)
+        b = (b * scale * tl.load(norm_ptr + HALF + half, mask=half < HALF).to(tl.float32)[None, :]).to(dtype)
+        c = (c * scale * tl.load(norm_ptr + rest, mask=rest < HEAD).to(tl.float32)[None, :]).to(dtype)
+    turn = cos_sin_ptr + tl.load(positions_ptr + token) * 2 * HALF
+    cos = tl.load(turn + half, mask=half < HALF, other=0.0)[None, :]
+    sin = tl.load(turn + HALF + half, mask=half < HALF, other=0.0)[None, :]
+    x, y = a.to(tl.float32), b.to(tl.float32)
+    a, b = (x * cos - y * sin).to(dtype), (y * cos + x * sin).to(dtype)
+    _store(at, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
+    if (slot >= 0) & (part >= Q_PARTS):
+        _store(k_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
+
+
+def norm_rope_store(
+    qkv: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+) -> None:
+    """qkv [T, (num_heads + 2 * num_kv_heads) * head_size], rows contiguous: q and k are normed by `norms` (the weights
+    [head_size] of q and of k) where given, then rotated, in place; k and v also go into the caches.
+
+    positions [T] int64; cos_sin [max_pos, D_rot] float32 as in `ops.rope`, halves (not interleaved); caches
+    [num_blocks, num_kv_heads, block_size, head_size]; slots [T] int64, -1 stores nothing."""
+    num_tokens = qkv.shape[0]
+    if not num_tokens:
+        return
+    half = cos_sin.shape[1] // 2
+    part = max(4, min(16, triton.next_power_of_2(num_kv_heads)))
+    lanes = triton.next_power_of_2(half)
+    rest_lanes = triton.next_power_of_2(max(1, head_size - 2 * half))
+    q_norm, k_norm = norms if norms is not None else (None, None)
+    grid = (num_tokens, triton.cdiv(num_heads, part) + 2 * triton.cdiv(num_kv_heads, part))
+    _norm_rope_store[grid](
+        qkv, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, slots, qkv.stride(0), HEADS=num_heads,
+        KV_HEADS=num_kv_heads, HEAD=head_size, BLOCK=k_cache.shape[2], HALF=half, HALF_LANES=lanes,
+        REST_LANES=rest_lanes, PART=part, num_warps=max(1, min(8, part * lanes // 256)), **overlap(qkv.device),
+    )  # fmt: skip
