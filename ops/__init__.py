@@ -20,7 +20,9 @@ from ops.activation import native as activation_native
 from ops.activation import reference as activation_reference
 from ops.attention import native as attention_native
 from ops.attention import reference as attention_reference
+from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
+from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
 from ops.gemm.weight import LinearWeight
@@ -33,12 +35,15 @@ from ops.rope import native as rope_native
 from ops.rope import reference as rope_reference
 
 __all__ = [
+    "AttentionHeads",
     "AttentionMeta",
     "LinearWeight",
     "add_rms_norm",
+    "attention",
     "describe",
     "embedding",
     "force",
+    "gated_linear",
     "linear",
     "paged_attention",
     "prepare_linear",
@@ -65,6 +70,10 @@ def _on_cuda(case: ShapeClass) -> str | None:
     return None
 
 
+def _on_cuda_half(case: ShapeClass) -> str | None:
+    return gemm_cuda.supports(case)
+
+
 def _op(
     name: str,
     native_run: Callable[..., Any],
@@ -79,7 +88,15 @@ def _op(
     return Op(name, usual, [*kernels, Kernel(name, "reference", _any, reference_run)])
 
 
-_prepare_linear = _op("linear", gemm_native.NativeLinearWeight, gemm_reference.ReferenceLinearWeight)
+_prepare_linear = Op(
+    "linear",
+    _USUAL,
+    [
+        Kernel("linear", "native", native.supports, gemm_native.NativeLinearWeight, native.about),
+        Kernel("linear", "cuda", gemm_cuda.supports, gemm_cuda.CudaLinearWeight),
+        Kernel("linear", "reference", _any, gemm_reference.ReferenceLinearWeight),
+    ],
+)
 _rms_norm = _op("rms_norm", norm_native.rms_norm, norm_reference.rms_norm, triton_run="ops.norm.triton_norm:rms_norm")
 _add_rms_norm = _op(
     "add_rms_norm",
@@ -114,6 +131,12 @@ def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 def linear(x: Tensor, w: LinearWeight) -> Tensor:
     """x [T, K] -> x @ weight.T + bias, [T, N], in the weight's dtype. T may be 0."""
     return w.matmul(x)
+
+
+def gated_linear(x: Tensor, w: LinearWeight) -> Tensor:
+    """silu_mul(linear(x, w)), x [T, K] -> [T, N / 2]: rows of w are gates, then as many ups."""
+    out = w.gated_matmul(x)
+    return silu_mul(w.matmul(x)) if out is None else out
 
 
 def embedding(ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
@@ -153,6 +176,42 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: Attention
     h // (Hq // Hkv). Query i of row r sees keys 0 to its own position."""
     run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2]]
     return run(q, k_cache, v_cache, meta, scale)
+
+
+def attention(
+    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    meta: AttentionMeta,
+) -> Tensor:  # fmt: skip
+    """All of a layer between its projections: per-head norms, rotary embedding, keys and values into the cache, mixing.
+
+    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slots [T] int64 as for `rope` and `store_kv`; returns
+    [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
+    run = _attention.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size]
+    return run(qkv, heads, positions, k_cache, v_cache, slots, meta)
+
+
+def _attention_in_parts(
+    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    meta: AttentionMeta,
+) -> Tensor:  # fmt: skip
+    q, k, v = heads.split(qkv)
+    if heads.norms is not None:
+        q = rms_norm(q, heads.norms[0], heads.norm_eps)
+        k = rms_norm(k, heads.norms[1], heads.norm_eps)
+    rope(q, k, positions, heads.cos_sin)
+    store_kv(k, v, k_cache, v_cache, slots)
+    return paged_attention(q, k_cache, v_cache, meta, heads.scale).flatten(1)
+
+
+_attention = Op(
+    "attention",
+    _USUAL_ATTENTION,
+    [
+        Kernel("attention", "cuda", _on_cuda_half, "ops.attention.layer:attention"),
+        Kernel("attention", "triton", _on_cuda, "ops.attention.layer:attention"),
+        Kernel("attention", "reference", _any, _attention_in_parts, "one op after another"),
+    ],
+)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -11,14 +11,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionMeta:
-    """Rows of a step, T tokens in all. Row r holds tokens query_starts[r] to query_starts[r + 1].
+    """Lines of a step, T tokens in all. Line r holds tokens query_starts[r] to query_starts[r + 1]; at the end it may be padded
+    with empty lines.
 
     query_starts [R + 1] int32, from 0 to T, never falling. context_lens [R] int32: tokens in context including this
-    step's. block_tables [R, max_blocks] int32: entry b holds positions b * block_size and on. Query i of row r stands
-    at position context_lens[r] - query_len[r] + i. `max_query_len` and `max_context_len` are upper bounds."""
+    step's. block_tables [*, max_blocks] int32: entry b of a line's table holds positions b * block_size and on; line r reads
+    table `rows[r]` (rows [R] int32, below 0 for padding), or table r where `rows` is None. Query i of line r stands at position
+    context_lens[r] - query_len[r] + i. `max_query_len` and `max_context_len` are upper bounds.
+
+    `spans`: (start, end, context length) of each line, for those who plan on the host; None in a captured graph, whose
+    lines change. `uniform`: every line has one query, and all of its context but that token was written by earlier steps."""
 
     query_starts: Tensor
     context_lens: Tensor
     block_tables: Tensor
     max_query_len: int
     max_context_len: int
+    rows: Tensor | None = None
+    spans: tuple[tuple[int, int, int], ...] | None = None
+    uniform: bool = False

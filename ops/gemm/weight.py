@@ -20,6 +20,10 @@ class LinearWeight(ABC):
     def matmul(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> x @ weight.T + bias, [T, out_features]."""
 
+    def gated_matmul(self, x: Tensor) -> Tensor | None:
+        """silu of the first half of x @ weight.T + bias times the second, [T, out_features / 2], if that is one kernel."""
+        return None
+
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
         """Rows `ids` [T] int64 of the weight, [T, in_features], without bias: a tied embedding."""

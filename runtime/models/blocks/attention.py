@@ -32,23 +32,18 @@ class AttentionBlock:
         attention: Attention = spec.layers[index].attention
         qkv, output = attention.linears(layer_name(index), spec.hidden_size)
         self._qkv, self._output = linears[qkv.name], linears[output.name]
-        self._norms = tuple(tensors[norm.name] for norm in attention.norms(layer_name(index)))
-        self._norm_eps = spec.norm_eps
-        self._cos_sin = cos_sin
-        self._heads = [attention.num_heads, attention.num_kv_heads, attention.num_kv_heads]
-        self._num_heads = sum(self._heads)
-        self._head_size = attention.head_size
-        self._scale = attention.scale
+        norms = [tensors[norm.name] for norm in attention.norms(layer_name(index))]
+        self._heads = ops.AttentionHeads(
+            attention.num_heads,
+            attention.num_kv_heads,
+            attention.head_size,
+            attention.scale,
+            cos_sin,
+            (norms[0], norms[1]) if norms else None,
+            spec.norm_eps,
+        )
 
     def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
-        num_tokens = x.shape[0]
-        heads = ops.linear(x, self._qkv).view(num_tokens, self._num_heads, self._head_size)
-        q, k, v = heads.split_with_sizes(self._heads, dim=1)
-        if self._norms:
-            q = ops.rms_norm(q, self._norms[0], self._norm_eps)
-            k = ops.rms_norm(k, self._norms[1], self._norm_eps)
-        ops.rope(q, k, positions, self._cos_sin)
-        ops.store_kv(k, v, kv.k, kv.v, slots)
-        mixed = ops.paged_attention(q, kv.k, kv.v, meta, self._scale)
-        return ops.linear(mixed.view(num_tokens, self._heads[0] * self._head_size), self._output)
+        qkv = ops.linear(x, self._qkv)
+        return ops.linear(ops.attention(qkv, self._heads, positions, kv.k, kv.v, slots, meta), self._output)

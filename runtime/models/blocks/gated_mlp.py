@@ -17,4 +17,4 @@ class GatedMLPBlock:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return ops.linear(ops.silu_mul(ops.linear(x, self._gate_up)), self._down)
+        return ops.linear(ops.gated_linear(x, self._gate_up), self._down)

@@ -1,0 +1,240 @@
+// Paged attention of one query a line, with all that stands between the qkv projection and it: per-head norms, rotary
+// embedding, the new key and value into the cache. Up to 8 query heads share a kv head.
+//
+// A warp takes whole blocks of 16 keys, straight from memory into the registers of the matrix instruction, the next block's
+// keys under way: scores^T = K q^T has the keys as its rows, out^T = V^T p^T the head's dims. A lane's 16 bytes are eight dims
+// of one key; which dims meet in one instruction is free, as long as q agrees. Warps, then the blocks of a cluster (`split`),
+// join by the running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2023, Flash-Decoding).
+
+constexpr int KEYS = 16;  // in a block of the cache
+constexpr int QUERIES = 8;
+
+// One head by one warp: norm, rotate, round. cos, sin: of this lane's dims lane, lane + 32, ...
+template <int HEAD>
+struct Head {
+  float cosine[HEAD / 32], sine[HEAD / 32];
+
+  __device__ __forceinline__ void load_angles(const float* cos_sin, int rotary) {
+    const int half = rotary / 2;
+#pragma unroll
+    for (int i = 0; i < HEAD / 32; i++) {
+      const int d = threadIdx.x % 32 + i * 32;
+      cosine[i] = d < rotary ? cos_sin[d % half] : 1.f;
+      sine[i] = d < rotary ? cos_sin[half + d % half] : 0.f;
+    }
+  }
+
+  __device__ __forceinline__ void prepare(const u16* from, u16* to, const u16* norm, float eps, int rotary,
+                                          float (&scratch)[HEAD]) const {
+    const int lane = threadIdx.x % 32, half = rotary / 2;
+    float value[HEAD / 32], weight[HEAD / 32], square = 0.f;
+#pragma unroll
+    for (int i = 0; i < HEAD / 32; i++) {
+      value[i] = to_float(from[lane + i * 32]);
+      weight[i] = norm ? to_float(norm[lane + i * 32]) : 1.f;
+    }
+    if (norm) {
+#pragma unroll
+      for (int i = 0; i < HEAD / 32; i++) square += value[i] * value[i];
+#pragma unroll
+      for (int step = 16; step; step /= 2) square += __shfl_xor_sync(~0u, square, step);
+      const float scale = rsqrtf(square / HEAD + eps);
+#pragma unroll
+      for (int i = 0; i < HEAD / 32; i++) value[i] = rounded(value[i] * scale * weight[i]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < HEAD / 32; i++) scratch[lane + i * 32] = value[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < HEAD / 32; i++) {
+      const int d = lane + i * 32;
+      float turned = value[i] * cosine[i];
+      if (d < rotary) turned += (d < half ? -scratch[d + half] : scratch[d - half]) * sine[i];
+      to[d] = u16(pack(turned, 0.f));
+    }
+  }
+};
+
+template <int HEAD, int WARPS>
+__device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16* q_norm, const u16* k_norm, float eps,
+                                       const float* cos_sin, int rotary, int fused, u16* k_cache, u16* v_cache,
+                                       const int* tables, int table_stride, const int* rows, const int* starts,
+                                       const int* lens, u16* out, float scale_log2, int group) {
+  constexpr int UNITS = HEAD / 32, HALVES = (HEAD + 63) / 64;
+  const int split = blockIdx.x, splits = gridDim.x, kv_head = blockIdx.y, kv_heads = gridDim.y, line = blockIdx.z;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  __shared__ __align__(16) u16 q_shared[QUERIES][HEAD + 32];
+  __shared__ float parts[WARPS][QUERIES][HEAD];  // the warps' outputs, and a scratch before that
+  __shared__ float best_of[WARPS][QUERIES], sum_of[WARPS][QUERIES];
+  __shared__ float joined[QUERIES * HEAD], joined_best[QUERIES], joined_sum[QUERIES];
+  let_next_start();
+  const int context = lens[line], token = starts[line];
+  const int num_blocks = (context + KEYS - 1) / KEYS;
+  const bool idle = starts[line + 1] - token != 1 || split * WARPS >= num_blocks;
+  const int stride = splits * WARPS, first = split * WARPS + warp;
+  const int* table = tables + long(rows ? max(rows[line], 0) : line) * table_stride;
+  auto block_at = [&](int index) { return (long(table[index]) * kv_heads + kv_head) * (KEYS * HEAD); };
+  Vec k[UNITS][2], v[HALVES][4];
+  auto fetch_keys = [&](long at) {  // g and g + 8
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+      k[u][0] = load_streamed(k_cache + at + g * HEAD + u * 32 + t * 8);
+      k[u][1] = load_streamed(k_cache + at + (g + 8) * HEAD + u * 32 + t * 8);
+    }
+  };
+  auto fetch_values = [&](long at, int index) {  // 2t, 2t + 1, 2t + 8, 2t + 9
+#pragma unroll
+    for (int h = 0; h < HALVES; h++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int key = 2 * t + i % 2 + i / 2 * 8, dim = h * 64 + g * 8;
+        // What was never written may be NaN, and a weight of zero would not silence it.
+        if (index * KEYS + key < context && dim < HEAD) v[h][i] = load_streamed(v_cache + at + key * HEAD + dim);
+        else v[h][i] = Vec{};
+      }
+  };
+  // The last block gets its last key from this very kernel; all before it is there already, if earlier steps wrote it.
+  const bool early = fused && !idle && first < num_blocks - 1;
+  long here = !idle && first < num_blocks ? block_at(first) : 0;
+  Head<HEAD> head;
+  if (early) {
+    fetch_keys(here);
+    fetch_values(here, first);
+  }
+  if (fused && !idle) head.load_angles(cos_sin + long(context - 1) * rotary, rotary);
+  wait_for_previous();
+  if (idle) return;
+
+  const u16* heads = qkv + long(token) * qkv_stride;
+  const int num_heads = kv_heads * group;
+  if (fused) {
+    const bool owns_last = (num_blocks - 1) % stride / WARPS == split;
+    const long slot = block_at((context - 1) / KEYS) + (context - 1) % KEYS * HEAD;
+    float(&scratch)[HEAD] = parts[warp][0];
+    for (int job = warp; job < (owns_last ? group + 2 : group); job += WARPS) {
+      if (job < group)
+        head.prepare(heads + (kv_head * group + job) * HEAD, q_shared[job], q_norm, eps, rotary, scratch);
+      else if (job == group)
+        head.prepare(heads + (num_heads + kv_head) * HEAD, k_cache + slot, k_norm, eps, rotary, scratch);
+      else
+        for (int d = lane; d < HEAD; d += 32) v_cache[slot + d] = heads[(num_heads + kv_heads + kv_head) * HEAD + d];
+    }
+  } else {
+    for (int i = threadIdx.x; i < group * HEAD; i += WARPS * 32)
+      q_shared[i / HEAD][i % HEAD] = heads[kv_head * group * HEAD + i];
+  }
+  __syncthreads();
+
+  Vec q[UNITS];
+#pragma unroll
+  for (int u = 0; u < UNITS; u++) q[u] = load(&q_shared[min(g, group - 1)][u * 32 + t * 8]);
+  float out_t[HALVES * 4][4] = {};
+  float best[2] = {-1e30f, -1e30f}, total[2] = {};
+  if (!early && first < num_blocks) fetch_keys(here);
+  for (int index = first; index < num_blocks; index += stride) {
+    if (index != first || !early) fetch_values(here, index);
+    float score[4] = {};
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+      mma(score, k[u][0].word[0], k[u][1].word[0], k[u][0].word[1], k[u][1].word[1], q[u].word[0], q[u].word[1]);
+      mma(score, k[u][0].word[2], k[u][1].word[2], k[u][0].word[3], k[u][1].word[3], q[u].word[2], q[u].word[3]);
+    }
+    if (index + stride < num_blocks) {
+      here = block_at(index + stride);
+      fetch_keys(here);
+    }
+    float shrink[2];
+#pragma unroll
+    for (int c = 0; c < 2; c++) {  // query 2t + c
+      const float upper = index * KEYS + g < context ? score[c] * scale_log2 : -1e30f;
+      const float lower = index * KEYS + g + 8 < context ? score[c + 2] * scale_log2 : -1e30f;
+      float top = fmaxf(upper, lower);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      top = fmaxf(top, best[c]);
+      shrink[c] = exp2f(best[c] - top);
+      best[c] = top;
+      score[c] = upper > -1e29f ? exp2f(upper - top) : 0.f;
+      score[c + 2] = lower > -1e29f ? exp2f(lower - top) : 0.f;
+      total[c] = total[c] * shrink[c] + score[c] + score[c + 2];
+    }
+    u32 p[2] = {pack(score[0], score[1]), pack(score[2], score[3])};
+#pragma unroll
+    for (int c = 0; c < 2; c++) asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(p[c]));
+#pragma unroll
+    for (int h = 0; h < HALVES; h++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {  // dims h * 64 + g * 8 + 2i and the one after
+        float(&o)[4] = out_t[h * 4 + i];
+        o[0] *= shrink[0], o[1] *= shrink[1], o[2] *= shrink[0], o[3] *= shrink[1];
+        mma(o, __byte_perm(v[h][0].word[i], v[h][1].word[i], 0x5410), __byte_perm(v[h][0].word[i], v[h][1].word[i], 0x7632),
+            __byte_perm(v[h][2].word[i], v[h][3].word[i], 0x5410), __byte_perm(v[h][2].word[i], v[h][3].word[i], 0x7632),
+            p[0], p[1]);
+      }
+  }
+
+  __syncthreads();  // the scratch becomes `parts`
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) total[c] += __shfl_xor_sync(~0u, total[c], step);
+    if (g == 0) best_of[warp][2 * t + c] = best[c], sum_of[warp][2 * t + c] = total[c];
+    if (2 * t + c < group)
+#pragma unroll
+      for (int h = 0; h < HALVES; h++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int dim = h * 64 + g * 8 + 2 * i;
+          if (dim < HEAD) {
+            parts[warp][2 * t + c][dim] = out_t[h * 4 + i][c];
+            parts[warp][2 * t + c][dim + 1] = out_t[h * 4 + i][c + 2];
+          }
+        }
+  }
+  __syncthreads();
+
+  const int active = min(splits, (num_blocks + WARPS - 1) / WARPS);  // blocks of the cluster that had keys
+  u16* answer = out + (long(token) * num_heads + kv_head * group) * HEAD;
+  for (int i = threadIdx.x; i < group * HEAD; i += WARPS * 32) {
+    const int query = i / HEAD, dim = i % HEAD;
+    float top = -1e30f, sum = 0.f, value = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) top = fmaxf(top, best_of[w][query]);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      const float share = exp2f(best_of[w][query] - top);
+      sum += sum_of[w][query] * share;
+      value += parts[w][query][dim] * share;
+    }
+    if (active == 1) {
+      answer[i] = u16(pack(value / sum, 0.f));
+    } else {
+      joined[i] = value;
+      if (dim == 0) joined_best[query] = top, joined_sum[query] = sum;
+    }
+  }
+  if (active == 1) return;
+  wait_for_cluster();
+  for (int i = split * WARPS * 32 + threadIdx.x; i < group * HEAD; i += active * WARPS * 32) {
+    const int query = i / HEAD;
+    float top = -1e30f, sum = 0.f, value = 0.f;
+    for (int s = 0; s < active; s++) top = fmaxf(top, load_remote(&joined_best[query], s));
+    for (int s = 0; s < active; s++) {
+      const float share = exp2f(load_remote(&joined_best[query], s) - top);
+      sum += load_remote(&joined_sum[query], s) * share;
+      value += load_remote(&joined[i], s) * share;
+    }
+    answer[i] = u16(pack(value / sum, 0.f));
+  }
+  wait_for_cluster();  // nobody leaves while others read its shared memory
+}
+
+#define DECODE(NAME, HEAD, WARPS, BLOCKS)                                                                                \
+  extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)                                                       \
+      NAME(const u16* qkv, int qkv_stride, const u16* q_norm, const u16* k_norm, float eps, const float* cos_sin,        \
+           int rotary, int fused, u16* k_cache, u16* v_cache, const int* tables, int table_stride, const int* rows,      \
+           const int* starts, const int* lens, u16* out, float scale_log2, int group) {                                  \
+    decode<HEAD, WARPS>(qkv, qkv_stride, q_norm, k_norm, eps, cos_sin, rotary, fused, k_cache, v_cache, tables,          \
+                        table_stride, rows, starts, lens, out, scale_log2, group);                                       \
+  }

@@ -1,0 +1,181 @@
+"""CUDA C++ without a compiler on the machine: sources beside their wrappers, compiled by the NVRTC that torch brings along.
+
+A program is compiled for the device at hand when its first kernel is asked for, and its machine code kept on disk under
+the user's cache folder, by what went into it. Kernels are launched on torch's current stream, with programmatic dependent
+launch, so they must all wait for their predecessors (common.cuh). Knows no op."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger("oneloop.ops")
+
+_COMMON = Path(__file__).with_name("common.cuh")
+_DTYPE_FLAGS = {torch.bfloat16: (), torch.float16: ("-DFLOAT16",)}
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why CUDA C++ cannot be used here, None where it can."""
+    try:
+        import cuda.bindings.driver
+        import cuda.bindings.nvrtc  # noqa: F401
+    except ImportError as error:
+        return f"cuda-bindings cannot be imported ({error})"
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if torch.cuda.get_device_capability() < (9, 0):
+        return "it wants compute capability 9.0 or more"
+    return None
+
+
+class Kernel:
+    """A compiled function of one device. Arguments: tensors and None are passed by address, ints as int, floats as float."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def allow_shared_bytes(self, num_bytes: int) -> None:
+        """Raise the limit of dynamic shared memory of one block. Raises RuntimeError where the device has less."""
+        from cuda.bindings import driver
+
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _check(driver.cuFuncSetAttribute(self._function, limit, num_bytes))
+
+    def blocks_per_multiprocessor(self, num_threads: int, shared_bytes: int) -> int:
+        from cuda.bindings import driver
+
+        (blocks,) = _check(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, num_threads, shared_bytes)
+        )
+        return int(blocks)
+
+    def launch(
+        self, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, *arguments: Any, cluster: int = 1
+    ) -> None:
+        """`cluster`: so many blocks along x share a barrier and their shared memory."""
+        from cuda.bindings import driver
+
+        config = _launch_config(cluster)
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX = num_threads
+        config.sharedMemBytes = shared_bytes
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        values, types = zip(*map(_as_argument, arguments), strict=True)
+        _check(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
+
+
+class Program:
+    """`sources`: files put together behind common.cuh; `instances`: what to make of their templates, as source text."""
+
+    def __init__(self, sources: Sequence[Path], instances: str) -> None:
+        self._sources = sources
+        self._instances = instances
+        self._modules: dict[tuple[int, torch.dtype], Any] = {}
+
+    def kernel(self, name: str, dtype: torch.dtype, device: torch.device) -> Kernel:
+        """Compiled at the first call. Raises RuntimeError with the compiler's words."""
+        from cuda.bindings import driver
+
+        key = device.index or 0, dtype
+        if key not in self._modules:
+            torch.cuda.current_stream(device)  # the context exists from here on
+            (self._modules[key],) = _check(driver.cuModuleLoadData(self._machine_code(dtype, device)))
+        (function,) = _check(driver.cuModuleGetFunction(self._modules[key], name.encode()))
+        return Kernel(function)
+
+    def _machine_code(self, dtype: torch.dtype, device: torch.device) -> bytes:
+        from cuda.bindings import nvrtc
+
+        text = "\n".join([*(path.read_text() for path in (_COMMON, *self._sources)), self._instances])
+        major, minor = torch.cuda.get_device_capability(device)
+        options = ["--std=c++17", f"--gpu-architecture=sm_{major}{minor}", *_DTYPE_FLAGS[dtype]]
+        version = _check(nvrtc.nvrtcVersion())
+        digest = hashlib.sha256(repr((text, options, version)).encode()).hexdigest()
+        cached = _cache_folder() / f"{digest[:32]}.cubin"
+        if cached.is_file():
+            return cached.read_bytes()
+        code = _compile(text, options)
+        _keep(cached, code)
+        return code
+
+
+def _compile(text: str, options: Sequence[str]) -> bytes:
+    from cuda.bindings import nvrtc
+
+    (program,) = _check(nvrtc.nvrtcCreateProgram(text.encode(), b"oneloop.cu", 0, [], []))
+    encoded = [option.encode() for option in options]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        (size,) = _check(nvrtc.nvrtcGetProgramLogSize(program))
+        said = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, said)
+        raise RuntimeError(f"NVRTC refused a kernel of ours: {said.decode(errors='replace')}")
+    (size,) = _check(nvrtc.nvrtcGetCUBINSize(program))
+    code = b" " * size
+    _check(nvrtc.nvrtcGetCUBIN(program, code))
+    _check(nvrtc.nvrtcDestroyProgram(program))
+    return code
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oneloop" / "kernels"
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Whole or not at all, whoever else writes it; a disk that refuses costs the next start a compilation."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        Path(file.name).replace(path)
+    except OSError as error:
+        logger.warning("compiled kernels cannot be kept in %s: %s", path.parent, error)
+
+
+@functools.cache
+def _launch_config(cluster: int) -> Any:
+    from cuda.bindings import driver
+
+    early = driver.CUlaunchAttribute()
+    early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    early.value.programmaticStreamSerializationAllowed = 1
+    together = driver.CUlaunchAttribute()
+    together.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    together.value.clusterDim.x, together.value.clusterDim.y, together.value.clusterDim.z = cluster, 1, 1
+    config = driver.CUlaunchConfig()
+    config.blockDimY = config.blockDimZ = 1
+    config.attrs = [early, together] if cluster > 1 else [early]
+    config.numAttrs = len(config.attrs)
+    return config
+
+
+def _as_argument(value: Any) -> tuple[Any, Any]:
+    match value:
+        case Tensor():
+            return value.data_ptr(), ctypes.c_void_p
+        case None:
+            return 0, ctypes.c_void_p
+        case int():
+            return value, ctypes.c_int
+        case float():
+            return value, ctypes.c_float
+    raise TypeError(f"{type(value).__name__} is no kernel argument")
+
+
+def _check(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    status, *values = answer
+    if int(status) != 0:
+        raise RuntimeError(f"CUDA: {status.name}")
+    return tuple(values)
