@@ -65,13 +65,7 @@ def _any(case: ShapeClass) -> str | None:
 def _on_cuda(case: ShapeClass) -> str | None:
     if case.device != "cuda":
         return f"it runs on CUDA, not on {case.device}"
-    if case.head_size & (case.head_size - 1):
-        return "it wants a head size that is a power of two"
-    return None
-
-
-def _on_cuda_half(case: ShapeClass) -> str | None:
-    return gemm_cuda.supports(case)
+    return None if case.head_size <= 256 else "it serves head sizes up to 256"
 
 
 def _op(
@@ -95,6 +89,14 @@ _prepare_linear = Op(
         Kernel("linear", "native", native.supports, gemm_native.NativeLinearWeight, native.about),
         Kernel("linear", "cuda", gemm_cuda.supports, gemm_cuda.CudaLinearWeight),
         Kernel("linear", "reference", _any, gemm_reference.ReferenceLinearWeight),
+    ],
+)
+_embedding = Op(
+    "embedding",
+    _USUAL,
+    [
+        Kernel("embedding", "triton", _on_cuda, "ops.embedding.triton_embedding:embedding"),
+        Kernel("embedding", "reference", _any, functional.embedding),
     ],
 )
 _rms_norm = _op("rms_norm", norm_native.rms_norm, norm_reference.rms_norm, triton_run="ops.norm.triton_norm:rms_norm")
@@ -141,7 +143,7 @@ def gated_linear(x: Tensor, w: LinearWeight) -> Tensor:
 
 def embedding(ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     """Rows `ids` [T] int64 of table [V, H] -> [T, H]. A tied embedding reads them out of the prepared lm_head."""
-    return table.rows(ids) if isinstance(table, LinearWeight) else functional.embedding(ids, table)
+    return table.rows(ids) if isinstance(table, LinearWeight) else _embedding.runs[table.device, table.dtype](ids, table)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -207,7 +209,6 @@ _attention = Op(
     "attention",
     _USUAL_ATTENTION,
     [
-        Kernel("attention", "cuda", _on_cuda_half, "ops.attention.layer:attention"),
         Kernel("attention", "triton", _on_cuda, "ops.attention.layer:attention"),
         Kernel("attention", "reference", _any, _attention_in_parts, "one op after another"),
     ],

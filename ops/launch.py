@@ -1,7 +1,7 @@
 """How Triton kernels are launched here: overlapped with the kernel before them where the device can (Hopper and newer).
 
-Under programmatic dependent launch a kernel may start while the one before it still runs. So it waits before it touches
-anything that another kernel writes; only constants (weights) may be read earlier. Knows nothing of any operation."""
+Under programmatic dependent launch a kernel may start while those before it still run. So it waits before it touches anything
+that another kernel writes; only weights, and what earlier steps left, may be read before. Knows nothing of any operation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def num_processors(device: torch.device) -> int:
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    # Only after its own wait may a kernel let the next one start: what kernels before the previous one wrote is then there.
+    # The next kernel may start at once: its own wait is for this one to end, which is after those before.
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

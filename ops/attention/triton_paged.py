@@ -273,11 +273,13 @@ def paged_attention(
     *,
     out: Tensor | None = None,
     fresh_from: int = NEVER,
+    singles: bool = True,
 ) -> Tensor:
     """q [T, Hq, D] with its last dim contiguous; see `ops.paged_attention`. `scale` is positive. What no line holds (padding)
     is left as it is. `out` [T, Hq, D] contiguous: written to instead of a new tensor.
 
-    Lines of at least `fresh_from` queries that are their whole context are left out: they are somebody else's."""
+    Lines of at least `fresh_from` queries that are their whole context are left out: they are somebody else's. So are lines
+    of one query unless `singles`."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_tokens, num_lines = q.shape[0], meta.context_lens.shape[0]
@@ -289,7 +291,7 @@ def paged_attention(
         lengths = [end - start for (start, end, _), left_out in zip(meta.spans, fresh, strict=True) if not left_out]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
         _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, out, fresh_from, lengths)
-    if num_lines and (lengths is None or 1 in lengths):
+    if singles and num_lines and (lengths is None or 1 in lengths):
         _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, out)
     return out
 

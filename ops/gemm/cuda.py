@@ -77,7 +77,9 @@ class CudaLinearWeight(LinearWeight):
         return few_rows(x, self._weight, self._bias, gated=True) if 0 < x.shape[0] <= self._most_rows else None
 
     def rows(self, ids: Tensor) -> Tensor:
-        return functional.embedding(ids, self._weight)
+        from ops.embedding.triton_embedding import embedding  # no CPU needs Triton
+
+        return embedding(ids, self._weight)
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, variant: Variant | None = None) -> Tensor:
