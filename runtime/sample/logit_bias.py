@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from ops.sampling import tables
 from runtime.batch import RowBinding
+from runtime.sample.stage import Record, upload
+
+MAX_BIASES = 1024  # tokens of one request
 
 
 class LogitBias:
-    def __init__(self) -> None:
-        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # ids [B] int64, biases [B] float32
+    def __init__(self, ids: torch.Tensor, values: torch.Tensor) -> None:
+        """ids [R, MAX_BIASES] int32 with values [R, MAX_BIASES] float32."""
+        self._ids = ids
+        self._values = values
 
-    def bind(self, row: int, binding: RowBinding) -> None:
-        self._rows.pop(row, None)
-        bias = binding.params.logit_bias
-        if bias:
-            self._rows[row] = torch.tensor(list(bias)), torch.tensor(list(bias.values()), dtype=torch.float32)
-
-    def apply(self, logits: torch.Tensor, rows: list[int], positions: list[int]) -> None:
-        for line, row in enumerate(rows):
-            if row in self._rows:
-                ids, biases = self._rows[row]
-                logits[line, ids] += biases
-
-    def observe(self, rows: list[int], ids: torch.Tensor) -> None:
-        pass
+    def bind(self, row: int, binding: RowBinding, record: Record) -> None:
+        """Raises ValueError for more biases than there is room for."""
+        bias = sorted(binding.params.logit_bias.items())
+        if not bias:
+            return
+        if len(bias) > self._ids.shape[1]:
+            raise ValueError(f"{len(bias)} tokens in logit_bias; there is room for {self._ids.shape[1]}")
+        record.words[tables.FLAGS] |= tables.BIASED
+        record.words[tables.NUM_BIASES] = len(bias)
+        upload(self._ids[row, : len(bias)], np.array([token for token, _ in bias], dtype=np.int32))
+        upload(self._values[row, : len(bias)], np.array([value for _, value in bias], dtype=np.float32))

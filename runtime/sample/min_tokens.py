@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from ops.sampling import tables
 from runtime.batch import RowBinding
+from runtime.sample.stage import Record, upload
+
+MAX_STOP_TOKEN_IDS = 1024  # of one request
 
 
 class MinTokens:
-    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, ban_ids: torch.Tensor, eos_token_ids: frozenset[int]) -> None:
+        """ban_ids [R, MAX_STOP_TOKEN_IDS + the model's own] int32."""
+        self._ban_ids = ban_ids
         self._eos_token_ids = eos_token_ids
-        self._rows: dict[int, tuple[torch.Tensor, int]] = {}  # banned ids, first position where they are allowed
 
-    def bind(self, row: int, binding: RowBinding) -> None:
-        self._rows.pop(row, None)
+    def bind(self, row: int, binding: RowBinding, record: Record) -> None:
+        """Raises ValueError for more stop ids than there is room for."""
         params = binding.params
         banned = params.stop_token_ids | (frozenset() if params.ignore_eos else self._eos_token_ids)
-        if params.min_tokens and banned:
-            self._rows[row] = torch.tensor(sorted(banned)), len(binding.prompt_ids) + params.min_tokens
-
-    def apply(self, logits: torch.Tensor, rows: list[int], positions: list[int]) -> None:
-        for line, (row, position) in enumerate(zip(rows, positions, strict=True)):
-            if row in self._rows:
-                banned, free_from = self._rows[row]
-                if position < free_from:
-                    logits[line, banned] = -torch.inf
-
-    def observe(self, rows: list[int], ids: torch.Tensor) -> None:
-        pass
+        if not params.min_tokens or not banned:
+            return
+        if len(banned) > self._ban_ids.shape[1]:
+            raise ValueError(f"{len(banned)} ids end the sequence; there is room for {self._ban_ids.shape[1]}")
+        record.words[tables.FLAGS] |= tables.BANNED
+        record.words[tables.NUM_BANS] = len(banned)
+        record.words[tables.FREE_FROM] = len(binding.prompt_ids) + params.min_tokens
+        upload(self._ban_ids[row, : len(banned)], np.array(sorted(banned), dtype=np.int32))

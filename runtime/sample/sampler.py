@@ -1,32 +1,63 @@
-"""Sampler: the stages in their order, then the draw."""
+"""Sampler: what each row asks, stage by stage, in tables on the device; and the one operation that reads them.
+
+After `bind` nothing of a row is known to the host, so `sample` can be captured in a graph and replayed for any rows."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+import ops
+from ops.sampling import reference
+from ops.sampling.tables import SamplingTables
 from runtime.batch import RowBinding
 from runtime.sample.draw import Draw
-from runtime.sample.logit_bias import LogitBias
-from runtime.sample.min_tokens import MinTokens
+from runtime.sample.logit_bias import MAX_BIASES, LogitBias
+from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS, MinTokens
 from runtime.sample.penalties import Penalties
-from runtime.sample.stage import Stage
+from runtime.sample.stage import Record, Stage, upload
 
 
 class Sampler:
-    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        self._stages: tuple[Stage, ...] = (Penalties(vocab_size), LogitBias(), MinTokens(eos_token_ids))
-        self._draw = Draw()
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        max_num_seqs: int = 4096,
+        device: torch.device = torch.device("cpu"),
+    ) -> None:
+        max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
+        self._tables = tables = SamplingTables.empty(max_num_seqs, vocab_size, MAX_BIASES, max_bans, device)
+        self._stages: tuple[Stage, ...] = (
+            Penalties(tables.counts),
+            LogitBias(tables.bias_ids, tables.bias_values),
+            MinTokens(tables.ban_ids, eos_token_ids),
+            Draw(),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of the tables, bytes."""
+        return self._tables.nbytes
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        for stage in self._stages:
-            stage.bind(row, binding)
-        self._draw.bind(row, binding)
+        """A new sequence has taken `row`. Enqueued on the current stream, before the step that first samples it.
 
-    def sample(self, logits: torch.Tensor, rows: list[int], positions: list[int]) -> torch.Tensor:
-        """logits [S, V] float32, changed in place -> ids [S] int64. Line s belongs to rows[s], whose token gets positions[s]."""
+        Raises ValueError for a list longer than its table has room for."""
+        record = Record()
         for stage in self._stages:
-            stage.apply(logits, rows, positions)
-        ids = self._draw(logits, rows, positions)
-        for stage in self._stages:
-            stage.observe(rows, ids)
-        return ids
+            stage.bind(row, binding, record)
+        upload(self._tables.records[row], record.words)
+
+    def sample(self, logits: Tensor, sample_rows, sample_positions, last_ids=None) -> Tensor:  # type: ignore[no-untyped-def]
+        """logits [L, V] -> ids [L] int64, NOT_FINITE where a line's logits hold NaN, +inf or nothing above -inf.
+
+        Line l belongs to row sample_rows[l] (int32), whose token gets index sample_positions[l] (int64). Row -1 asks for
+        nothing: its id means nothing. last_ids [max_num_seqs] int64: takes each sampled row's id, 0 for NOT_FINITE."""
+        if isinstance(sample_rows, list):  # until the runner passes tensors
+            sample_rows = torch.tensor(sample_rows, dtype=torch.int32)
+            sample_positions = torch.tensor(sample_positions)
+            last_ids = torch.zeros(len(self._tables.records), dtype=torch.int64)
+        if not hasattr(ops, "sample"):  # until it is registered
+            return reference.sample(logits, sample_rows, sample_positions, last_ids, self._tables)
+        return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables)

@@ -1,23 +1,37 @@
-"""Stage: one ordered change to the logits, with its own state per row. A new sampling feature is one more of these."""
+"""Stage: one concern of the sampler, with its own per-row state in the tables. A new sampling feature is one more of these.
+
+The kernels behind `ops.sample` carry the stages out; a stage says what a row asks of them. It writes while steps that read
+its table may still run, so it writes in stream order, through `upload`, and only to the row that has a new tenant."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from ops.sampling.tables import RECORD
 from runtime.batch import RowBinding
 
 
+class Record:
+    """A row's record in the making: see ops/sampling/tables.py for its words. All zero means the largest logit."""
+
+    def __init__(self) -> None:
+        self.words: NDArray[np.int32] = np.zeros(RECORD, dtype=np.int32)
+        self.floats: NDArray[np.float32] = self.words.view(np.float32)
+
+
 class Stage(Protocol):
-    def bind(self, row: int, binding: RowBinding) -> None:
-        """A new sequence has taken `row`: replace whatever was kept for the last one."""
+    def bind(self, row: int, binding: RowBinding, record: Record) -> None:
+        """A new sequence has taken `row`: put what it asks into `record`, and what is longer into the stage's own table."""
         ...
 
-    def apply(self, logits: torch.Tensor, rows: list[int], positions: list[int]) -> None:
-        """Change `logits` [S, V] float32 in place; line s belongs to `rows[s]`, whose next token has index `positions[s]`."""
-        ...
 
-    def observe(self, rows: list[int], ids: torch.Tensor) -> None:
-        """`ids` [S] int64 were sampled; state that counts outputs takes them in, on the device."""
-        ...
+def upload(target: torch.Tensor, values: NDArray[Any]) -> None:
+    """values -> target, in stream order and without waiting for the device."""
+    source = torch.from_numpy(values)
+    if target.is_cuda:
+        source = source.pin_memory()  # its allocator keeps freed memory until the copy out of it is done
+    target.copy_(source, non_blocking=True)

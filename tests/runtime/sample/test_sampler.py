@@ -1,156 +1,188 @@
-"""The sampler against plain definitions in float64: every stage, the filters and the distribution of the draw."""
+"""The sampler as a runner uses it: rows bound to requests, lines of logits in, ids out. On a CPU and, marked gpu, on CUDA."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from runtime.api import SamplingParams
 from runtime.batch import NOT_FINITE, RowBinding
-from runtime.sample import draw
-from runtime.sample.draw import draw_one, uniform
+from runtime.sample.logit_bias import MAX_BIASES
+from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS
 from runtime.sample.sampler import Sampler
 
 V = 50
 EOS = 3
+ROWS = 8
 
 
-def binding(prompt=(1, 2), output=(), seed=0, **params) -> RowBinding:
-    params.setdefault("max_tokens", 99)
-    return RowBinding(SamplingParams(**params), seed, tuple(prompt), tuple(output))
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request) -> torch.device:
+    return torch.device(request.param)
 
 
-def logits(seed=0, rows=1, scale=2.0) -> torch.Tensor:
-    return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * scale
+class Rows:
+    """A sampler and the runner's table of last ids."""
+
+    def __init__(self, device: torch.device, eos: frozenset[int] = frozenset({EOS})) -> None:
+        self.sampler = Sampler(V, eos, ROWS, device)
+        self.last_ids = torch.full((ROWS,), 7, device=device)
+
+    def bind(self, row: int, prompt=(1, 2), output=(), seed=0, **params) -> None:
+        params.setdefault("max_tokens", 99)
+        self.sampler.bind(row, RowBinding(SamplingParams(**params), seed, tuple(prompt), tuple(output)))
+
+    def sample(self, scores: torch.Tensor, rows: list[int], positions: list[int]) -> list[int]:
+        device = self.last_ids.device
+        row_ids = torch.tensor(rows, dtype=torch.int32, device=device)
+        places = torch.tensor(positions, device=device)
+        return self.sampler.sample(scores.to(device, copy=True), row_ids, places, self.last_ids).tolist()
 
 
-def distribution(scores: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    """Temperature, min-p, top-k, top-p by their definitions, by a full sort."""
-    weights = np.exp((scores.double() / params.temperature).numpy())
-    probs = weights / weights.sum()
-    keep = probs >= params.min_p * probs.max()
-    probs = np.where(keep, probs, 0) / probs[keep].sum()
-    order = np.argsort(-probs, kind="stable")
-    if params.top_k:
-        probs[order[params.top_k :]] = 0
-        probs /= probs.sum()
-    reached = np.cumsum(probs[order]) >= params.top_p - 1e-12
-    if params.top_p < 1.0:
-        probs[order[int(np.argmax(reached)) + 1 :]] = 0
-        probs /= probs.sum()
-    return probs
+def logits(seed=0, lines=1, scale=2.0) -> torch.Tensor:
+    return torch.randn(lines, V, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-FILTERS = [
-    {},
-    {"temperature": 0.5},
-    {"temperature": 2.0, "top_k": 5},
-    {"top_p": 0.7},
-    {"top_p": 0.01},
-    {"min_p": 0.1},
-    {"min_p": 0.05, "top_p": 0.8},
-    {"top_k": 10, "top_p": 0.6, "min_p": 0.02, "temperature": 1.3},
-    {"top_k": 1000},
+PARAMS = [
+    {"temperature": 0.9},
+    {"temperature": 0.9, "top_p": 0.9},
+    {"top_k": 10, "min_p": 0.01},
+    {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": {5: 2.0}},
 ]
 
 
-@pytest.mark.parametrize("candidates", [4, 1024], ids=["full sort needed", "selection is enough"])
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_drawn_frequencies_match_the_distribution(filters, candidates, monkeypatch):
-    monkeypatch.setattr(draw, "CANDIDATES", candidates)
-    params = SamplingParams(max_tokens=1, **filters)
-    scores = logits(1)[0]
-    wanted = distribution(scores, params)
-    n = 4000
-    counts = np.bincount([draw_one(scores, params, uniform(11, i)) for i in range(n)], minlength=V)
-    assert counts[wanted == 0].sum() == 0
-    likely = wanted * n >= 5  # the chi-square approximation wants no smaller cells: pool the rest
-    observed, expected = counts[likely], wanted[likely] * n
-    if (~likely & (wanted > 0)).any():
-        observed = np.append(observed, counts[~likely].sum())
-        expected = np.append(expected, wanted[~likely].sum() * n)
-    if len(observed) > 1:
-        assert stats.chisquare(observed, expected * n / expected.sum()).pvalue > 1e-3  # fixed seeds: no false alarms
-
-
-def test_uniform_numbers_are_uniform_and_uncorrelated_over_seeds_and_positions():
-    by_position = np.array([uniform(5, p) for p in range(4000)])
-    by_seed = np.array([uniform(s, 5) for s in range(4000)])
-    for numbers in (by_position, by_seed):
-        assert stats.kstest(numbers, "uniform").pvalue > 1e-3
-        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.05
-    assert abs(np.corrcoef(by_position, by_seed)[0, 1]) < 0.05
-    assert uniform(-1, 0) != uniform(0, 0)
-
-
-def test_a_row_draws_the_same_alone_and_in_any_batch():
-    params = {"temperature": 0.9, "top_p": 0.9}
-    together, alone = Sampler(V, frozenset({EOS})), Sampler(V, frozenset({EOS}))
-    scores = logits(2, rows=3)
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_a_row_draws_the_same_alone_in_any_batch_and_in_any_order(device, params):
+    together, alone = Rows(device), Rows(device)
+    scores = logits(2, lines=3)
     for row in range(3):
-        together.bind(row, binding(seed=row, **params))
-    alone.bind(7, binding(seed=1, **params))
-    for position in range(20):
-        batch = together.sample(scores.clone(), [2, 1, 0], [position] * 3)
-        single = alone.sample(scores[1:2].clone(), [7], [position])
-        assert batch[1] == single[0]
+        together.bind(row, seed=row, **params)
+    alone.bind(7, seed=1, **params)
+    for position in range(2, 22):
+        order = [(position + shift) % 3 for shift in range(3)]
+        batch = together.sample(scores[order], order, [position] * 3)
+        assert alone.sample(scores[1:2], [7], [position]) == [batch[order.index(1)]]
 
 
-def test_temperature_zero_takes_the_largest_logit_even_beside_a_random_row():
-    sampler = Sampler(V, frozenset())
-    sampler.bind(0, binding(temperature=0.0))
-    sampler.bind(1, binding(temperature=1.0))
-    scores = logits(3, rows=2)
-    assert sampler.sample(scores.clone(), [0, 1], [5, 5])[0] == scores[0].argmax()
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_a_row_taken_up_again_after_preemption_goes_on_as_if_nothing_had_happened(device, params):
+    settled, preempted = Rows(device), Rows(device)
+    for rows in (settled, preempted):
+        rows.bind(0, seed=5, **params)
+    ids: list[int] = []
+    for position in range(2, 22):
+        scores = logits(position)
+        if position == 12:
+            preempted.bind(0, temperature=0.0)  # somebody else meanwhile
+            preempted.sample(scores, [0], [4])
+            preempted.bind(4, output=ids, seed=5, **params)
+        ids += settled.sample(scores, [0], [position])
+        assert preempted.sample(scores, [0 if position < 12 else 4], [position]) == ids[-1:]
+    assert len(set(ids)) > 5
 
 
-def test_penalties_follow_their_formulas_and_count_what_is_sampled():
-    sampler = Sampler(V, frozenset())
+def test_different_seeds_and_positions_draw_differently(device):
+    rows = Rows(device)
+    for row in range(4):
+        rows.bind(row, seed=row)
+    scores = torch.zeros(4, V)
+    steps = [rows.sample(scores, [0, 1, 2, 3], [position] * 4) for position in range(2, 12)]
+    assert len({tuple(line) for line in zip(*steps, strict=True)}) == 4
+    assert len({tuple(step) for step in steps}) == 10
+
+
+def test_temperature_zero_takes_the_largest_logit_even_beside_a_random_row(device):
+    rows = Rows(device)
+    rows.bind(0, temperature=0.0)
+    rows.bind(1, temperature=1.0)
+    rows.bind(2, temperature=1.0, top_k=1)
+    scores = logits(3, lines=3)
+    ids = rows.sample(scores, [0, 1, 2], [5, 5, 5])
+    assert ids[0] == scores[0].argmax()
+    assert ids[2] == scores[2].argmax()
+
+
+def test_what_a_row_sampled_is_its_next_input(device):
+    rows = Rows(device)
+    rows.bind(2, temperature=0.0)
+    rows.bind(5, temperature=0.0)
+    scores = logits(4, lines=3)
+    scores[2, 0] = torch.nan
+    ids = rows.sample(scores, [2, -1, 5], [3, 0, 3])
+    assert ids[2] == NOT_FINITE
+    assert rows.last_ids.tolist() == [7, 7, ids[0], 7, 7, 0, 7, 7]
+
+
+def test_penalties_follow_their_formulas_and_count_what_is_sampled(device):
+    """The penalised line is what a greedy row sees: shift each token to the top in turn, and see when it falls below."""
     params = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5, "temperature": 0.0}
-    sampler.bind(0, binding(prompt=(1, 2, 2), output=(4, 4), **params))
     scores = logits(4)
-    wanted = scores[0].clone()
+    wanted = scores[0].double()
     for token in (1, 2, 4):
         wanted[token] = wanted[token] / 1.5 if wanted[token] > 0 else wanted[token] * 1.5
     wanted[4] -= 0.5 + 2 * 0.25
-    got = scores.clone()
-    first = int(sampler.sample(got, [0], [5])[0])
-    torch.testing.assert_close(got[0], wanted)
-    again = scores.clone()
-    sampler.sample(again, [0], [6])
-    if first not in (1, 2, 4):
-        value = scores[0, first]
-        assert again[0, first] == pytest.approx(float(value / 1.5 if value > 0 else value * 1.5) - 0.75, abs=1e-5)
+    rival = 9  # in neither prompt nor output
+    for token in (0, 1, 2, 4):
+        for lift in (-1e-3, 1e-3):
+            rows = Rows(device)
+            rows.bind(0, prompt=(1, 2, 2), output=(4, 4), **params)
+            others = torch.full((1, V), -100.0)
+            others[0, token] = scores[0, token]
+            others[0, rival] = wanted[token] + lift
+            assert rows.sample(others, [0], [5]) == [rival if lift > 0 else token]
 
 
-def test_logit_bias_adds_and_a_new_tenant_of_the_row_is_free_of_it():
-    sampler = Sampler(V, frozenset())
-    sampler.bind(0, binding(temperature=0.0, logit_bias={9: 100.0, 8: -100.0}))
+def test_each_token_sampled_is_penalised_once_more(device):
+    rows = Rows(device)
+    rows.bind(0, frequency_penalty=1.0, temperature=0.0)
+    scores = torch.full((1, V), -100.0)
+    scores[0, 10], scores[0, 11] = 5.0, 2.5
+    ids = [rows.sample(scores, [0], [position])[0] for position in range(2, 8)]
+    assert ids == [10, 10, 10, 11, 10, 11]  # 5, 4, 3; 2 < 2.5; 2 > 1.5; 1 < 1.5
+
+
+def test_logit_bias_adds_and_a_new_tenant_of_the_row_is_free_of_it(device):
+    rows = Rows(device)
+    rows.bind(0, temperature=0.0, logit_bias={9: 100.0, 8: -100.0})
     scores = logits(5)
-    assert sampler.sample(scores.clone(), [0], [2])[0] == 9
-    sampler.bind(0, binding(temperature=0.0))
-    assert sampler.sample(scores.clone(), [0], [2])[0] == scores[0].argmax()
+    assert rows.sample(scores, [0], [2]) == [9]
+    rows.bind(0, temperature=0.0)
+    assert rows.sample(scores, [0], [2]) == [int(scores.argmax())]
 
 
 @pytest.mark.parametrize(("ignore_eos", "banned"), [(False, {EOS, 8}), (True, {8})])
-def test_nothing_that_ends_a_sequence_is_drawn_before_min_tokens(ignore_eos, banned):
-    sampler = Sampler(V, frozenset({EOS}))
-    sampler.bind(0, binding(temperature=0.0, min_tokens=2, stop_token_ids=frozenset({8}), ignore_eos=ignore_eos))
+def test_nothing_that_ends_a_sequence_is_drawn_before_min_tokens(device, ignore_eos, banned):
+    rows = Rows(device)
+    rows.bind(0, temperature=0.0, min_tokens=2, stop_token_ids=frozenset({8}), ignore_eos=ignore_eos)
     for position, free in ((2, False), (3, False), (4, True)):
-        scores = torch.zeros(1, V)
-        sampler.sample(scores, [0], [position])
-        assert {i for i in range(V) if scores[0, i] == -torch.inf} == (set() if free else banned)
+        for token in (EOS, 8, 9):
+            scores = torch.zeros(1, V)
+            scores[0, token] = 5.0
+            allowed = free or token not in banned
+            assert (rows.sample(scores, [0], [position]) == [token]) is allowed
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_unusable_logits_mark_their_row_only(bad, temperature):
-    sampler = Sampler(V, frozenset())
-    sampler.bind(0, binding(temperature=temperature))
-    sampler.bind(1, binding(temperature=0.0))
-    scores = logits(6, rows=2)
+def test_unusable_logits_mark_their_row_only(device, bad, temperature):
+    rows = Rows(device)
+    rows.bind(0, temperature=temperature)
+    rows.bind(1, temperature=0.0)
+    scores = logits(6, lines=2)
     scores[0, 11] = bad
-    ids = sampler.sample(scores.clone(), [0, 1], [2, 2])
-    assert ids.tolist() == [NOT_FINITE, int(scores[1].argmax())]
+    assert rows.sample(scores, [0, 1], [2, 2]) == [NOT_FINITE, int(scores[1].argmax())]
+
+
+def test_more_biases_or_stop_ids_than_there_is_room_for_are_an_error(device):
+    rows = Rows(device)
+    with pytest.raises(ValueError, match="1025 tokens in logit_bias"):
+        rows.bind(0, logit_bias=dict.fromkeys(range(MAX_BIASES + 1), 1.0))
+    with pytest.raises(ValueError, match="there is room for 1025"):
+        rows.bind(0, min_tokens=1, stop_token_ids=frozenset(range(100, 102 + MAX_STOP_TOKEN_IDS)))
+    rows.bind(0, min_tokens=1, stop_token_ids=frozenset(range(100, 100 + MAX_STOP_TOKEN_IDS)))
+
+
+def test_the_tables_bytes_are_known():
+    small, large = (Sampler(V, frozenset(), rows, torch.device("cpu")).nbytes for rows in (1, 3))
+    assert large == 3 * small
+    assert small >= 2 * V

@@ -1,0 +1,70 @@
+"""Sampling tables: what each row asks of the sampler, kept on the device where a captured graph finds it.
+
+A record of RECORD words per row says what to do; longer things have tables of their own and are read only where the
+record's flags say so. Written by whoever owns the tables (runtime/sample), read by the op. Tensors only: no request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+RECORD = 16  # 32-bit words, so that a record is one 64-byte line
+# Words of a record. Those marked "float" hold the bits of a float32.
+FLAGS = 0
+INVERSE_TEMPERATURE = 1  # float
+TOP_K = 2  # 0: off
+TOP_P = 3  # float, 1: off
+MIN_P_MARGIN = 4  # float: temperature * log(min_p), what a kept logit may lie below the largest; -inf: off
+SEED_LOW = 5
+SEED_HIGH = 6
+PRESENCE = 7  # float
+FREQUENCY = 8  # float
+REPETITION = 9  # float
+INVERSE_REPETITION = 10  # float
+NUM_BIASES = 11
+NUM_BANS = 12
+FREE_FROM = 13  # the first position at which bans no longer hold
+
+# Flags. None of them: the largest logit.
+SAMPLED = 1
+FILTERED = 2  # only together with SAMPLED
+PENALIZED = 4
+BIASED = 8
+BANNED = 16
+
+MAX_COUNT = 0x7FFF  # a count stops there; bit 15 says "in the prompt"
+NOT_FINITE = -1  # in place of an id
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTables:
+    """All indexed by row first.
+
+    records [R, RECORD] int32. counts [R, V] int16: occurrences in the output, and bit 15 for tokens of the prompt.
+    bias_ids [R, B] int32, ascending, with bias_values [R, B] float32. ban_ids [R, N] int32, ascending. Only the first
+    NUM_BIASES and NUM_BANS entries of a row are meant, and its counts only where it is PENALIZED."""
+
+    records: Tensor
+    counts: Tensor
+    bias_ids: Tensor
+    bias_values: Tensor
+    ban_ids: Tensor
+
+    @classmethod
+    def empty(
+        cls, num_rows: int, vocab_size: int, max_biases: int, max_bans: int, device: torch.device
+    ) -> SamplingTables:
+        """Every row greedy."""
+        return cls(
+            records=torch.zeros((num_rows, RECORD), dtype=torch.int32, device=device),
+            counts=torch.zeros((num_rows, vocab_size), dtype=torch.int16, device=device),
+            bias_ids=torch.zeros((num_rows, max_biases), dtype=torch.int32, device=device),
+            bias_values=torch.zeros((num_rows, max_biases), dtype=torch.float32, device=device),
+            ban_ids=torch.zeros((num_rows, max_bans), dtype=torch.int32, device=device),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.records, self.counts, self.bias_ids, self.bias_values, self.ban_ids))

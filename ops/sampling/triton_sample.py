@@ -1,0 +1,458 @@
+"""Sampling in Triton: four kernels over the tables, at home in a captured graph.
+
+`_prepare` adjusts logits and surveys groups of them, for lines that ask for it; `_filter`, one program per line, finds the
+logit from which on top-k, top-p and min-p keep tokens; `_choose` takes the best token of every tile, `_join` the best of
+every line. A line that needs nothing of a kernel leaves it after one read of its record, so a greedy line, and a plain
+random one, costs one pass over its logits.
+
+`_filter` never sorts. Group maxima bound the threshold from below (the k-th largest of them is at most the k-th largest
+logit), so that it reads only the groups that reach the bound, and then bisects over the ordered bits of floats."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ops.sampling import noise, tables
+from ops.sampling.tables import SamplingTables
+
+GROUP = 32  # tokens surveyed together: 64 bytes of bfloat16
+POOL = 8192  # tokens that _filter holds in registers
+PREPARERS = 512  # programs of _prepare, about: some four for each multiprocessor
+
+_RECORD = tl.constexpr(tables.RECORD)
+_FLAGS = tl.constexpr(tables.FLAGS)
+_INVERSE_TEMPERATURE = tl.constexpr(tables.INVERSE_TEMPERATURE)
+_TOP_K = tl.constexpr(tables.TOP_K)
+_TOP_P = tl.constexpr(tables.TOP_P)
+_MIN_P_MARGIN = tl.constexpr(tables.MIN_P_MARGIN)
+_SEED_LOW = tl.constexpr(tables.SEED_LOW)
+_SEED_HIGH = tl.constexpr(tables.SEED_HIGH)
+_PRESENCE = tl.constexpr(tables.PRESENCE)
+_FREQUENCY = tl.constexpr(tables.FREQUENCY)
+_REPETITION = tl.constexpr(tables.REPETITION)
+_INVERSE_REPETITION = tl.constexpr(tables.INVERSE_REPETITION)
+_NUM_BIASES = tl.constexpr(tables.NUM_BIASES)
+_NUM_BANS = tl.constexpr(tables.NUM_BANS)
+_FREE_FROM = tl.constexpr(tables.FREE_FROM)
+_SAMPLED = tl.constexpr(tables.SAMPLED)
+_FILTERED = tl.constexpr(tables.FILTERED)
+_PENALIZED = tl.constexpr(tables.PENALIZED)
+_BIASED = tl.constexpr(tables.BIASED)
+_BANNED = tl.constexpr(tables.BANNED)
+_ADJUSTED = tl.constexpr(tables.PENALIZED | tables.BIASED | tables.BANNED)
+_MAX_COUNT = tl.constexpr(tables.MAX_COUNT)
+_NOT_FINITE = tl.constexpr(tables.NOT_FINITE)
+_GOLDEN = tl.constexpr(noise.GOLDEN)
+_MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIER_1)
+_MULTIPLIER_2 = tl.constexpr(noise.MULTIPLIER_2)
+_OTHER_KEY = tl.constexpr(noise.OTHER_KEY)
+_LARGEST = tl.constexpr(float(torch.finfo(torch.float32).max))
+_INFINITY = tl.constexpr(float("inf"))
+
+
+# --- a line's record ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _record(rows_ptr, positions_ptr, records_ptr, line):
+    # The line's record, its row (-1: nothing to do) and the flags that hold at its position.
+    row = tl.load(rows_ptr + line)
+    record_ptr = records_ptr + tl.maximum(row, 0).to(tl.int64) * _RECORD
+    flags = tl.load(record_ptr + _FLAGS)
+    banned = tl.load(positions_ptr + line) < tl.load(record_ptr + _FREE_FROM)
+    flags = tl.where(banned, flags, flags & ~_BANNED)
+    return record_ptr, row, tl.where(row < 0, 0, flags)
+
+
+@triton.jit
+def _float(word_ptr):
+    return tl.load(word_ptr).to(tl.float32, bitcast=True)
+
+
+# --- noise: the same integers as ops/sampling/noise.py --------------------------------------------------------------
+
+
+@triton.jit
+def _mix(x):
+    x ^= x >> 16
+    x *= _MULTIPLIER_1
+    x ^= x >> 15
+    x *= _MULTIPLIER_2
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _gumbel(record_ptr, position, token):
+    low = tl.load(record_ptr + _SEED_LOW).to(tl.uint32, bitcast=True)
+    high = tl.load(record_ptr + _SEED_HIGH).to(tl.uint32, bitcast=True)
+    place = _mix(position.to(tl.uint32) + _GOLDEN)
+    first = _mix(_mix(place ^ low) ^ high)
+    second = _mix(_mix((place + _OTHER_KEY) ^ high) ^ low)
+    x = token.to(tl.uint32) * _GOLDEN + first
+    x ^= x >> 16
+    x *= _MULTIPLIER_1
+    x ^= second
+    x ^= x >> 15
+    x *= _MULTIPLIER_2
+    x ^= x >> 15
+    v = ((x >> 1).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-31)
+    v = tl.minimum(v, 1.0 - 2.0**-24)
+    # -log(1 - v); the difference would round away what a small v says, so there the series.
+    series = v * (1.0 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6))))))
+    exponential = tl.where(v < 0.1, series, -tl.log(1.0 - v))
+    return -tl.log(exponential)
+
+
+# --- adjusting and surveying ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _find(ids_ptr, num, token, STEPS: tl.constexpr):
+    # Where each token stands among `num` < 2^STEPS ascending ids, and whether it does.
+    low = tl.zeros_like(token)
+    high = low + num
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        searching = low < high
+        below = tl.load(ids_ptr + middle, mask=searching, other=0) < token
+        low = tl.where(searching & below, middle + 1, low)
+        high = tl.where(searching & ~below, middle, high)
+    return low, tl.load(ids_ptr + low, mask=low < num, other=-1) == token
+
+
+@triton.jit
+def _adjust(
+    x, token, inside, flags, record_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr,
+    BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
+):  # fmt: skip
+    # Penalties, bias and bans, in this order; the pointers are at the line's row.
+    if (flags & _PENALIZED) != 0:
+        packed = tl.load(counts_ptr + token, mask=inside, other=0).to(tl.int32)
+        repetition = tl.where(x > 0, _float(record_ptr + _INVERSE_REPETITION), _float(record_ptr + _REPETITION))
+        x = tl.where(packed != 0, x * repetition, x)
+        count = packed & _MAX_COUNT
+        present = tl.where(count > 0, _float(record_ptr + _PRESENCE), 0.0)
+        x -= count.to(tl.float32) * _float(record_ptr + _FREQUENCY) + present
+    if (flags & _BIASED) != 0:
+        where, found = _find(bias_ids_ptr, tl.load(record_ptr + _NUM_BIASES), token, BIAS_STEPS)
+        x += tl.load(bias_values_ptr + where, mask=found, other=0.0)
+    if (flags & _BANNED) != 0:
+        _, found = _find(ban_ids_ptr, tl.load(record_ptr + _NUM_BANS), token, BAN_STEPS)
+        x = tl.where(found, -_INFINITY, x)
+    return x
+
+
+@triton.jit
+def _prepare(
+    logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr,
+    adjusted_ptr, group_max_ptr, group_mass_ptr,
+    V: tl.constexpr, BIASES: tl.constexpr, BANS: tl.constexpr, BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    # logits [lines, stride]; adjusted [lines, V] float32; group_max, group_mass [lines, GROUPS] float32: a group's largest
+    # logit and its sum of exp((logit - largest) / temperature). Several tiles per program: most lines want none of this, and
+    # ten thousand programs take ten microseconds to find that out.
+    line = tl.program_id(1).to(tl.int64)
+    record_ptr, row, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
+    if (flags & (_ADJUSTED | _FILTERED)) == 0:
+        return
+    row = row.to(tl.int64)
+    for tile in range(tl.program_id(0), TILES, tl.num_programs(0)):
+        token = tile * TILE + tl.arange(0, TILE)
+        inside = token < V
+        x = tl.load(logits_ptr + line * stride + token, mask=inside, other=-_INFINITY).to(tl.float32)
+        if (flags & _ADJUSTED) != 0:
+            x = _adjust(
+                x, token, inside, flags, record_ptr, counts_ptr + row * V, bias_ids_ptr + row * BIASES,
+                bias_values_ptr + row * BIASES, ban_ids_ptr + row * BANS, BIAS_STEPS, BAN_STEPS,
+            )  # fmt: skip
+            tl.store(adjusted_ptr + line * V + token, x, mask=inside)
+        if (flags & _FILTERED) != 0:
+            members = tl.reshape(x, (TILE // GROUP, GROUP))
+            largest = tl.max(members, 1)
+            group = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
+            tl.store(group_max_ptr + line * GROUPS + group, largest, mask=group < GROUPS)
+            if _float(record_ptr + _TOP_P) < 1.0:
+                below = members - tl.maximum(largest, -_LARGEST)[:, None]
+                mass = tl.sum(tl.exp(below * _float(record_ptr + _INVERSE_TEMPERATURE)), 1)
+                tl.store(group_mass_ptr + line * GROUPS + group, mass, mask=group < GROUPS)
+
+
+# --- filters: one threshold per line ----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _key(x, shift):
+    # Integers in the order of the floats. `shift` drops bits that are equal in all of them.
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> shift
+
+
+@triton.jit
+def _unkey(key, shift):
+    bits = key << shift
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _middle(low, high):
+    # Above low, at most high; their difference may not fit 32 bits.
+    return (low.to(tl.int64) + (high.to(tl.int64) - low.to(tl.int64) + 1) // 2).to(tl.int32)
+
+
+@triton.jit
+def _search(keys, weights, wanted, low, high):
+    # The largest of low..high from which on the weights' sum is `wanted` at least; low if there is none.
+    while low < high:
+        middle = _middle(low, high)
+        enough = tl.sum(tl.where(keys >= middle, weights, 0.0), 0) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _logits_at(logits_ptr, adjusted_ptr, is_adjusted, token, inside):
+    # logits and adjusted of one line; -inf outside.
+    if is_adjusted:
+        x = tl.load(adjusted_ptr + token, mask=inside, other=-_INFINITY)
+    else:
+        x = tl.load(logits_ptr + token, mask=inside, other=-_INFINITY).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _members(logits_ptr, adjusted_ptr, is_adjusted, list_ptr, start, size, V, GROUP: tl.constexpr, POOL: tl.constexpr):
+    # Logits start to start + POOL of the `size` in listed groups.
+    index = start + tl.arange(0, POOL)
+    inside = index < size
+    token = tl.load(list_ptr + index // GROUP, mask=inside, other=0) * GROUP + index % GROUP
+    return _logits_at(logits_ptr, adjusted_ptr, is_adjusted, token, inside & (token < V))
+
+
+@triton.jit
+def _weights(x, largest, lowest, by_mass, inverse_temperature):
+    one = tl.where(by_mass, tl.exp((x - largest) * inverse_temperature), 1.0)
+    return tl.where(x >= lowest, one, 0.0)
+
+
+@triton.jit
+def _sum_from(
+    key, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest, by_mass, inverse_temperature, shift,
+    V: tl.constexpr, GROUP: tl.constexpr, POOL: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros((POOL,), tl.float32)
+    for start in range(0, size, POOL):
+        x = _members(logits_ptr, adjusted_ptr, is_adjusted, list_ptr, start, size, V, GROUP, POOL)
+        weights = _weights(x, largest, lowest, by_mass, inverse_temperature)
+        total += tl.where(_key(x, shift) >= key, weights, 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _search_listed(
+    wanted, low, high, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest, by_mass,
+    inverse_temperature, shift, V: tl.constexpr, GROUP: tl.constexpr, POOL: tl.constexpr,
+):  # fmt: skip
+    # _search over more logits than registers hold: reads them once per bit.
+    while low < high:
+        middle = _middle(low, high)
+        total = _sum_from(
+            middle, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest, by_mass,
+            inverse_temperature, shift, V, GROUP, POOL,
+        )  # fmt: skip
+        enough = total >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _filter(
+    logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr, lists_ptr,
+    thresholds_ptr, V: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr,
+    POOL: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    # One program per line. lists [lines, GROUPS] int32: room for the groups worth reading. SHIFT: low bits that are equal in
+    # all float32 images of the logits' dtype, until a penalty or bias is applied.
+    line = tl.program_id(0).to(tl.int64)
+    record_ptr, _, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
+    if (flags & _FILTERED) == 0:
+        return
+    is_adjusted = (flags & _ADJUSTED) != 0
+    logits_ptr += line * stride
+    adjusted_ptr += line * V
+    list_ptr = lists_ptr + line * GROUPS
+    group = tl.arange(0, GROUPS_PAD)
+    peaks = tl.load(group_max_ptr + line * GROUPS + group, mask=group < GROUPS, other=-_INFINITY)
+    largest = tl.max(peaks, 0)
+    if not (largest > -_INFINITY and largest < _INFINITY):
+        tl.store(thresholds_ptr + line, -_LARGEST)  # _choose finds what is wrong
+        return
+    top_k = tl.load(record_ptr + _TOP_K)
+    top_p = _float(record_ptr + _TOP_P)
+    inverse_temperature = _float(record_ptr + _INVERSE_TEMPERATURE)
+    margin = _float(record_ptr + _MIN_P_MARGIN)
+    lowest = tl.maximum(largest + margin, -_LARGEST)
+    shift = tl.where(is_adjusted, 0, SHIFT)
+    high = _key(largest, shift)
+    bound = _key(lowest, shift)
+    peak_keys = _key(peaks, shift)
+    total = 0.0
+    whole = (top_k == 0) & (margin == -_INFINITY)  # top-p, if any, is of all tokens
+    if top_k > 0:
+        bound = _search(peak_keys, tl.where(peaks >= lowest, 1.0, 0.0), top_k.to(tl.float32), bound, high)
+    elif whole:
+        mass = tl.load(group_mass_ptr + line * GROUPS + group, mask=group < GROUPS, other=0.0)
+        share = tl.exp((peaks - largest) * inverse_temperature)
+        total = tl.sum(mass * share, 0)
+        # A little more than wanted, so that rounding cannot lift the bound above the threshold.
+        bound = _search(peak_keys, share, total * top_p * 1.0001, bound, high)
+    listed = peak_keys >= bound
+    tl.store(list_ptr + tl.cumsum(listed.to(tl.int32), 0) - 1, group, mask=listed)
+    tl.debug_barrier()  # the list is read by other threads than wrote it
+    size = tl.sum(listed.to(tl.int32), 0) * GROUP
+    key = bound
+    if size <= POOL:
+        x = _members(logits_ptr, adjusted_ptr, is_adjusted, list_ptr, 0, size, V, GROUP, POOL)
+        keys = _key(x, shift)
+        if top_k > 0:
+            key = _search(keys, tl.where(x >= lowest, 1.0, 0.0), top_k.to(tl.float32), key, high)
+        if top_p < 1.0:
+            weights = _weights(x, largest, lowest, True, inverse_temperature)
+            if not whole:
+                total = tl.sum(tl.where(keys >= key, weights, 0.0), 0)
+            key = _search(keys, weights, total * top_p, key, high)
+    else:
+        if top_k > 0:
+            key = _search_listed(
+                top_k.to(tl.float32), key, high, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest,
+                lowest, False, inverse_temperature, shift, V, GROUP, POOL,
+            )  # fmt: skip
+        if top_p < 1.0:
+            if not whole:
+                total = _sum_from(
+                    key, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest, True,
+                    inverse_temperature, shift, V, GROUP, POOL,
+                )  # fmt: skip
+            key = _search_listed(
+                total * top_p, key, high, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest,
+                True, inverse_temperature, shift, V, GROUP, POOL,
+            )  # fmt: skip
+    tl.store(thresholds_ptr + line, tl.maximum(_unkey(key, shift), lowest))
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _choose(
+    logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, adjusted_ptr, thresholds_ptr, best_ptr, best_id_ptr,
+    V: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    # best, best_id [lines, TILES]: the best score of a tile, +inf where a logit is NaN or +inf, and its lowest token.
+    line = tl.program_id(1).to(tl.int64)
+    tile = tl.program_id(0)
+    token = tile * TILE + tl.arange(0, TILE)
+    # Before the record is known: the two would otherwise wait one after the other.
+    x = tl.load(logits_ptr + line * stride + token, mask=token < V, other=-_INFINITY).to(tl.float32)
+    record_ptr, row, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
+    if row < 0:
+        return
+    if (flags & _ADJUSTED) != 0:
+        x = tl.load(adjusted_ptr + line * V + token, mask=token < V, other=-_INFINITY)
+    unusable = tl.max(((x != x) | (x == _INFINITY)).to(tl.int32), 0) != 0
+    score = x
+    if (flags & _SAMPLED) != 0:
+        # Clamped: a huge logit over a small temperature must not pass for an infinite one.
+        scaled = x * _float(record_ptr + _INVERSE_TEMPERATURE)
+        scaled = tl.minimum(tl.maximum(scaled, -_LARGEST), _LARGEST)
+        score = scaled + _gumbel(record_ptr, tl.load(positions_ptr + line), token)
+        score = tl.where(x == -_INFINITY, -_INFINITY, score)
+        if (flags & _FILTERED) != 0:
+            score = tl.where(x >= tl.load(thresholds_ptr + line), score, -_INFINITY)
+    best = tl.max(score, 0)
+    tl.store(best_id_ptr + line * TILES + tile, tl.min(tl.where(score == best, token, V), 0))
+    tl.store(best_ptr + line * TILES + tile, tl.where(unusable, _INFINITY, best))
+
+
+@triton.jit
+def _join(
+    rows_ptr, positions_ptr, records_ptr, counts_ptr, last_ids_ptr, best_ptr, best_id_ptr, ids_ptr,
+    V: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr,
+):  # fmt: skip
+    line = tl.program_id(0).to(tl.int64)
+    _, row, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
+    if row < 0:
+        tl.store(ids_ptr + line, 0)
+        return
+    row = row.to(tl.int64)
+    tile = tl.arange(0, TILES_PAD)
+    scores = tl.load(best_ptr + line * TILES + tile, mask=tile < TILES, other=-_INFINITY)
+    tokens = tl.load(best_id_ptr + line * TILES + tile, mask=tile < TILES, other=V)
+    best = tl.max(scores, 0)
+    token = tl.min(tl.where(scores == best, tokens, V), 0)
+    usable = (best > -_INFINITY) & (best < _INFINITY)
+    tl.store(ids_ptr + line, tl.where(usable, token, _NOT_FINITE).to(tl.int64))
+    tl.store(last_ids_ptr + row, tl.where(usable, token, 0).to(tl.int64))
+    if ((flags & _PENALIZED) != 0) & usable:
+        packed = tl.load(counts_ptr + row * V + token)
+        tl.store(counts_ptr + row * V + token, tl.where((packed & _MAX_COUNT) < _MAX_COUNT, packed + 1, packed))
+
+
+# --- launching ----------------------------------------------------------------------------------------------------------
+
+_EQUAL_LOW_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+
+
+def sample(
+    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables
+) -> Tensor:
+    lines, vocab_size = logits.shape
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    ids = torch.empty(lines, dtype=torch.int64, device=logits.device)
+    if not lines:
+        return ids
+    tile = _tile_size(lines, vocab_size)
+    num_tiles = triton.cdiv(vocab_size, tile)
+    num_groups = triton.cdiv(vocab_size, GROUP)
+    floats = {"dtype": torch.float32, "device": logits.device}
+    integers = {"dtype": torch.int32, "device": logits.device}
+    adjusted = torch.empty((lines, vocab_size), **floats)  # written and read only for lines that ask for it
+    group_max, group_mass = (torch.empty((lines, num_groups), **floats) for _ in range(2))
+    lists = torch.empty((lines, num_groups), **integers)
+    thresholds = torch.empty(lines, **floats)
+    best = torch.empty((lines, num_tiles), **floats)
+    best_ids = torch.empty((lines, num_tiles), **integers)
+    records = (sample_rows, sample_positions, tables.records)
+    num_biases, num_bans = tables.bias_ids.shape[1], tables.ban_ids.shape[1]
+    warps = tile // 512  # 16 logits per thread: two 16-byte loads of bfloat16
+    _prepare[(min(num_tiles, triton.cdiv(PREPARERS, lines)), lines)](
+        logits, logits.stride(0), *records, tables.counts, tables.bias_ids, tables.bias_values, tables.ban_ids,
+        adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
+        BIAS_STEPS=num_biases.bit_length(), BAN_STEPS=num_bans.bit_length(), GROUPS=num_groups, GROUP=GROUP,
+        TILES=num_tiles, TILE=tile, num_warps=warps,
+    )  # fmt: skip
+    _filter[(lines,)](
+        logits, logits.stride(0), *records, adjusted, group_max, group_mass, lists, thresholds, V=vocab_size,
+        GROUPS=num_groups, GROUPS_PAD=triton.next_power_of_2(num_groups), GROUP=GROUP, POOL=POOL,
+        SHIFT=_EQUAL_LOW_BITS[logits.dtype], num_warps=16,
+    )  # fmt: skip
+    _choose[(num_tiles, lines)](
+        logits, logits.stride(0), *records, adjusted, thresholds, best, best_ids, V=vocab_size, TILES=num_tiles,
+        TILE=tile, num_warps=warps,
+    )  # fmt: skip
+    _join[(lines,)](
+        *records, tables.counts, last_ids, best, best_ids, ids, V=vocab_size, TILES=num_tiles,
+        TILES_PAD=triton.next_power_of_2(num_tiles), num_warps=1,
+    )  # fmt: skip
+    return ids
+
+
+def _tile_size(lines: int, vocab_size: int) -> int:
+    """Tiles as large as leaves some two programs for each multiprocessor; a batch of one spreads over more than a hundred."""
+    return next((tile for tile in (4096, 2048) if lines * triton.cdiv(vocab_size, tile) >= 256), 1024)
