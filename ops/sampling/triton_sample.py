@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops.launch import overlap, wait_for_previous
 from ops.sampling import noise, tables
 from ops.sampling.tables import SamplingTables
 
@@ -150,11 +151,12 @@ def _prepare(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr,
     adjusted_ptr, group_max_ptr, group_mass_ptr,
     V: tl.constexpr, BIASES: tl.constexpr, BANS: tl.constexpr, BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # logits [lines, stride]; adjusted [lines, V] float32; group_max, group_mass [lines, GROUPS] float32: a group's largest
     # logit and its sum of exp((logit - largest) / temperature). Several tiles per program: most lines want none of this, and
     # ten thousand programs take ten microseconds to find that out.
+    wait_for_previous(PDL)
     line = tl.program_id(1).to(tl.int64)
     record_ptr, row, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
     if (flags & (_ADJUSTED | _FILTERED)) == 0:
@@ -274,10 +276,11 @@ def _search_listed(
 def _filter(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr, lists_ptr,
     thresholds_ptr, V: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr,
-    POOL: tl.constexpr, SHIFT: tl.constexpr,
+    POOL: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per line. lists [lines, GROUPS] int32: room for the groups worth reading. SHIFT: low bits that are equal in
     # all float32 images of the logits' dtype, until a penalty or bias is applied.
+    wait_for_previous(PDL)
     line = tl.program_id(0).to(tl.int64)
     record_ptr, _, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
     if (flags & _FILTERED) == 0:
@@ -351,9 +354,10 @@ def _filter(
 @triton.jit
 def _choose(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, adjusted_ptr, thresholds_ptr, best_ptr, best_id_ptr,
-    V: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    V: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # best, best_id [lines, TILES]: the best score of a tile, +inf where a logit is NaN or +inf, and its lowest token.
+    wait_for_previous(PDL)
     line = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0)
     token = tile * TILE + tl.arange(0, TILE)
@@ -382,8 +386,9 @@ def _choose(
 @triton.jit
 def _join(
     rows_ptr, positions_ptr, records_ptr, counts_ptr, last_ids_ptr, best_ptr, best_id_ptr, ids_ptr,
-    V: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr,
+    V: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(PDL)
     line = tl.program_id(0).to(tl.int64)
     _, row, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
     if row < 0:
@@ -430,25 +435,26 @@ def sample(
     best_ids = torch.empty((lines, num_tiles), **integers)
     records = (sample_rows, sample_positions, tables.records)
     num_biases, num_bans = tables.bias_ids.shape[1], tables.ban_ids.shape[1]
+    launch = overlap(logits.device)
     warps = tile // 512  # 16 logits per thread: two 16-byte loads of bfloat16
     _prepare[(min(num_tiles, triton.cdiv(PREPARERS, lines)), lines)](
         logits, logits.stride(0), *records, tables.counts, tables.bias_ids, tables.bias_values, tables.ban_ids,
         adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
         BIAS_STEPS=num_biases.bit_length(), BAN_STEPS=num_bans.bit_length(), GROUPS=num_groups, GROUP=GROUP,
-        TILES=num_tiles, TILE=tile, num_warps=warps,
+        TILES=num_tiles, TILE=tile, num_warps=warps, **launch,
     )  # fmt: skip
     _filter[(lines,)](
         logits, logits.stride(0), *records, adjusted, group_max, group_mass, lists, thresholds, V=vocab_size,
         GROUPS=num_groups, GROUPS_PAD=triton.next_power_of_2(num_groups), GROUP=GROUP, POOL=POOL,
-        SHIFT=_EQUAL_LOW_BITS[logits.dtype], num_warps=16,
+        SHIFT=_EQUAL_LOW_BITS[logits.dtype], num_warps=16, **launch,
     )  # fmt: skip
     _choose[(num_tiles, lines)](
         logits, logits.stride(0), *records, adjusted, thresholds, best, best_ids, V=vocab_size, TILES=num_tiles,
-        TILE=tile, num_warps=warps,
+        TILE=tile, num_warps=warps, **launch,
     )  # fmt: skip
     _join[(lines,)](
         *records, tables.counts, last_ids, best, best_ids, ids, V=vocab_size, TILES=num_tiles,
-        TILES_PAD=triton.next_power_of_2(num_tiles), num_warps=1,
+        TILES_PAD=triton.next_power_of_2(num_tiles), num_warps=1, **launch,
     )  # fmt: skip
     return ids
 
