@@ -26,6 +26,7 @@ from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
 from ops.gemm.weight import LinearWeight
+from ops.inputs.tensors import StepTensors
 from ops.kv import native as kv_native
 from ops.kv import reference as kv_reference
 from ops.norm import native as norm_native
@@ -33,11 +34,15 @@ from ops.norm import reference as norm_reference
 from ops.registry import Kernel, Op, ShapeClass, describe, force, forced
 from ops.rope import native as rope_native
 from ops.rope import reference as rope_reference
+from ops.sampling import reference as sampling_reference
+from ops.sampling.tables import SamplingTables
 
 __all__ = [
     "AttentionHeads",
     "AttentionMeta",
     "LinearWeight",
+    "SamplingTables",
+    "StepTensors",
     "add_rms_norm",
     "attention",
     "describe",
@@ -49,9 +54,11 @@ __all__ = [
     "prepare_linear",
     "rms_norm",
     "rope",
+    "sample",
     "set_num_threads",
     "silu_mul",
     "store_kv",
+    "unpack",
 ]
 
 _USUAL = ShapeClass("cpu", torch.float32)
@@ -99,6 +106,19 @@ _embedding = Op(
         Kernel("embedding", "reference", _any, functional.embedding),
     ],
 )
+_sample = Op(
+    "sample",
+    _USUAL,
+    [
+        Kernel("sample", "triton", _on_cuda, "ops.sampling.triton_sample:sample"),
+        Kernel("sample", "reference", _any, sampling_reference.sample),
+    ],
+)
+_unpack = Op(
+    "unpack",
+    ShapeClass("cuda", torch.int32),
+    [Kernel("unpack", "triton", _on_cuda, "ops.inputs.triton_unpack:unpack")],
+)
 _rms_norm = _op("rms_norm", norm_native.rms_norm, norm_reference.rms_norm, triton_run="ops.norm.triton_norm:rms_norm")
 _add_rms_norm = _op(
     "add_rms_norm",
@@ -143,7 +163,9 @@ def gated_linear(x: Tensor, w: LinearWeight) -> Tensor:
 
 def embedding(ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
     """Rows `ids` [T] int64 of table [V, H] -> [T, H]. A tied embedding reads them out of the prepared lm_head."""
-    return table.rows(ids) if isinstance(table, LinearWeight) else _embedding.runs[table.device, table.dtype](ids, table)
+    return (
+        table.rows(ids) if isinstance(table, LinearWeight) else _embedding.runs[table.device, table.dtype](ids, table)
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -218,6 +240,29 @@ _attention = Op(
 def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up [T, 2 * I] -> silu(first half) * second half, [T, I]."""
     return _silu_mul.runs[gate_up.device, gate_up.dtype](gate_up)
+
+
+def sample(
+    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables
+) -> Tensor:
+    """One id per line of logits [L, V], [L] int64, as `tables` ask for row sample_rows[l] (int32; -1: none) at index
+    sample_positions[l] (int64); -1 where a line's logits are unusable. Writes last_ids[row] and the rows' counts."""
+    run = _sample.runs[logits.device, logits.dtype]
+    return run(logits, sample_rows, sample_positions, last_ids, tables)
+
+
+def unpack(
+    packed: Tensor, to: StepTensors, *, num_tokens: int, num_lines: int, num_updates: int, padded_tokens: int,
+    padded_lines: int,
+) -> None:  # fmt: skip
+    """Spread one upload over the inputs of a step and the block tables; see ops/inputs/triton_unpack.py for its order.
+
+    packed [3 * num_tokens + 4 * num_lines + 3 * num_updates] int32 or longer."""
+    run = _unpack.runs[packed.device, packed.dtype]
+    run(
+        packed, to, num_tokens=num_tokens, num_lines=num_lines, num_updates=num_updates, padded_tokens=padded_tokens,
+        padded_lines=padded_lines,
+    )  # fmt: skip
 
 
 def set_num_threads(n: int) -> None:

@@ -28,6 +28,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
     num_kv_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
     kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
@@ -35,6 +36,8 @@ class EngineConfig:
     num_threads: int | None = None
     max_queue: int = 256
     kernels: str = "auto"
+    attention_backend: str = "auto"
+    enforce_eager: bool = False  # no captured graphs
     seed: int | None = None
     end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
 
@@ -51,6 +54,9 @@ class DeviceDefaults:
 
 # A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
 CPU = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
+# All the memory that --gpu-memory-utilization leaves. A step of 8192 tokens keeps the device's matrix units busy and lasts
+# tens of milliseconds, not hundreds.
+CUDA = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class EnginePlan:
     num_kv_blocks: int
     enable_prefix_caching: bool
     policy: Policy
+    steps_in_flight: int
     notes: tuple[str, ...]  # what was cut to fit, for people
 
     @property
@@ -113,5 +120,6 @@ class EnginePlan:
             num_kv_blocks=num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
             policy=POLICIES[config.scheduling_policy],
+            steps_in_flight=config.steps_in_flight,
             notes=tuple(notes),
         )

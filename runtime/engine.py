@@ -22,6 +22,7 @@ from runtime.api import (
     QueueFull,
     Request,
 )
+from runtime.batch import ScheduledBatch
 from runtime.loop_lag import LoopLag
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
@@ -166,12 +167,23 @@ class Engine:
         while await self._wait_for_work():
             batch = self._scheduler.schedule()
             if batch is not None:
-                step = self._runner.launch(batch)
-                self._note_launch(step)
-                self._in_flight.append(step)
+                self._launch(batch)
             if self._in_flight and (batch is None or len(self._in_flight) >= self._steps_in_flight):
                 await self._settle(self._in_flight[0])
                 self._in_flight.popleft()
+
+    def _launch(self, batch: ScheduledBatch) -> None:
+        try:
+            step = self._runner.launch(batch)
+        except Exception:
+            # Memory, mostly: the device had none left for this batch. What is in flight is not touched by it.
+            log.exception("a step could not be launched; its %d requests end with an error", len(batch.rows))
+            for row in batch.rows:
+                self._end(row.sequence, FinishReason.ERROR, "the engine failed to compute this request")
+            self._scheduler.forget_step([batch])
+            return
+        self._note_launch(step)
+        self._in_flight.append(step)
 
     async def _wait_for_work(self) -> bool:
         """True while there is something to schedule or settle; waits, without a timer, for it; False at the end."""
@@ -194,6 +206,8 @@ class Engine:
             return
         now = time.monotonic()
         self._stats.step_time.observe(now - max(step.launched_s, self._last_settle_s))
+        if step.launched_s < self._last_settle_s and (idle_s := step.idle_before_s()) is not None:
+            self._stats.gpu_idle_gap.observe(idle_s)
         self._last_settle_s = now
         for settled in self._scheduler.settle(step.batch, sampled_ids):
             self._deliver(settled, now)

@@ -21,6 +21,7 @@ REQUEST_S = (
     240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+IDLE_GAP_S = (2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
 POWERS_OF_TWO = tuple(float(2**i) for i in range(15))
 
 
@@ -77,6 +78,7 @@ class EngineStats:
         self.iteration_tokens = Histogram(POWERS_OF_TWO)
         self.batch_size = Histogram(POWERS_OF_TWO)
         self.step_time = Histogram(INTER_TOKEN_S)
+        self.gpu_idle_gap = Histogram(IDLE_GAP_S)
         self.loop_lag = Histogram(LAG_S)
 
     def metrics(self) -> list[Metric]:
@@ -133,6 +135,7 @@ class EngineStats:
                     ("iteration_tokens_total", "Tokens computed in a step.", self.iteration_tokens),
                     ("batch_size", "Sequences in a step.", self.batch_size),
                     ("step_time_seconds", "Settling of one step to settling of the next, while busy.", self.step_time),
+                    ("gpu_idle_gap_seconds", "The GPU's pause between two steps, while busy.", self.gpu_idle_gap),
                     ("loop_lag_seconds", "How late the event loop ran a timer, while busy.", self.loop_lag),
                 )
             ),

@@ -16,6 +16,9 @@ class Step:
     batch: ScheduledBatch
     done: GpuEvent
     read_ids: Callable[[], list[int]]  # valid once `done`
+    idle_before_s: Callable[[], float | None] = lambda: (
+        None
+    )  # the device's pause since the step before; valid once `done`
     launched_s: float = field(default_factory=time.monotonic)
 
     async def sampled_ids(self) -> list[int]:

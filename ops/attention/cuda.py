@@ -47,7 +47,14 @@ def refusal(heads: AttentionHeads, k_cache: Tensor) -> str | None:
 
 
 def decode(
-    qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, out: Tensor, *, fused: bool
+    qkv: Tensor,
+    heads: AttentionHeads,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    out: Tensor,
+    *,
+    fused: bool,
 ) -> None:
     """Writes the lines of one query into out [T, Hq, D]; the others' tokens are left alone.
 

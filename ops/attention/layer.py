@@ -24,7 +24,10 @@ def attention(
     """See `ops.attention`. Padding tokens get anything."""
     out = torch.empty((qkv.shape[0], heads.num_heads, heads.head_size), dtype=qkv.dtype, device=qkv.device)
     own = (
-        qkv.dtype in HALVES and k_cache.dtype == qkv.dtype and program.missing() is None and not cuda.refusal(heads, k_cache)
+        qkv.dtype in HALVES
+        and k_cache.dtype == qkv.dtype
+        and program.missing() is None
+        and not cuda.refusal(heads, k_cache)
     )
     if own and meta.uniform:
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=True)

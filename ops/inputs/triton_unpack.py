@@ -4,36 +4,18 @@ One program per 256 entries of any kind; what is late (an id that an earlier ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops.inputs.tensors import StepTensors
+
 _LANES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class StepTensors:
-    """The model's and the sampler's inputs, for up to T tokens and L lines, and the tables by row R that outlive a step.
-
-    ids, positions, slots [T] int64. rows, context_lens, sample_rows [L] int32; query_starts [L + 1] int32; sample_positions,
-    last_tokens [L] int64, the latter each line's last token. last_ids [R] int64, block_tables [R, B] int32."""
-
-    ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    rows: Tensor
-    context_lens: Tensor
-    sample_rows: Tensor
-    query_starts: Tensor
-    sample_positions: Tensor
-    last_tokens: Tensor
-    last_ids: Tensor
-    block_tables: Tensor
-
-
-@triton.jit(do_not_specialize=["num_tokens", "num_lines", "num_updates", "padded_tokens", "padded_lines", "table_width"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "num_lines", "num_updates", "padded_tokens", "padded_lines", "table_width"]
+)
 def _unpack(
     packed_ptr, ids_ptr, positions_ptr, slots_ptr, rows_ptr, context_lens_ptr, sample_rows_ptr, query_starts_ptr,
     sample_positions_ptr, last_tokens_ptr, last_ids_ptr, block_tables_ptr, num_tokens, num_lines, num_updates,

@@ -49,6 +49,7 @@ class Decoder:
         self.weights_bytes = sum(w.nbytes for w in linears.values()) + sum(t.nbytes for t in tensors.values())
         tables: dict[Rope, Tensor] = {}
         norms = [tensors[f"{layer_name(i)}.input_layernorm.weight"] for i in range(len(spec.layers))]
+        self.device = norms[0].device.type
         self._first_norm = norms[0]
         self._norm_eps = spec.norm_eps
         self._vocabulary = VocabularyBlock(spec, linears, tensors)
@@ -56,7 +57,7 @@ class Decoder:
         for index, layer in enumerate(spec.layers):
             rope = layer.attention.rope
             if rope not in tables:
-                tables[rope] = cos_sin_table(rope, max_positions)
+                tables[rope] = cos_sin_table(rope, max_positions).to(norms[0].device)
             self._layers.append(
                 _LayerBlocks(
                     AttentionBlock(spec, index, linears, tensors, tables[rope]),
@@ -86,5 +87,5 @@ class Decoder:
         return residual
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H], the rows that sample -> [S, V] float32."""
+        """hidden [S, H], the lines that sample -> [S, V], in the model's dtype."""
         return self._vocabulary.logits(hidden)

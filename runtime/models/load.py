@@ -27,9 +27,11 @@ def load_model(
     seed: int,
     progress: Report,
     max_model_len: int | None = None,
+    device: str = "cpu",
 ) -> Decoder:
     """`files`: a `weights.fetch.ModelFiles`. `max_model_len`: positions that will be asked for, by default all that the
-    model was made for; it sizes the rotary tables. `progress` counts stored bytes.
+    model was made for; it sizes the rotary tables. `progress` counts stored bytes. Each tensor goes to `device` as soon as
+    it is read, so the host holds a few at a time.
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
     if dtype not in DTYPES:
@@ -38,12 +40,12 @@ def load_model(
     parameters = tuple(spec.parameters())
     expected = {piece.name: piece.shape for p in parameters for piece in stored_as(p, spec.rules).pieces}
     with files.open_tensors(load_format, expected, seed) as source:
-        linears, tensors = _read(spec, source, dtype, progress)
+        linears, tensors = _read(spec, source, dtype, torch.device(device), progress)
     return Decoder(spec, linears, tensors, dtype=dtype, max_positions=max_model_len or spec.max_model_len)
 
 
 def _read(
-    spec: DecoderSpec, source: TensorSource, dtype: str, progress: Report
+    spec: DecoderSpec, source: TensorSource, dtype: str, device: torch.device, progress: Report
 ) -> tuple[dict[str, ops.LinearWeight], dict[str, Tensor]]:
     # Some checkpoints carry a second copy of a tied embedding.
     ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
@@ -51,7 +53,8 @@ def _read(
     linear_names = {f"{linear.name}.weight": linear.name for linear in spec.linears()}
     linears: dict[str, ops.LinearWeight] = {}
     tensors: dict[str, Tensor] = {}
-    for name, tensor in _as_torch(source, loads, dtype, progress):
+    for name, stored in _as_torch(source, loads, dtype, progress):
+        tensor = stored.to(device)
         if name in linear_names:
             linear = linear_names[name]
             linears[linear] = ops.prepare_linear(tensor, tensors.pop(f"{linear}.bias", None))

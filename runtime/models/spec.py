@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
+from runtime.config import ELEMENT_BYTES
+from runtime.kv.layout import LayerShape
 from runtime.weights.rules import Parameter, Rule, WeightsError, merge
 
 
@@ -190,3 +193,10 @@ class DecoderSpec:
                 yield from linear.parameters()
         yield Parameter(FINAL_NORM, (self.hidden_size,))
         yield from self.head.parameters()
+
+    def weights_bytes(self, dtype: str) -> int:
+        """Of all parameters, stored as `dtype`."""
+        return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
+
+    def kv_shapes(self) -> tuple[LayerShape, ...]:
+        return tuple(LayerShape(layer.attention.num_kv_heads, layer.attention.head_size) for layer in self.layers)

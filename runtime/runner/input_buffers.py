@@ -5,29 +5,12 @@ the thread that computes, hence always consistent with the step that reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 import ops
 from runtime.batch import ScheduledBatch
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """T tokens of R rows, S of which sample.
-
-    ids, positions, slots: [T] int64. sample_index: [S] int64, the last token of each sampling row. rows, positions of the
-    tokens to be sampled: lists of S. `meta`: spans and tables for attention."""
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    sample_index: torch.Tensor
-    sample_rows: list[int]
-    sample_positions: list[int]
-    meta: ops.AttentionMeta
+from runtime.runner.step_inputs import StepInputs
 
 
 class InputBuffers:
@@ -55,9 +38,9 @@ class InputBuffers:
             ids=self._ids(batch, ends),
             positions=torch.from_numpy(positions),
             slots=torch.from_numpy(blocks.astype(np.int64) * self.block_size + positions % self.block_size),
-            sample_index=torch.from_numpy(ends[sampling] - 1),
-            sample_rows=[rows[index].row for index in sampling],
-            sample_positions=[rows[index].end for index in sampling],
+            logit_tokens=torch.from_numpy(ends[sampling] - 1),
+            sample_rows=torch.tensor([rows[index].row for index in sampling], dtype=torch.int32),
+            sample_positions=torch.tensor([rows[index].end for index in sampling], dtype=torch.int64),
             meta=ops.AttentionMeta(
                 query_starts=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
                 context_lens=torch.from_numpy(context_lens),

@@ -1,24 +1,37 @@
-"""Warm-up: a real step before the first request, so that /health speaks of a model that has run."""
+"""Warm-up: real steps before the first request, so that kernels are compiled and /health speaks of a model that has run."""
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from runtime.api import Request, SamplingParams
 from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
-from runtime.runner.model_runner import ModelRunner
 from runtime.sequence import Sequence
 
+# Asks for everything that a sampler can do.
+_PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_p=0.01, presence_penalty=0.1, seed=0)
 
-def warm_up(runner: ModelRunner, *, num_tokens: int, block_size: int) -> None:
-    """One prompt of `num_tokens`, then one decode of it, in the first row and blocks. Nothing of it outlives the call:
-    tables and blocks are written anew by whoever gets them next."""
-    params = SamplingParams(max_tokens=2, temperature=0.0)
-    prompt = (0,) * num_tokens
-    sequence = Sequence(
-        Request("warm-up", prompt, params), number=0, max_model_len=num_tokens + 2, block_size=block_size, seed=0
+
+def prompts(lengths: list[int], block_size: int, num_blocks: int) -> ScheduledBatch:
+    """One step of whole prompts, in rows 0 and on. With more blocks than there are, they share them."""
+    counts = [-(-(length + 1) // block_size) for length in lengths]
+    firsts = accumulate(counts, initial=0)
+    rows = []
+    for row, (length, count, first) in enumerate(zip(lengths, counts, firsts, strict=False)):
+        ids = (0,) * length
+        blocks = tuple((first + i) % num_blocks for i in range(count))
+        sequence = Sequence(
+            Request("warm-up", ids, _PARAMS), number=row, max_model_len=length + 2, block_size=block_size, seed=0
+        )
+        binding = RowBinding(_PARAMS, 0, ids, ())
+        rows.append(ScheduledRow(sequence, row, 0, length, ids, 0, blocks, samples=True, binding=binding))
+    return ScheduledBatch(tuple(rows), sum(lengths), 0)
+
+
+def next_tokens(batch: ScheduledBatch) -> ScheduledBatch:
+    """The step after `batch`: one token for each of its rows, the one it sampled. Nothing of it outlives the step: tables and
+    blocks are written anew by whoever gets them next."""
+    rows = tuple(
+        ScheduledRow(row.sequence, row.row, row.end, 1, (), 0, (), samples=True, binding=None) for row in batch.rows
     )
-    blocks = tuple(range(-(-(num_tokens + 1) // block_size)))
-    binding = RowBinding(params, 0, prompt, ())
-    for start, ids, new_blocks, bound in ((0, prompt, blocks, binding), (num_tokens, (), (), None)):
-        span = len(ids) or 1
-        row = ScheduledRow(sequence, 0, start, span, ids, 0, new_blocks, samples=True, binding=bound)
-        runner.run(ScheduledBatch((row,), span, 0))
+    return ScheduledBatch(rows, len(rows), 0)

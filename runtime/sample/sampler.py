@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import ops
-from ops.sampling import reference
 from ops.sampling.tables import SamplingTables
 from runtime.batch import RowBinding
 from runtime.sample.draw import Draw
@@ -19,13 +18,7 @@ from runtime.sample.stage import Record, Stage, upload
 
 
 class Sampler:
-    def __init__(
-        self,
-        vocab_size: int,
-        eos_token_ids: frozenset[int],
-        max_num_seqs: int = 4096,
-        device: torch.device = torch.device("cpu"),
-    ) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device) -> None:
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
         self._tables = tables = SamplingTables.empty(max_num_seqs, vocab_size, MAX_BIASES, max_bans, device)
         self._stages: tuple[Stage, ...] = (
@@ -49,15 +42,9 @@ class Sampler:
             stage.bind(row, binding, record)
         upload(self._tables.records[row], record.words)
 
-    def sample(self, logits: Tensor, sample_rows, sample_positions, last_ids=None) -> Tensor:  # type: ignore[no-untyped-def]
+    def sample(self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor) -> Tensor:
         """logits [L, V] -> ids [L] int64, NOT_FINITE where a line's logits hold NaN, +inf or nothing above -inf.
 
         Line l belongs to row sample_rows[l] (int32), whose token gets index sample_positions[l] (int64). Row -1 asks for
         nothing: its id means nothing. last_ids [max_num_seqs] int64: takes each sampled row's id, 0 for NOT_FINITE."""
-        if isinstance(sample_rows, list):  # until the runner passes tensors
-            sample_rows = torch.tensor(sample_rows, dtype=torch.int32)
-            sample_positions = torch.tensor(sample_positions)
-            last_ids = torch.zeros(len(self._tables.records), dtype=torch.int64)
-        if not hasattr(ops, "sample"):  # until it is registered
-            return reference.sample(logits, sample_rows, sample_positions, last_ids, self._tables)
         return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables)

@@ -15,7 +15,8 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.decoder import Decoder
 from runtime.runner.worker import Worker
-from runtime.start import assemble, plan_engine
+from runtime.runner import on_cpu
+from runtime.start import assemble
 
 CORES = len(os.sched_getaffinity(0))
 TIE = 1e-4  # transformers' own two best logits are closer than this: rounding decides, in either engine
@@ -59,7 +60,9 @@ async def our_greedy(
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks."""
     ops.set_num_threads(CORES)
     worker = Worker()
-    parts = await worker.run(lambda: assemble(plan_engine(config, decoder.spec), decoder, frozenset(), worker))
+    plan = on_cpu.plan(config, decoder.spec)
+    runner = await worker.run(lambda: on_cpu.build_runner(plan, decoder, frozenset(), worker))
+    parts = assemble(plan, decoder, frozenset(), runner)
     engine = Engine(parts.scheduler, parts.runner, parts.model, max_queue=10_000)
     params = SamplingParams(max_tokens, temperature=0.0)
     groups = [list(prompts)] if together else [[prompt] for prompt in prompts]

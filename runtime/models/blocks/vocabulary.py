@@ -24,5 +24,5 @@ class VocabularyBlock:
         return ops.embedding(ids, self._table)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] -> [S, V] float32."""
-        return ops.linear(ops.rms_norm(hidden, self._norm, self._norm_eps), self._head).float()
+        """hidden [S, H] -> [S, V], in the model's dtype."""
+        return ops.linear(ops.rms_norm(hidden, self._norm, self._norm_eps), self._head)

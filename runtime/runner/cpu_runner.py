@@ -1,4 +1,4 @@
-"""Model runner: puts its collaborators in order (tables, inputs, model, sampler) and nothing else.
+"""CPU runner: puts its collaborators in order (tables, inputs, model, sampler) and nothing else.
 
 Knows neither which model nor which feature it runs."""
 
@@ -15,7 +15,7 @@ from runtime.sample.sampler import Sampler
 from runtime.step import Step
 
 
-class ModelRunner:
+class CpuRunner:
     def __init__(
         self, decoder: Decoder, cache: KVCache, sampler: Sampler, inputs: InputBuffers, worker: Worker
     ) -> None:
@@ -41,10 +41,9 @@ class ModelRunner:
                 self._sampler.bind(row.row, row.binding)
         inputs = self._inputs.fill(batch)
         hidden = self._decoder.forward(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
-        if not inputs.sample_rows:
+        if not len(inputs.sample_rows):
             return []
-        logits = self._decoder.logits(hidden[inputs.sample_index])
-        ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions)
-        self._inputs.last_ids[inputs.sample_rows] = ids.clamp(min=0)  # NOT_FINITE is no input
+        logits = self._decoder.logits(hidden[inputs.logit_tokens])
+        ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
         sampled: list[int] = ids.tolist()
         return sampled

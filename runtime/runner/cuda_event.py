@@ -1,0 +1,66 @@
+"""GpuEvent for CUDA: the loop sleeps until the device is done, and neither polls nor spins.
+
+One thread waits for the events in their order, in the driver, and completes a future of the loop for each. A callback of the
+driver's own that writes to an eventfd the loop watches was measured beside it (tests/runtime/runner/bench_cuda_event.py);
+it is not told when the device fails, so a waiting loop would never know."""
+
+from __future__ import annotations
+
+import asyncio
+from queue import SimpleQueue
+from threading import Thread
+
+import torch
+
+
+class CudaEvent:
+    """Awaits `future`, which the waiter completes."""
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+
+    async def wait(self) -> None:
+        # Shielded: whoever stops waiting must not keep the next one from waiting.
+        await asyncio.shield(self._future)
+
+
+class EventWaiter:
+    """The thread. Create it on any thread; `after` belongs to the loop's."""
+
+    def __init__(self) -> None:
+        self._recorded: SimpleQueue[tuple[torch.cuda.Event, asyncio.Future[None]] | None] = SimpleQueue()
+        self._thread = Thread(target=self._wait_in_order, name="oneloop-cuda-events", daemon=True)
+        self._thread.start()
+
+    def after(self, event: torch.cuda.Event) -> CudaEvent:
+        """`event` is recorded, and was made with `blocking`. Its wait raises what the device raised."""
+        future = asyncio.get_running_loop().create_future()
+        self._recorded.put((event, future))
+        return CudaEvent(future)
+
+    def close(self) -> None:
+        self._recorded.put(None)
+        self._thread.join()
+
+    def _wait_in_order(self) -> None:
+        while (entry := self._recorded.get()) is not None:
+            event, future = entry
+            error: Exception | None = None
+            try:
+                event.synchronize()
+            except RuntimeError as failure:
+                error = failure
+            try:
+                future.get_loop().call_soon_threadsafe(_complete, future, error)
+            except RuntimeError:  # the loop has been closed
+                return
+
+
+def _complete(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()  # seen: an engine that has died does not wait for it

@@ -1,0 +1,92 @@
+"""CUDA runner: puts its collaborators in order (tables, inputs, graph or model and sampler, outputs) and nothing else.
+
+Everything is enqueued from the event loop, on one stream, behind what was enqueued before; nothing here waits. Knows neither
+which model nor which feature it runs."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import torch
+
+from runtime.batch import ScheduledBatch
+from runtime.kv.kv_cache import KVCache
+from runtime.models.decoder import Decoder
+from runtime.runner.cuda_event import EventWaiter
+from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.graph_pool import GraphPool
+from runtime.runner.step_inputs import StepInputs
+from runtime.sample.sampler import Sampler
+from runtime.step import Step
+
+
+class CudaRunner:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, sampler: Sampler, inputs: DeviceInputs, graphs: GraphPool,
+        *, max_num_seqs: int, steps_in_flight: int,
+    ) -> None:  # fmt: skip
+        self._decoder = decoder
+        self._cache = cache
+        self._sampler = sampler
+        self._inputs = inputs
+        self._graphs = graphs
+        self._waiter = EventWaiter()
+        # One more than can be under way: the ids of the oldest have been read when its turn comes again.
+        self._outputs = cycle(
+            [torch.zeros(max_num_seqs, dtype=torch.int64, pin_memory=True) for _ in range(steps_in_flight + 1)]
+        )
+        self._last_end: torch.cuda.Event | None = None
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> Step:
+        started = torch.cuda.Event(enable_timing=True)
+        ended = torch.cuda.Event(enable_timing=True, blocking=True)
+        started.record()
+        for row in batch.rows:
+            if row.binding is not None:
+                self._sampler.bind(row.row, row.binding)
+        # A new row may share blocks that its neighbours fill in this very step, so it must be stored before it is read.
+        uniform = all(row.num_tokens == 1 and row.binding is None for row in batch.rows)
+        num_lines = len(batch.rows)
+        shape = self._graphs.find(batch.num_tokens, num_lines, uniform=uniform)
+        if shape is None:
+            ids = self.compute(self._inputs.fill(batch, StepShape(batch.num_tokens, num_lines, uniform)))
+        else:
+            self._inputs.fill(batch, shape)
+            ids = self._graphs.replay(shape)
+        output = next(self._outputs)[:num_lines]
+        output.copy_(ids[:num_lines], non_blocking=True)
+        ended.record()
+        previous, self._last_end = self._last_end, ended
+
+        def read_ids() -> list[int]:
+            return [id for id, row in zip(output.tolist(), batch.rows, strict=True) if row.samples]
+
+        def idle_before_s() -> float | None:
+            return None if previous is None else previous.elapsed_time(started) / 1e3
+
+        return Step(batch, self._waiter.after(ended), read_ids, idle_before_s)
+
+    def compute(self, inputs: StepInputs) -> torch.Tensor:
+        """Enqueue one step; sampled ids [S] int64."""
+        hidden = self._decoder.forward(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
+        if inputs.logit_tokens is not None:
+            hidden = hidden[inputs.logit_tokens]
+        logits = self._decoder.logits(hidden)
+        return self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
+
+    @torch.inference_mode()
+    def run(self, batch: ScheduledBatch) -> None:
+        """One eager step, start to end, waited for: for warm-up."""
+        for row in batch.rows:
+            if row.binding is not None:
+                self._sampler.bind(row.row, row.binding)
+        uniform = all(row.num_tokens == 1 and row.binding is None for row in batch.rows)
+        self.compute(self._inputs.fill(batch, StepShape(batch.num_tokens, len(batch.rows), uniform)))
+        torch.cuda.synchronize()
+
+    async def close(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._waiter.close()

@@ -1,0 +1,149 @@
+"""Device inputs: what a step reads, at the addresses that captured graphs know, filled by one upload and one kernel.
+
+The host packs a step into pinned memory; several such buffers take turns, so a step is packed while those before it still
+run. Block tables and last sampled ids live on the device; the host keeps a copy of the tables to tell slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, cycle
+
+import numpy as np
+import torch
+
+import ops
+from runtime.batch import ScheduledBatch
+from runtime.runner.step_inputs import StepInputs
+
+_Words = np.ndarray[tuple[int], np.dtype[np.int32]]
+_UPDATES = 1 << 14  # table entries of one upload; a step that has more takes several
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """`num_tokens` and `num_lines` with padding. `uniform`: every line decodes one token behind what earlier steps wrote."""
+
+    num_tokens: int
+    num_lines: int
+    uniform: bool
+
+
+class DeviceInputs:
+    def __init__(
+        self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int, steps_in_flight: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        num_blocks = -(-max_model_len // block_size)
+        self._tables = np.zeros((max_num_seqs, num_blocks), np.int32)
+
+        def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        tokens, lines = max_num_tokens, max_num_seqs
+        self._tensors = ops.StepTensors(
+            ids=zeros(torch.int64, tokens), positions=zeros(torch.int64, tokens), slots=zeros(torch.int64, tokens),
+            rows=zeros(torch.int32, lines), context_lens=zeros(torch.int32, lines),
+            sample_rows=zeros(torch.int32, lines), query_starts=zeros(torch.int32, lines + 1),
+            sample_positions=zeros(torch.int64, lines), last_tokens=zeros(torch.int64, lines),
+            last_ids=zeros(torch.int64, lines), block_tables=zeros(torch.int32, lines, num_blocks),
+        )  # fmt: skip
+        capacity = 3 * tokens + 4 * lines + 3 * _UPDATES
+        self._device_packed = zeros(torch.int32, capacity)
+        # One more than can be under way: the upload of the oldest has run when its turn comes again.
+        self._packed = cycle(
+            [
+                torch.zeros(capacity, dtype=torch.int32, pin_memory=device.type == "cuda")
+                for _ in range(steps_in_flight + 1)
+            ]
+        )
+
+    @property
+    def last_ids(self) -> torch.Tensor:
+        return self._tensors.last_ids
+
+    def fill(self, batch: ScheduledBatch, shape: StepShape) -> StepInputs:
+        """Enqueue everything `batch` brings, padded to `shape`; its tensors, valid until the next call's work runs."""
+        tables, indices, values = self._updates(batch)
+        while len(tables) > _UPDATES:
+            self._upload([], 0, 0, (tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]), StepShape(0, 0, False))
+            tables, indices, values = tables[_UPDATES:], indices[_UPDATES:], values[_UPDATES:]
+        self._upload(self._pack(batch), batch.num_tokens, len(batch.rows), (tables, indices, values), shape)
+        stops = accumulate(row.num_tokens for row in batch.rows)
+        spans = ((stop - row.num_tokens, stop, row.end) for row, stop in zip(batch.rows, stops, strict=True))
+        return self.view(shape, tuple(spans))
+
+    def view(self, shape: StepShape, spans: tuple[tuple[int, int, int], ...] | None) -> StepInputs:
+        """`spans` None: for any lines, which is what a captured graph sees."""
+        tensors, tokens, lines = self._tensors, shape.num_tokens, shape.num_lines
+        return StepInputs(
+            ids=tensors.ids[:tokens],
+            positions=tensors.positions[:tokens],
+            slots=tensors.slots[:tokens],
+            logit_tokens=None if shape.uniform else tensors.last_tokens[:lines],
+            sample_rows=tensors.sample_rows[:lines],
+            sample_positions=tensors.sample_positions[:lines],
+            meta=ops.AttentionMeta(
+                query_starts=tensors.query_starts[: lines + 1],
+                context_lens=tensors.context_lens[:lines],
+                block_tables=tensors.block_tables,
+                max_query_len=1 if shape.uniform else max(2, tokens),
+                max_context_len=self._max_model_len,
+                rows=tensors.rows[:lines],
+                spans=spans,
+                uniform=shape.uniform,
+            ),
+        )
+
+    def _updates(self, batch: ScheduledBatch) -> tuple[list[int], list[int], list[int]]:
+        """New entries of the block tables: row, index, block id. The host's copy has them when this returns."""
+        tables: list[int] = []
+        indices: list[int] = []
+        values: list[int] = []
+        for row in batch.rows:
+            new = row.new_block_ids
+            if new:
+                first, end = row.first_new_block, row.first_new_block + len(new)
+                self._tables[row.row, first:end] = new
+                tables.extend([row.row] * len(new))
+                indices.extend(range(first, end))
+                values.extend(new)
+        return tables, indices, values
+
+    def _pack(self, batch: ScheduledBatch) -> list[_Words]:
+        rows = batch.rows
+        ids: list[int] = []
+        for row in rows:
+            ids.extend(row.token_ids)
+            if len(row.token_ids) < row.num_tokens:
+                ids.append(-1 - row.row)  # what this row sampled last, which only the device knows
+        facts = np.array([(row.row, row.num_tokens, row.end, row.samples) for row in rows], np.int32).T
+        row_ids, spans, ends = facts[0], facts[1], facts[2]
+        if batch.num_tokens == len(rows):
+            positions, token_rows, starts = ends - 1, row_ids, np.arange(len(rows), dtype=np.int32)
+        else:
+            stops = np.cumsum(spans, dtype=np.int32)
+            starts = stops - spans
+            positions = np.arange(batch.num_tokens, dtype=np.int32) + np.repeat(ends - stops, spans)
+            token_rows = np.repeat(row_ids, spans)
+        blocks = self._tables[token_rows, positions // self._block_size]
+        slots = blocks * self._block_size + positions % self._block_size
+        return [np.array(ids, np.int32), positions, slots, row_ids, starts, ends, facts[3]]
+
+    def _upload(
+        self, parts: list[_Words], num_tokens: int, num_lines: int,
+        updates: tuple[list[int], list[int], list[int]], shape: StepShape,
+    ) -> None:  # fmt: skip
+        pinned = next(self._packed)
+        host = pinned.numpy()
+        at = 0
+        sources: list[_Words | list[int]] = [*parts, *updates]
+        for part in sources:
+            host[at : at + len(part)] = part
+            at += len(part)
+        self._device_packed[:at].copy_(pinned[:at], non_blocking=True)
+        ops.unpack(
+            self._device_packed, self._tensors, num_tokens=num_tokens, num_lines=num_lines,
+            num_updates=len(updates[0]), padded_tokens=shape.num_tokens, padded_lines=shape.num_lines,
+        )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Graph pool: captured steps by shape, so that the host's part of a step is one replay.
+
+Decodes have a ladder of batch sizes; steps with pieces of prompts a ladder of token counts, each for a few numbers of lines.
+A step takes the smallest shape it fits, padded; what fits none runs eagerly. All graphs share one pool of memory, the largest
+captured first, since only one runs at a time. Captures and replays what it is given; knows no model."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+
+import torch
+
+from runtime.runner.device_inputs import StepShape
+
+MOST_TOKENS = 2048  # beyond, launching kernels one by one takes less time than running them
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """1, 2, 4, 8, by 8 to 64, by 16 to 256, by 32 beyond, and the largest itself."""
+    ladder = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)]
+    return [*(size for size in ladder if size < max_num_seqs), max_num_seqs]
+
+
+def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
+    """Token counts at most half as large again as the one before, for few lines, many, and all rows."""
+    most = min(MOST_TOKENS, max_num_tokens)
+    ladder = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+    sizes = [*(size for size in ladder if size < most), most]
+    shapes = []
+    for size in sizes:
+        lines = {min(n, size, max_num_seqs) for n in (4, 32, 128, 256, max_num_seqs)}
+        shapes += [StepShape(size, num, False) for num in sorted(lines)]
+    return shapes
+
+
+class GraphPool:
+    def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
+        self._decodes = decode_sizes(max_num_seqs)
+        self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+
+    @property
+    def shapes(self) -> Iterable[StepShape]:
+        """All that will be captured, largest first."""
+        decodes = [StepShape(size, size, True) for size in self._decodes]
+        return sorted([*self._mixed, *decodes], key=lambda shape: (-shape.num_tokens, -shape.num_lines, shape.uniform))
+
+    def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], torch.Tensor]) -> None:
+        """Record what `compute` enqueues for each of `shapes`. It has run before for one of each kind, so nothing is left to
+        compile or allocate for good."""
+        memory = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        for shape in shapes:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
+                ids = compute(shape)
+            self._graphs[shape] = graph, ids
+
+    def find(self, num_tokens: int, num_lines: int, *, uniform: bool) -> StepShape | None:
+        """The smallest captured shape that such a step fits."""
+        if uniform:
+            index = bisect_left(self._decodes, num_lines)
+            shape = StepShape(self._decodes[index], self._decodes[index], True) if index < len(self._decodes) else None
+        else:
+            fitting = (s for s in self._mixed if s.num_tokens >= num_tokens and s.num_lines >= num_lines)
+            shape = next(fitting, None)
+        return shape if shape in self._graphs else None
+
+    def replay(self, shape: StepShape) -> torch.Tensor:
+        """Enqueue a captured step on the current stream; its sampled ids [L] int64, overwritten by the next replay."""
+        graph, ids = self._graphs[shape]
+        graph.replay()
+        return ids

@@ -1,0 +1,157 @@
+"""A model on a CUDA device: what fits in its memory, and the runner around a loaded decoder, warmed up and captured.
+
+Memory, in this order: weights; tables of the sampler and the inputs; what a step of the largest size takes, found by running
+one; what captured graphs keep; and all the rest of the share that was asked for is KV cache."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from runtime.api import LoadProgress
+from runtime.config import CUDA, GIB, EngineConfig, EnginePlan, PlanError
+from runtime.kv.kv_cache import KVCache
+from runtime.models.decoder import Decoder
+from runtime.models.spec import DecoderSpec
+from runtime.runner.cuda_runner import CudaRunner
+from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.graph_pool import MOST_TOKENS, GraphPool
+from runtime.runner.warmup import next_tokens, prompts
+from runtime.sample.sampler import Sampler
+
+log = logging.getLogger("oneloop.start")
+
+Report = Callable[[LoadProgress], None]
+
+_GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
+
+
+def plan(config: EngineConfig, spec: DecoderSpec, used_beside: int | None = None) -> EnginePlan:
+    """`used_beside`: bytes that a step and its graphs will take on top of what is allocated now; None before loading, when
+    the weights are still to come.
+
+    Raises PlanError."""
+    dtype = CUDA.dtype if config.dtype == "auto" else config.dtype
+    free, total = torch.cuda.mem_get_info()
+    share = int(total * config.gpu_memory_utilization) - (total - free)
+    left = share - (spec.weights_bytes(dtype) if used_beside is None else used_beside)
+    sized = config.kv_cache_bytes is not None or config.num_kv_blocks is not None
+    if left <= 0 and not sized:
+        raise PlanError(
+            f"nothing is left for the KV cache: of {total / GIB:.1f} GiB on the device {free / GIB:.1f} are free, and model and "
+            f"steps take {(share - left) / GIB:.1f} of the {share / GIB:.1f} that gpu-memory-utilization "
+            f"{config.gpu_memory_utilization} grants; raise it, lower max-num-batched-tokens, or take a smaller model"
+        )
+    return EnginePlan.resolve(
+        config,
+        dtype=dtype,
+        layers=spec.kv_shapes(),
+        model_len=spec.max_model_len,
+        defaults=CUDA,
+        free_bytes=max(0, left),
+    )
+
+
+@contextmanager
+def out_of_memory_is(option: str) -> Iterator[None]:
+    """Raises PlanError, naming what to change, where the device has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise PlanError(
+            f"the device is out of memory ({free / GIB:.1f} of {total / GIB:.1f} GiB free): {option}"
+        ) from error
+
+
+def build_runner(
+    config: EngineConfig, first_plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], report: Report
+) -> tuple[CudaRunner, EnginePlan]:
+    """The runner, and the plan as it came out once memory was measured.
+
+    Raises PlanError."""
+    report(LoadProgress("kernels"))
+    with out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
+        step_bytes = _measure_step(first_plan, decoder, eos_token_ids)
+    graphs = GraphPool(first_plan.max_num_seqs, first_plan.max_num_batched_tokens)
+    graph_bytes = 0
+    if not config.enforce_eager:
+        share = min(1.0, MOST_TOKENS / first_plan.max_num_batched_tokens)
+        graph_bytes = int(step_bytes * share) + _GRAPH_BYTES * len(list(graphs.shapes))
+    final = plan(config, decoder.spec, step_bytes + graph_bytes)
+    with out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
+        runner, inputs = _parts(final, decoder, eos_token_ids, final.num_kv_blocks, graphs)
+        _run_each_kind(runner, final, final.num_kv_blocks)
+        if not config.enforce_eager:
+            _capture(runner, inputs, graphs, report)
+    return runner, final
+
+
+def _measure_step(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int]) -> int:
+    """Bytes that the largest step takes beside what stays; compiles the kernels it needs on the way."""
+    before = torch.cuda.memory_allocated()
+    runner, _ = _parts(plan, decoder, eos_token_ids, num_blocks=64, graphs=GraphPool(1, 2))
+    stays = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    longest = plan.max_model_len - 2
+    lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
+    runner.run(prompts(lengths[: plan.max_num_seqs], plan.layout.block_size, 64))
+    peak = torch.cuda.max_memory_allocated()
+    runner.stop()
+    del runner
+    gc.collect()
+    torch.cuda.empty_cache()
+    return peak - stays + (stays - before)
+
+
+def _parts(
+    plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], num_blocks: int, graphs: GraphPool
+) -> tuple[CudaRunner, DeviceInputs]:
+    device = torch.device("cuda", torch.cuda.current_device())
+    cache = KVCache(plan.layout, num_blocks, getattr(torch, plan.kv_cache_dtype), device)
+    sampler = Sampler(decoder.spec.vocab_size, eos_token_ids, plan.max_num_seqs, device)
+    inputs = DeviceInputs(
+        plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.layout.block_size, plan.steps_in_flight,
+        device,
+    )  # fmt: skip
+    runner = CudaRunner(
+        decoder, cache, sampler, inputs, graphs, max_num_seqs=plan.max_num_seqs, steps_in_flight=plan.steps_in_flight
+    )
+    return runner, inputs
+
+
+def _run_each_kind(runner: CudaRunner, plan: EnginePlan, num_blocks: int) -> None:
+    """One step of each kind that will be captured or run: kernels are compiled, and nothing is left to be allocated late."""
+    length = min(plan.layout.block_size + 1, plan.max_model_len - 2)
+    for num_lines in sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}):
+        batch = prompts(
+            [min(length, plan.max_num_batched_tokens // num_lines)] * num_lines, plan.layout.block_size, num_blocks
+        )
+        runner.run(batch)
+        runner.run(next_tokens(batch))
+
+
+def _capture(runner: CudaRunner, inputs: DeviceInputs, graphs: GraphPool, report: Report) -> None:
+    shapes = list(graphs.shapes)
+    free_before, _ = torch.cuda.mem_get_info()
+
+    def told() -> Iterator[StepShape]:
+        for done, shape in enumerate(shapes):
+            report(LoadProgress("graphs", done, len(shapes), "graphs"))
+            yield shape
+
+    gc.collect()
+    gc.disable()  # a collection in the middle of a capture may free what belongs to it
+    try:
+        with torch.inference_mode():
+            graphs.capture(told(), lambda shape: runner.compute(inputs.view(shape, None)))
+    finally:
+        gc.enable()
+    torch.cuda.synchronize()
+    report(LoadProgress("graphs", len(shapes), len(shapes), "graphs"))
+    taken = free_before - torch.cuda.mem_get_info()[0]
+    log.info("captured %d steps in %.2f GiB", len(shapes), taken / GIB)

@@ -1,0 +1,26 @@
+"""StepInputs: what the model and the sampler read in one step, as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+import ops
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """T tokens; S lines whose logits are wanted.
+
+    ids, positions, slots [T] int64; slot -1 stores nothing. logit_tokens [S] int64: each such line's last token, None where
+    every token is one. sample_rows [S] int32: the row whose next token the line gives, -1 for none; sample_positions [S]
+    int64: where that token will stand. `meta`: spans and tables for attention."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    logit_tokens: torch.Tensor | None
+    sample_rows: torch.Tensor
+    sample_positions: torch.Tensor
+    meta: ops.AttentionMeta
