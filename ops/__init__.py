@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ops import native
 from ops.activation import native as activation_native
@@ -22,6 +21,7 @@ from ops.attention import native as attention_native
 from ops.attention import reference as attention_reference
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
+from ops.embedding import reference as embedding_reference
 from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
@@ -103,7 +103,7 @@ _embedding = Op(
     _USUAL,
     [
         Kernel("embedding", "triton", _on_cuda, "ops.embedding.triton_embedding:embedding"),
-        Kernel("embedding", "reference", _any, functional.embedding),
+        Kernel("embedding", "reference", _any, embedding_reference.embedding),
     ],
 )
 _sample = Op(
