@@ -20,7 +20,7 @@ from ops.activation import reference as activation_reference
 from ops.attention import native as attention_native
 from ops.attention import reference as attention_reference
 from ops.attention.heads import AttentionHeads
-from ops.attention.meta import AttentionMeta
+from ops.attention.meta import FRESH_FROM, AttentionMeta
 from ops.embedding import reference as embedding_reference
 from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
@@ -38,6 +38,7 @@ from ops.sampling import reference as sampling_reference
 from ops.sampling.tables import SamplingTables
 
 __all__ = [
+    "FRESH_FROM",
     "AttentionHeads",
     "AttentionMeta",
     "LinearWeight",

@@ -88,8 +88,9 @@ class Op:
         """The run of the first kernel that supports `case`. Raises NotImplementedError when none does."""
         refusals: list[str] = []
         for kernel in self.kernels:
-            if _forced is not None and kernel.name != _forced:
-                refusal: str | None = f"{_forced} was asked for"
+            asked = _forced.get(self.name) or _forced.get(None)
+            if asked is not None and kernel.name != asked:
+                refusal: str | None = f"{asked} was asked for"
             else:
                 refusal = kernel.supports(case)
             if refusal is None:
@@ -110,21 +111,24 @@ def _resolve(run: Callable[..., Any] | str) -> Callable[..., Any]:
     return resolved
 
 
-def force(name: str | None) -> None:
-    """Use only kernels called `name` ("reference", "native") from now on; None gives the choice back.
+def force(name: str | None, op: str | None = None) -> None:
+    """Use only kernels called `name` ("reference", "native") from now on, for one op or for all; None gives the choice back.
 
     A prepared LinearWeight keeps the form it was prepared in."""
-    global _forced
-    if name is not None and name not in {kernel.name for op in _ops for kernel in op.kernels}:
+    known = {kernel.name for each in _ops for kernel in each.kernels if op in (None, each.name)}
+    if name is not None and name not in known:
         raise ValueError(f"no kernel is called {name!r}")
-    _forced = name
-    for op in _ops:
-        op.forget()
+    if name is None:
+        _forced.pop(op, None)
+    else:
+        _forced[op] = name
+    for each in _ops:
+        each.forget()
 
 
 def forced() -> str | None:
-    """The kernel name that `force` asked for."""
-    return _forced
+    """The kernel name that `force` asked for all ops."""
+    return _forced.get(None)
 
 
 def describe() -> list[str]:
@@ -137,4 +141,4 @@ def _short(dtype: torch.dtype) -> str:
 
 
 _ops: list[Op] = []
-_forced: str | None = None
+_forced: dict[str | None, str] = {}  # by op, None for all

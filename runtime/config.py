@@ -41,6 +41,11 @@ class EngineConfig:
     seed: int | None = None
     end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
 
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured in graphs on a device that has them. The reference attention reads lengths on the host."""
+        return not (self.enforce_eager or "reference" in (self.kernels, self.attention_backend))
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:

@@ -154,6 +154,7 @@ def engine_config(config: ServerConfig, tokenizer: Tokenizer) -> EngineConfig:
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_bytes=config.kv_cache_memory,
         num_kv_blocks=config.num_kv_blocks,
+        gpu_memory_utilization=config.gpu_memory_utilization,
         kv_cache_dtype=config.kv_cache_dtype,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
@@ -161,6 +162,8 @@ def engine_config(config: ServerConfig, tokenizer: Tokenizer) -> EngineConfig:
         num_threads=config.threads,
         max_queue=config.max_queue,
         kernels=config.kernels,
+        attention_backend=config.attention_backend,
+        enforce_eager=config.enforce_eager,
         seed=config.seed,
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
         end_token_ids=frozenset(tokenizer.eos_token_ids),

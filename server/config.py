@@ -99,7 +99,12 @@ class ServerConfig:
     kv_cache_memory: int | None = option(
         None, "memory for the KV cache, such as 2GiB", group=_ENGINE, minimum=1, parse=parse_size, metavar="SIZE"
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = option("auto", "type of the KV cache", group=_ENGINE)
+    gpu_memory_utilization: float = option(
+        0.9, "share of the GPU's memory to use for everything, 0 to 1", group=_ENGINE, minimum=0.05, maximum=1.0
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "type of the KV cache", group=_ENGINE
+    )
     num_kv_blocks: int | None = option(None, "blocks of 16 tokens in the KV cache", group=_ENGINE, minimum=2)
     enable_prefix_caching: bool = option(True, "share the KV blocks of common prompt beginnings", group=_ENGINE)
     scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", "who is admitted first", group=_ENGINE)
@@ -112,6 +117,10 @@ class ServerConfig:
     kernels: Literal["auto", "native", "reference"] = option(
         "auto", "what computes; reference is plain torch, slow, to compare with", group=_ENGINE
     )
+    attention_backend: Literal["auto", "triton", "reference"] = option(
+        "auto", "what computes attention on a GPU; reference is plain torch, without graphs", group=_ENGINE
+    )
+    enforce_eager: bool = option(False, "launch every kernel by itself, without captured CUDA graphs", group=_ENGINE)
     seed: int | None = option(
         None, "makes the draws of requests without a seed repeatable", group=_ENGINE, minimum=0, maximum=2**63 - 1
     )

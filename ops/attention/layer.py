@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ops.attention import cuda, sdpa, triton_paged
 from ops.attention.heads import AttentionHeads
-from ops.attention.meta import AttentionMeta
+from ops.attention.meta import FRESH_FROM, AttentionMeta
 from ops.cuda import program
 from ops.rope.triton_qkv import norm_rope_store
 
@@ -39,7 +39,7 @@ def attention(
     fresh_from = triton_paged.NEVER
     if meta.spans is not None and qkv.dtype in HALVES and heads.head_size <= 256:
         sdpa.prefill_attention(qkv, out, heads.num_heads, heads.num_kv_heads, heads.head_size, meta, heads.scale)
-        fresh_from = sdpa.FRESH_FROM
+        fresh_from = FRESH_FROM
     has_singles = meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)
     if own and has_singles:
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=False)

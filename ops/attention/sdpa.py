@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ops.attention.meta import AttentionMeta
+from ops.attention.meta import FRESH_FROM, AttentionMeta
 
-FRESH_FROM = 1024  # below it the host's cost per call shows, and the paged kernels need no call per line
 _BACKENDS = {
     "cuda": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
     "cpu": [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],
@@ -51,7 +50,7 @@ def prefill_attention(
 
 
 def is_fresh(start: int, end: int, context: int) -> bool:
-    """Whether this line is ours: all of its context in this step, and long."""
+    """Whether this line is ours: all of its context in this step, and long. Below that the host's cost per call shows."""
     return end - start == context >= FRESH_FROM
 
 

@@ -301,7 +301,7 @@ def _run_decode(
 ) -> None:
     num_lines, (num_heads, head_size) = meta.context_lens.shape[0], q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
-    lanes = triton.next_power_of_2(head_size)
+    lanes = max(64, triton.next_power_of_2(head_size))
     how = DECODE[lanes]
     splits = _num_splits(num_lines * kv_heads, meta.max_context_len, how.least, q.device)
     shape = (num_lines, num_heads, splits) if splits > 1 else (1,)
@@ -330,7 +330,7 @@ def _run_spans(
     num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
     group, num_lines = num_heads // kv_heads, meta.context_lens.shape[0]
-    lanes = triton.next_power_of_2(head_size)
+    lanes = max(64, triton.next_power_of_2(head_size))
     how = _span_tiles(q, lanes)
     pack = triton.next_power_of_2(group) if how.packed else 1
     tokens = max(1, how.rows // pack)

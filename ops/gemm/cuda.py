@@ -51,8 +51,12 @@ class Variant:
 
 
 VARIANTS = [
-    Variant(warps, 2, tiles, gated) for warps in (8, 16) for tiles in (1, 2, 4) for gated in (False, True)
-]  # fmt: skip
+    Variant(warps, batches, tiles, gated)
+    for warps in (8, 16)
+    for batches in (1, 2)
+    for tiles in (1, 2, 4)
+    for gated in (False, True)
+]
 
 _PROGRAM = Program(
     [Path(__file__).with_name("few_rows.cu")],
@@ -85,7 +89,7 @@ class CudaLinearWeight(LinearWeight):
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, variant: Variant | None = None) -> Tensor:
     """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most 32, K a multiple of 32, N of 16."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
-    variant = variant or choose(num_rows, out_features, gated)
+    variant = variant or choose(num_rows, in_features, out_features, gated)
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     kernel, resident = _kernel(variant, x.dtype, x.device)
     kernel.launch(
@@ -95,9 +99,11 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, var
     return out
 
 
-def choose(num_rows: int, out_features: int, gated: bool) -> Variant:
+def choose(num_rows: int, in_features: int, out_features: int, gated: bool) -> Variant:
     tiles = 1 if num_rows <= 8 else 2 if num_rows <= 16 else 4
-    return Variant(16 if out_features // 16 < _FEW_SLABS else 8, 2, tiles, gated)
+    warps = 16 if out_features // 16 < _FEW_SLABS else 8
+    batches = -(-in_features // (32 * 4 * warps))  # in a warp's share of K; more queue than that is wasted
+    return Variant(warps, min(2, batches), tiles, gated)
 
 
 @functools.cache

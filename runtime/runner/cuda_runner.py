@@ -9,6 +9,7 @@ from itertools import cycle
 
 import torch
 
+import ops
 from runtime.batch import ScheduledBatch
 from runtime.kv.kv_cache import KVCache
 from runtime.models.decoder import Decoder
@@ -48,7 +49,8 @@ class CudaRunner:
         # A new row may share blocks that its neighbours fill in this very step, so it must be stored before it is read.
         uniform = all(row.num_tokens == 1 and row.binding is None for row in batch.rows)
         num_lines = len(batch.rows)
-        shape = self._graphs.find(batch.num_tokens, num_lines, uniform=uniform)
+        planned = any(row.start == 0 and row.num_tokens >= ops.FRESH_FROM for row in batch.rows)
+        shape = None if planned else self._graphs.find(batch.num_tokens, num_lines, uniform=uniform)
         if shape is None:
             ids = self.compute(self._inputs.fill(batch, StepShape(batch.num_tokens, num_lines, uniform)))
         else:

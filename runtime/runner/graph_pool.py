@@ -13,8 +13,6 @@ import torch
 
 from runtime.runner.device_inputs import StepShape
 
-MOST_TOKENS = 2048  # beyond, launching kernels one by one takes less time than running them
-
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """1, 2, 4, 8, by 8 to 64, by 16 to 256, by 32 beyond, and the largest itself."""
@@ -23,14 +21,15 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """Token counts at most half as large again as the one before, for few lines, many, and all rows."""
-    most = min(MOST_TOKENS, max_num_tokens)
-    ladder = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-    sizes = [*(size for size in ladder if size < most), most]
+    """Two token counts for each power of two, from 1024 on four; for few lines, many, and all rows."""
+    sizes, size = [], 16
+    while size < max_num_tokens:
+        sizes.append(size)
+        size += (1 << size.bit_length() - 1) // (4 if size >= 1024 else 2)
     shapes = []
-    for size in sizes:
-        lines = {min(n, size, max_num_seqs) for n in (4, 32, 128, 256, max_num_seqs)}
-        shapes += [StepShape(size, num, False) for num in sorted(lines)]
+    for size in [*sizes, max_num_tokens]:
+        counts = (4, 32, 128, 256, max_num_seqs) if size <= 512 else (32, max_num_seqs)
+        shapes += [StepShape(size, num, False) for num in sorted({min(num, size, max_num_seqs) for num in counts})]
     return shapes
 
 

@@ -19,7 +19,7 @@ from runtime.models.decoder import Decoder
 from runtime.models.spec import DecoderSpec
 from runtime.runner.cuda_runner import CudaRunner
 from runtime.runner.device_inputs import DeviceInputs, StepShape
-from runtime.runner.graph_pool import MOST_TOKENS, GraphPool
+from runtime.runner.graph_pool import GraphPool
 from runtime.runner.warmup import next_tokens, prompts
 from runtime.sample.sampler import Sampler
 
@@ -79,14 +79,13 @@ def build_runner(
         step_bytes = _measure_step(first_plan, decoder, eos_token_ids)
     graphs = GraphPool(first_plan.max_num_seqs, first_plan.max_num_batched_tokens)
     graph_bytes = 0
-    if not config.enforce_eager:
-        share = min(1.0, MOST_TOKENS / first_plan.max_num_batched_tokens)
-        graph_bytes = int(step_bytes * share) + _GRAPH_BYTES * len(list(graphs.shapes))
+    if config.captures:
+        graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
     final = plan(config, decoder.spec, step_bytes + graph_bytes)
     with out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
         runner, inputs = _parts(final, decoder, eos_token_ids, final.num_kv_blocks, graphs)
         _run_each_kind(runner, final, final.num_kv_blocks)
-        if not config.enforce_eager:
+        if config.captures:
             _capture(runner, inputs, graphs, report)
     return runner, final
 

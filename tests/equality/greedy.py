@@ -15,8 +15,8 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.decoder import Decoder
 from runtime.runner.worker import Worker
-from runtime.runner import on_cpu
-from runtime.start import assemble
+from runtime.runner import on_cpu, on_cuda
+from runtime.start import EngineParts, assemble
 
 CORES = len(os.sched_getaffinity(0))
 TIE = 1e-4  # transformers' own two best logits are closer than this: rounding decides, in either engine
@@ -58,12 +58,10 @@ async def our_greedy(
     rounds: int = 1,
 ) -> Outcome:  # fmt: skip
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks."""
-    ops.set_num_threads(CORES)
-    worker = Worker()
-    plan = on_cpu.plan(config, decoder.spec)
-    runner = await worker.run(lambda: on_cpu.build_runner(plan, decoder, frozenset(), worker))
-    parts = assemble(plan, decoder, frozenset(), runner)
-    engine = Engine(parts.scheduler, parts.runner, parts.model, max_queue=10_000)
+    parts = await (_on_cuda if decoder.device == "cuda" else _on_cpu)(decoder, config)
+    engine = Engine(
+        parts.scheduler, parts.runner, parts.model, max_queue=10_000, steps_in_flight=config.steps_in_flight
+    )
     params = SamplingParams(max_tokens, temperature=0.0)
     groups = [list(prompts)] if together else [[prompt] for prompt in prompts]
     try:
@@ -78,6 +76,20 @@ async def our_greedy(
         await engine.close()
     assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
     return Outcome(ids, cached, parts.scheduler.num_preemptions)
+
+
+async def _on_cpu(decoder: Decoder, config: EngineConfig) -> EngineParts:
+    ops.set_num_threads(CORES)
+    worker = Worker()
+    plan = on_cpu.plan(config, decoder.spec)
+    runner = await worker.run(lambda: on_cpu.build_runner(plan, decoder, frozenset(), worker))
+    return assemble(plan, decoder, frozenset(), runner)
+
+
+async def _on_cuda(decoder: Decoder, config: EngineConfig) -> EngineParts:
+    plan = on_cuda.plan(config, decoder.spec)
+    runner, plan = on_cuda.build_runner(config, plan, decoder, frozenset(), lambda progress: None)
+    return assemble(plan, decoder, frozenset(), runner)
 
 
 async def _generate(
@@ -98,7 +110,7 @@ def run(*args, **kwargs) -> Outcome:
     return asyncio.run(our_greedy(*args, **kwargs))
 
 
-def compare(outcome: Outcome, references: Sequence[Reference]) -> int:
+def compare(outcome: Outcome, references: Sequence[Reference], tie: float = TIE) -> int:
     """Raise on the first token that differs without a tie; how many prompts left transformers' text at a tie."""
     ties = 0
     for number, (ours, reference) in enumerate(zip(outcome.token_ids, references, strict=True)):
@@ -106,7 +118,7 @@ def compare(outcome: Outcome, references: Sequence[Reference]) -> int:
         for position, (a, b) in enumerate(zip(ours, reference.token_ids, strict=True)):
             if a != b:
                 margin = reference.margins[position]
-                assert margin < TIE, f"prompt {number}, output {position}: {a} instead of {b}, margin {margin}"
+                assert margin < tie, f"prompt {number}, output {position}: {a} instead of {b}, margin {margin}"
                 ties += 1
                 break
     return ties
