@@ -45,7 +45,7 @@ __all__ = [
     "SamplingTables",
     "StepTensors",
     "add_rms_norm",
-    "attention",
+    "attend",
     "describe",
     "embedding",
     "force",
@@ -203,7 +203,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: Attention
     return run(q, k_cache, v_cache, meta, scale)
 
 
-def attention(
+def attend(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
@@ -211,11 +211,11 @@ def attention(
 
     qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slots [T] int64 as for `rope` and `store_kv`; returns
     [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
-    run = _attention.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size]
+    run = _attend.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size]
     return run(qkv, heads, positions, k_cache, v_cache, slots, meta)
 
 
-def _attention_in_parts(
+def _attend_in_parts(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
@@ -228,12 +228,12 @@ def _attention_in_parts(
     return paged_attention(q, k_cache, v_cache, meta, heads.scale).flatten(1)
 
 
-_attention = Op(
-    "attention",
+_attend = Op(
+    "attend",
     _USUAL_ATTENTION,
     [
-        Kernel("attention", "triton", _on_cuda, "ops.attention.layer:attention"),
-        Kernel("attention", "reference", _any, _attention_in_parts, "one op after another"),
+        Kernel("attend", "triton", _on_cuda, "ops.attention.layer:attend"),
+        Kernel("attend", "reference", _any, _attend_in_parts, "one op after another"),
     ],
 )
 

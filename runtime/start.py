@@ -86,7 +86,7 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
 
     ops.force(None if config.kernels == "auto" else config.kernels)
     backend = None if config.attention_backend == "auto" else config.attention_backend
-    for op in ("attention", "paged_attention"):
+    for op in ("attend", "paged_attention"):
         ops.force(backend if device == "cuda" else None, op)
     ops.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     plan = on_cuda.plan(config, spec) if device == "cuda" else on_cpu.plan(config, spec)

@@ -20,10 +20,12 @@ BLOCK_SIZE = 16  # keys that one warp takes at a time, so what a block of the ca
 MAX_GROUP = 8  # query heads of one kv head
 LOG2E = 1.4426950408889634
 
-# Warps of a block, and how many blocks the registers of a multiprocessor must hold. Measured on an H200 at 576 and 8192 keys:
-# below 512 pairs of line and kv head, more warps for each; below 200, a cluster of blocks for each.
-_MANY_PAIRS, _CLUSTERED_PAIRS, _MOST_SPLITS = 512, 200, 8
+# Warps of a block, and how many blocks the registers of a multiprocessor must hold. Measured on an H200 by pairs of line and kv
+# head, contexts of 576 keys and mixed ones of 100 to 2048 with the longest first: wide blocks even out long contexts, narrow
+# ones are quicker where pairs fill the device twice or three times; few pairs get a cluster of blocks each.
 _WIDE, _NARROW, _LARGE = (8, 2), (4, 4), (4, 2)
+_NARROW_PAIRS = range(1000, 1600)
+_CLUSTERED_PAIRS, _MOST_SPLITS = 200, 8
 
 _PROGRAM = Program(
     [Path(__file__).with_name("decode.cu")],
@@ -61,7 +63,7 @@ def decode(
     qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches. `fused`: q and k are raw, k and v not yet stored."""
     num_lines = meta.context_lens.shape[0]
     pairs = num_lines * heads.num_kv_heads
-    warps, _ = _LARGE if heads.head_size == 256 else _WIDE if pairs < _MANY_PAIRS else _NARROW
+    warps, _ = _LARGE if heads.head_size == 256 else _NARROW if pairs in _NARROW_PAIRS else _WIDE
     splits = max(1, min(_MOST_SPLITS, _CLUSTERED_PAIRS // pairs))
     q_norm, k_norm = heads.norms or (None, None)
     _kernel(heads.head_size, warps, qkv.dtype, qkv.device).launch(

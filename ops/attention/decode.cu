@@ -62,7 +62,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
                                        const int* tables, int table_stride, const int* rows, const int* starts,
                                        const int* lens, u16* out, float scale_log2, int group) {
   constexpr int UNITS = HEAD / 32, HALVES = (HEAD + 63) / 64;
-  const int split = blockIdx.x, splits = gridDim.x, kv_head = blockIdx.y, kv_heads = gridDim.y, line = blockIdx.z;
+  const int split = blockIdx.x, kv_head = blockIdx.y, kv_heads = gridDim.y, line = blockIdx.z;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   __shared__ __align__(16) u16 q_shared[QUERIES][HEAD + 32];
   __shared__ float parts[WARPS][QUERIES][HEAD];  // the warps' outputs, and a scratch before that
@@ -71,8 +71,9 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   let_next_start();
   const int context = lens[line], token = starts[line];
   const int num_blocks = (context + KEYS - 1) / KEYS;
-  const bool idle = starts[line + 1] - token != 1 || split * WARPS >= num_blocks;
-  const int stride = splits * WARPS, first = split * WARPS + warp;
+  const int active = min(int(gridDim.x), (num_blocks + WARPS - 1) / WARPS);  // blocks of the cluster that have keys
+  const bool idle = starts[line + 1] - token != 1 || split >= active;
+  const int stride = active * WARPS, first = split * WARPS + warp;
   const int* table = tables + long(rows ? max(rows[line], 0) : line) * table_stride;
   auto block_at = [&](int index) { return (long(table[index]) * kv_heads + kv_head) * (KEYS * HEAD); };
   Vec k[UNITS][2], v[HALVES][4];
@@ -194,7 +195,6 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   }
   __syncthreads();
 
-  const int active = min(splits, (num_blocks + WARPS - 1) / WARPS);  // blocks of the cluster that had keys
   u16* answer = out + (long(token) * num_heads + kv_head * group) * HEAD;
   for (int i = threadIdx.x; i < group * HEAD; i += WARPS * 32) {
     const int query = i / HEAD, dim = i % HEAD;

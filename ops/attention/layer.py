@@ -17,11 +17,11 @@ from ops.rope.triton_qkv import norm_rope_store
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def attention(
+def attend(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """See `ops.attention`. Padding tokens get anything."""
+    """See `ops.attend`. Padding tokens get anything."""
     out = torch.empty((qkv.shape[0], heads.num_heads, heads.head_size), dtype=qkv.dtype, device=qkv.device)
     own = (
         qkv.dtype in HALVES

@@ -145,7 +145,7 @@ def _decode(
         v = tl.load(v_ptr + where, mask=loaded, other=0.0)
         # The next tile's blocks, a turn early: its keys need not wait for their addresses.
         keys_at = _keys_at(table_ptr, start + TILE, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
-        scores = tl.where(inside[None, :], tl.dot(q, tl.trans(k), input_precision=PRECISION), -1e30)
+        scores = tl.where(inside[None, :], tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION), -1e30)
         best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
     mixed = mixed / total[:, None]
     if span >= context:
@@ -245,9 +245,9 @@ def _spans(
     for begin in range(0, unmasked, TILE):
         where = keys_at[:, None] + dim[None, :]
         k = _load(k_ptr, where, in_head, HEAD != LANES)
-        v = _load(v_ptr, where, in_head, HEAD != LANES)
+        v = _load(v_ptr, where, in_head, HEAD != LANES).to(q.dtype)
         keys_at = _keys_at(table_ptr, begin + TILE, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)  # a turn early
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
         best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
     for begin in range(unmasked, end, TILE):
         key = begin + tl.arange(0, TILE)
@@ -257,7 +257,7 @@ def _spans(
         where = _keys_at(table_ptr, begin, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)[:, None] + dim[None, :]
         k = tl.load(k_ptr + where, mask=loaded, other=0.0)
         v = tl.load(v_ptr + where, mask=loaded, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
         scores = tl.where(key[None, :] <= position[:, None], scores, -1e30)
         best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD + dim[None, :]

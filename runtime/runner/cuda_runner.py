@@ -10,7 +10,7 @@ from itertools import cycle
 import torch
 
 import ops
-from runtime.batch import ScheduledBatch
+from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.kv_cache import KVCache
 from runtime.models.decoder import Decoder
 from runtime.runner.cuda_event import EventWaiter
@@ -43,31 +43,36 @@ class CudaRunner:
         started = torch.cuda.Event(enable_timing=True)
         ended = torch.cuda.Event(enable_timing=True, blocking=True)
         started.record()
-        for row in batch.rows:
-            if row.binding is not None:
-                self._sampler.bind(row.row, row.binding)
-        # A new row may share blocks that its neighbours fill in this very step, so it must be stored before it is read.
-        uniform = all(row.num_tokens == 1 and row.binding is None for row in batch.rows)
-        num_lines = len(batch.rows)
-        planned = any(row.start == 0 and row.num_tokens >= ops.FRESH_FROM for row in batch.rows)
-        shape = None if planned else self._graphs.find(batch.num_tokens, num_lines, uniform=uniform)
-        if shape is None:
-            ids = self.compute(self._inputs.fill(batch, StepShape(batch.num_tokens, num_lines, uniform)))
-        else:
-            self._inputs.fill(batch, shape)
-            ids = self._graphs.replay(shape)
-        output = next(self._outputs)[:num_lines]
-        output.copy_(ids[:num_lines], non_blocking=True)
+        # Longest contexts first: attention gives each line to blocks in this order, and a long one that came last would run alone.
+        order = sorted(range(len(batch.rows)), key=lambda index: -batch.rows[index].end)
+        ids = self._enqueue(tuple(batch.rows[index] for index in order), batch.num_tokens)
+        output = next(self._outputs)[: len(order)]
+        output.copy_(ids[: len(order)], non_blocking=True)
         ended.record()
         previous, self._last_end = self._last_end, ended
 
         def read_ids() -> list[int]:
-            return [id for id, row in zip(output.tolist(), batch.rows, strict=True) if row.samples]
+            by_row = dict(zip(order, output.tolist(), strict=True))
+            return [by_row[index] for index, row in enumerate(batch.rows) if row.samples]
 
         def idle_before_s() -> float | None:
             return None if previous is None else previous.elapsed_time(started) / 1e3
 
         return Step(batch, self._waiter.after(ended), read_ids, idle_before_s)
+
+    def _enqueue(self, rows: tuple[ScheduledRow, ...], num_tokens: int, *, eager: bool = False) -> torch.Tensor:
+        """Sampled ids, one for each of `rows`, and perhaps more."""
+        for row in rows:
+            if row.binding is not None:
+                self._sampler.bind(row.row, row.binding)
+        # A new row may share blocks that its neighbours fill in this very step, so it must be stored before it is read.
+        uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
+        planned = eager or any(row.start == 0 and row.num_tokens >= ops.FRESH_FROM for row in rows)
+        shape = None if planned else self._graphs.find(num_tokens, len(rows), uniform=uniform)
+        if shape is None:
+            return self.compute(self._inputs.fill(rows, StepShape(num_tokens, len(rows), uniform)))
+        self._inputs.fill(rows, shape)
+        return self._graphs.replay(shape)
 
     def compute(self, inputs: StepInputs) -> torch.Tensor:
         """Enqueue one step; sampled ids [S] int64."""
@@ -79,12 +84,8 @@ class CudaRunner:
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> None:
-        """One eager step, start to end, waited for: for warm-up."""
-        for row in batch.rows:
-            if row.binding is not None:
-                self._sampler.bind(row.row, row.binding)
-        uniform = all(row.num_tokens == 1 and row.binding is None for row in batch.rows)
-        self.compute(self._inputs.fill(batch, StepShape(batch.num_tokens, len(batch.rows), uniform)))
+        """One step without a graph, start to end, waited for: for warm-up."""
+        self._enqueue(batch.rows, batch.num_tokens, eager=True)
         torch.cuda.synchronize()
 
     async def close(self) -> None:

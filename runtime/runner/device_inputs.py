@@ -5,6 +5,7 @@ run. Block tables and last sampled ids live on the device; the host keeps a copy
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 import ops
-from runtime.batch import ScheduledBatch
+from runtime.batch import ScheduledRow
 from runtime.runner.step_inputs import StepInputs
 
 _Words = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -63,15 +64,23 @@ class DeviceInputs:
     def last_ids(self) -> torch.Tensor:
         return self._tensors.last_ids
 
-    def fill(self, batch: ScheduledBatch, shape: StepShape) -> StepInputs:
-        """Enqueue everything `batch` brings, padded to `shape`; its tensors, valid until the next call's work runs."""
-        tables, indices, values = self._updates(batch)
+    def fill(self, rows: Sequence[ScheduledRow], shape: StepShape) -> StepInputs:
+        """Enqueue everything that `rows` bring, padded to `shape`; its tensors, valid until the next call's work runs."""
+        num_tokens = sum(row.num_tokens for row in rows)
+        tables, indices, values = self._updates(rows)
         while len(tables) > _UPDATES:
-            self._upload([], 0, 0, (tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]), StepShape(0, 0, False))
+            first = [tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]]
+            self._unpack(torch.tensor(first, dtype=torch.int32).view(-1), 0, 0, _UPDATES, StepShape(0, 0, False))
             tables, indices, values = tables[_UPDATES:], indices[_UPDATES:], values[_UPDATES:]
-        self._upload(self._pack(batch), batch.num_tokens, len(batch.rows), (tables, indices, values), shape)
-        stops = accumulate(row.num_tokens for row in batch.rows)
-        spans = ((stop - row.num_tokens, stop, row.end) for row, stop in zip(batch.rows, stops, strict=True))
+        parts: list[_Words | list[int]] = [*self._pack(rows, num_tokens), tables, indices, values]
+        pinned = next(self._packed)
+        host, at = pinned.numpy(), 0
+        for part in parts:
+            host[at : at + len(part)] = part
+            at += len(part)
+        self._unpack(pinned[:at], num_tokens, len(rows), len(tables), shape)
+        stops = accumulate(row.num_tokens for row in rows)
+        spans = ((stop - row.num_tokens, stop, row.end) for row, stop in zip(rows, stops, strict=True))
         return self.view(shape, tuple(spans))
 
     def view(self, shape: StepShape, spans: tuple[tuple[int, int, int], ...] | None) -> StepInputs:
@@ -96,12 +105,12 @@ class DeviceInputs:
             ),
         )
 
-    def _updates(self, batch: ScheduledBatch) -> tuple[list[int], list[int], list[int]]:
+    def _updates(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
         """New entries of the block tables: row, index, block id. The host's copy has them when this returns."""
         tables: list[int] = []
         indices: list[int] = []
         values: list[int] = []
-        for row in batch.rows:
+        for row in rows:
             new = row.new_block_ids
             if new:
                 first, end = row.first_new_block, row.first_new_block + len(new)
@@ -111,8 +120,7 @@ class DeviceInputs:
                 values.extend(new)
         return tables, indices, values
 
-    def _pack(self, batch: ScheduledBatch) -> list[_Words]:
-        rows = batch.rows
+    def _pack(self, rows: Sequence[ScheduledRow], num_tokens: int) -> list[_Words]:
         ids: list[int] = []
         for row in rows:
             ids.extend(row.token_ids)
@@ -120,30 +128,22 @@ class DeviceInputs:
                 ids.append(-1 - row.row)  # what this row sampled last, which only the device knows
         facts = np.array([(row.row, row.num_tokens, row.end, row.samples) for row in rows], np.int32).T
         row_ids, spans, ends = facts[0], facts[1], facts[2]
-        if batch.num_tokens == len(rows):
+        if num_tokens == len(rows):
             positions, token_rows, starts = ends - 1, row_ids, np.arange(len(rows), dtype=np.int32)
         else:
             stops = np.cumsum(spans, dtype=np.int32)
             starts = stops - spans
-            positions = np.arange(batch.num_tokens, dtype=np.int32) + np.repeat(ends - stops, spans)
+            positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(ends - stops, spans)
             token_rows = np.repeat(row_ids, spans)
         blocks = self._tables[token_rows, positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
         return [np.array(ids, np.int32), positions, slots, row_ids, starts, ends, facts[3]]
 
-    def _upload(
-        self, parts: list[_Words], num_tokens: int, num_lines: int,
-        updates: tuple[list[int], list[int], list[int]], shape: StepShape,
-    ) -> None:  # fmt: skip
-        pinned = next(self._packed)
-        host = pinned.numpy()
-        at = 0
-        sources: list[_Words | list[int]] = [*parts, *updates]
-        for part in sources:
-            host[at : at + len(part)] = part
-            at += len(part)
-        self._device_packed[:at].copy_(pinned[:at], non_blocking=True)
+    def _unpack(
+        self, packed: torch.Tensor, num_tokens: int, num_lines: int, num_updates: int, shape: StepShape
+    ) -> None:
+        self._device_packed[: len(packed)].copy_(packed, non_blocking=True)
         ops.unpack(
-            self._device_packed, self._tensors, num_tokens=num_tokens, num_lines=num_lines,
-            num_updates=len(updates[0]), padded_tokens=shape.num_tokens, padded_lines=shape.num_lines,
+            self._device_packed, self._tensors, num_tokens=num_tokens, num_lines=num_lines, num_updates=num_updates,
+            padded_tokens=shape.num_tokens, padded_lines=shape.num_lines,
         )  # fmt: skip

@@ -14,8 +14,8 @@ from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.decoder import Decoder
-from runtime.runner.worker import Worker
 from runtime.runner import on_cpu, on_cuda
+from runtime.runner.worker import Worker
 from runtime.start import EngineParts, assemble
 
 CORES = len(os.sched_getaffinity(0))

@@ -29,8 +29,8 @@ MODELS = {
     "llama, heads of 256": lambda: transformers.LlamaConfig(**COMMON, head_dim=256),
 }
 MAX_TOKENS = 24
-# Half precision against float32: its rounding moves these models' logits, whose spread is 3 or so, by a hundredth or two.
-HALF_TIE = 0.2
+# Half precision against float32: by how much its rounding moves these models' logits, which are some 10 apart.
+HALF_TIES = {"bfloat16": 0.6, "float16": 0.1}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -54,7 +54,9 @@ def load(folder, dtype: str):
 
 
 def decode(decoder, prompts, *, together=True, rounds=1, **options) -> Outcome:
-    config = EngineConfig(**{"device": "cuda", "num_kv_blocks": 512, "max_num_seqs": 24, **options})
+    config = EngineConfig(
+        **{"device": "cuda", "dtype": decoder.dtype, "num_kv_blocks": 512, "max_num_seqs": 24, **options}
+    )
     return run(decoder, config, prompts, MAX_TOKENS, together=together, rounds=rounds)
 
 
@@ -85,12 +87,12 @@ def test_float32_equals_transformers_when_blocks_run_out(case):
     assert outcome.num_preemptions > 0
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", HALF_TIES)
 @pytest.mark.parametrize("options", [{}, {"together": False}, {"enforce_eager": True}, {"max_num_batched_tokens": 40}])
 def test_half_precision_stays_close(case, dtype, options):
     folder, prompts, references = case
     outcome = decode(load(folder, dtype), prompts, **options)
-    ties = compare(outcome, references, HALF_TIE)
+    ties = compare(outcome, references, HALF_TIES[dtype])
     assert ties < len(prompts)
 
 

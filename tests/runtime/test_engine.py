@@ -238,12 +238,29 @@ async def test_an_idle_engine_has_no_timer_and_no_pending_callback():
         assert not loop._ready
 
 
-async def test_a_bug_in_the_loop_is_told_to_everybody_and_to_health():
-    class Broken(FakeRunner):
-        def launch(self, batch):
-            raise ZeroDivisionError("internal")
+async def test_a_batch_that_cannot_be_launched_ends_its_requests_and_no_others():
+    class Short(FakeRunner):
+        """No memory for a step with a long prompt."""
 
-    engine = make_engine(Broken())
+        def launch(self, batch):
+            if any(row.num_tokens > 30 for row in batch.rows):
+                raise MemoryError
+            return super().launch(batch)
+
+    async with engine_on(Short()) as engine:
+        before = asyncio.create_task(read(engine.submit([request(prompt=(1, 2), max_tokens=40)])))
+        await turns(3)
+        assert (await read(engine.submit([request(prompt=range(1, 50))])))[0][1] is FinishReason.ERROR
+        after = await read(engine.submit([request(prompt=(1, 2), max_tokens=40)]))
+        assert engine.health().ok
+        # A neighbour in the failed batch ends with it; one that was not in it, or comes later, is served whole.
+        assert (await before)[0][1] in (FinishReason.ERROR, FinishReason.LENGTH)
+        assert (len(after[0][0]), after[0][1]) == (40, FinishReason.LENGTH)
+
+
+async def test_a_bug_in_the_loop_is_told_to_everybody_and_to_health(monkeypatch):
+    engine = make_engine(FakeRunner())
+    monkeypatch.setattr(engine._scheduler, "schedule", lambda: 1 / 0)
     assert await read(engine.submit([request()])) == {0: ([], FinishReason.ERROR)}
     assert not engine.health().ok
     with pytest.raises(EngineStopped, match="died"):

@@ -46,4 +46,4 @@ class AttentionBlock:
     def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
         qkv = ops.linear(x, self._qkv)
-        return ops.linear(ops.attention(qkv, self._heads, positions, kv.k, kv.v, slots, meta), self._output)
+        return ops.linear(ops.attend(qkv, self._heads, positions, kv.k, kv.v, slots, meta), self._output)

@@ -1,0 +1,45 @@
+"""Graph pool: which captured shape a step takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.runner.device_inputs import StepShape
+from runtime.runner.graph_pool import GraphPool, decode_sizes, mixed_shapes
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 64, 100, 256, 300, 1024])
+def test_the_ladder_of_batch_sizes_rises_to_the_largest(most):
+    sizes = decode_sizes(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert sizes[-1] == most
+
+
+@pytest.mark.parametrize(("seqs", "tokens"), [(1, 2), (8, 16), (24, 40), (256, 8192), (512, 2048), (1000, 1001)])
+def test_every_mixed_step_within_the_limits_has_a_shape(seqs, tokens):
+    shapes = mixed_shapes(seqs, tokens)
+    assert all(shape.num_lines <= min(seqs, shape.num_tokens) for shape in shapes)
+    assert max(shape.num_tokens for shape in shapes) == tokens
+    assert any(shape.num_tokens == tokens and shape.num_lines == min(seqs, tokens) for shape in shapes)
+
+
+def test_what_was_not_captured_is_not_found():
+    assert GraphPool(8, 64).find(1, 1, uniform=True) is None
+
+
+@pytest.mark.gpu
+def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than_it_must():
+    pool = GraphPool(32, 256)
+    source = torch.zeros(256, dtype=torch.int64, device="cuda")
+    pool.capture(pool.shapes, lambda shape: source[: shape.num_lines] + shape.num_tokens)
+    assert pool.find(3, 3, uniform=True) == StepShape(4, 4, True)
+    assert pool.find(32, 32, uniform=True) == StepShape(32, 32, True)
+    assert pool.find(20, 3, uniform=False) == StepShape(24, 4, False)
+    assert pool.find(20, 5, uniform=False) == StepShape(24, 24, False)
+    assert pool.find(257, 5, uniform=False) is None
+    source += 1000
+    shape = pool.find(100, 20, uniform=False)
+    assert shape is not None
+    assert pool.replay(shape).tolist() == [1000 + shape.num_tokens] * shape.num_lines
