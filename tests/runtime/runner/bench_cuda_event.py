@@ -20,7 +20,11 @@ from cuda.bindings import driver
 
 from runtime.runner.cuda_event import EventWaiter
 
-CALLBACK = "#include <unistd.h>\n#include <stdint.h>\nvoid signal_fd(void *fd) { uint64_t one = 1; (void)!write((int)(intptr_t)fd, &one, 8); }\n"
+CALLBACK = r"""
+#include <stdint.h>
+#include <unistd.h>
+void signal_fd(void *fd) { uint64_t one = 1; (void)!write((int)(intptr_t)fd, &one, 8); }
+"""
 
 
 class CallbackWaiter:
