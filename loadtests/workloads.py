@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from zlib import crc32
 
 from loadtests.answers import Endpoint
 
@@ -209,6 +210,8 @@ def _find(name: str, vocab_size: int) -> Workload:
         concurrency,
         GPU_REQUESTS.get(name, max(12, 6 * concurrency)),
         output,
+        # By name, so that no workload's prompts begin those of another: a prefix cache would find them.
+        seed=crc32(name.encode()),
         num_warmup=2,
         endpoint="completions",
     )
