@@ -26,6 +26,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_num_mixed_tokens: int | None = None
     kv_cache_bytes: int | None = None
     num_kv_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -54,14 +55,15 @@ class DeviceDefaults:
     dtype: str
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_mixed_tokens: int
     kv_cache_bytes: Callable[[int], int]  # of the memory that is free after loading
 
 
 # A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
-CPU = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
-# All the memory that --gpu-memory-utilization leaves. A step of 8192 tokens keeps the device's matrix units busy and lasts
-# tens of milliseconds, not hundreds.
-CUDA = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
+CPU = DeviceDefaults("float32", 64, 512, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
+# All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy; how many of them may
+# share a step with decodes is found by timing one (runner/on_cuda.py).
+CUDA = DeviceDefaults("bfloat16", 256, 8192, 8192, lambda free_bytes: free_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class EnginePlan:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_mixed_tokens: int
     layout: KVLayout
     kv_cache_dtype: str
     num_kv_blocks: int
@@ -120,6 +123,7 @@ class EnginePlan:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
+            max_num_mixed_tokens=config.max_num_mixed_tokens or defaults.max_num_mixed_tokens,
             layout=layout,
             kv_cache_dtype=kv_cache_dtype,
             num_kv_blocks=num_blocks,

@@ -28,6 +28,9 @@ class SchedulerLimits:
     max_num_seqs: int  # rows of the device tables
     max_num_batched_tokens: int  # budget of one step; more than max_num_seqs, so a prompt moves on beside any decodes
     eos_token_ids: frozenset[int]
+    max_num_mixed_tokens: int | None = (
+        None  # of prompts in a step that decodes share, so that they never wait long for one
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.max_num_seqs < self.max_num_batched_tokens:
@@ -69,6 +72,8 @@ class Scheduler:
         preemptions_before = self.num_preemptions
         rows: list[ScheduledRow] = []
         decodes = sum(sequence.num_to_compute == 1 for sequence in self.running)
+        if decodes and self.limits.max_num_mixed_tokens is not None:
+            budget = min(budget, decodes + self.limits.max_num_mixed_tokens)
         index = 0
         while index < len(self.running):
             sequence = self.running[index]

@@ -152,6 +152,7 @@ def engine_config(config: ServerConfig, tokenizer: Tokenizer) -> EngineConfig:
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_mixed_tokens=config.max_num_mixed_tokens,
         kv_cache_bytes=config.kv_cache_memory,
         num_kv_blocks=config.num_kv_blocks,
         gpu_memory_utilization=config.gpu_memory_utilization,

@@ -21,11 +21,14 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """Two token counts for each power of two, from 1024 on four; for few lines, many, and all rows."""
-    sizes, size = [], 16
+    """Token counts an eighth apart or less where a step is long enough for its padding to show, a half apart below; each for few
+    lines, many, and all rows."""
+    finer = {16: 8, 32: 16, 64: 32, 128: 64, 512: 128, 2048: 256, 4096: 512}  # from a count on, to the next
+    sizes, size, step = [], 16, 8
     while size < max_num_tokens:
         sizes.append(size)
-        size += (1 << size.bit_length() - 1) // (4 if size >= 1024 else 2)
+        step = finer.get(size, step)
+        size += step
     shapes = []
     for size in [*sizes, max_num_tokens]:
         counts = (4, 32, 128, 256, max_num_seqs) if size <= 512 else (32, max_num_seqs)

@@ -22,8 +22,8 @@ BLOCK = 4
 EOS = 7
 
 
-def make(num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True) -> Scheduler:
-    limits = SchedulerLimits(seqs, budget, frozenset({EOS}))
+def make(num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True, mixed=None) -> Scheduler:
+    limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
     return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching), POLICIES[policy])
 
 
@@ -294,3 +294,25 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and
 
 def expected_at(seq: Sequence) -> int:
     return next_token(seq.token_ids[:-1])
+
+
+def test_prompts_take_smaller_pieces_while_others_decode():
+    scheduler = make(budget=16, mixed=5)
+    scheduler.add(sequence(0, range(10, 14), max_tokens=8))
+    first = scheduler.schedule()
+    assert [row.num_tokens for row in first.rows] == [4]
+    scheduler.settle(first, [1])
+    for number in (1, 2):
+        scheduler.add(sequence(number, range(20 * number, 20 * number + 9)))
+    pieces = []
+    for _ in range(4):
+        batch = scheduler.schedule()
+        pieces.append([row.num_tokens for row in batch.rows])
+        scheduler.settle(batch, [1] * len(batch.sampling_rows))
+    assert pieces[:3] == [[1, 5], [1, 4, 1], [1, 1, 5]]
+
+
+def test_without_decodes_a_prompt_has_the_whole_budget():
+    scheduler = make(budget=16, mixed=5)
+    scheduler.add(sequence(0, range(10, 30)))
+    assert [row.num_tokens for row in scheduler.schedule().rows] == [16]
