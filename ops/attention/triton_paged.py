@@ -43,7 +43,7 @@ class Splits(NamedTuple):
 
 
 # By lanes of a head (its size, up to a power of two). FEW: steps whose tiles would leave multiprocessors idle.
-SPANS = {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 128, 8, 3), 256: Tiles(128, 64, 8, 2)}
+SPANS = {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 64, 8, 3, packed=True), 256: Tiles(128, 64, 8, 2)}
 FEW_SPANS = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 64, 4, 3), 256: Tiles(64, 32, 4, 3)}
 FLOAT32_SPANS = {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 4, 2), 256: Tiles(16, 16, 4, 2)}
 DECODE = {64: Splits(64, 4, 3), 128: Splits(64, 4, 3), 256: Splits(32, 4, 3)}

@@ -68,11 +68,18 @@ class Decoder:
             )
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv: Sequence[LayerKV], slots: Tensor, meta: ops.AttentionMeta
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv: Sequence[LayerKV],
+        slots: Tensor,
+        meta: ops.AttentionMeta,
+        logit_tokens: Tensor | None = None,
     ) -> Tensor:
-        """One step: input_ids, positions and slots [T] int64 -> hidden [T, H], before the final norm.
+        """One step: input_ids, positions and slots [T] int64 -> logits [S, V] in the model's dtype.
 
-        `kv`: one entry a layer; the tokens' keys and values are written to `slots`, then attended to through `meta`."""
+        `kv`: one entry a layer; the tokens' keys and values are written to `slots`, then attended to through `meta`.
+        `logit_tokens` [S] int64: the tokens whose logits are wanted, all where it is None."""
         residual = self._vocabulary.embed(input_ids)
         x = ops.rms_norm(residual, self._first_norm, self._norm_eps)
         eps = self._norm_eps
@@ -80,12 +87,8 @@ class Decoder:
             x = layer.attention.forward(x, positions, layer_kv, slots, meta)
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.mlp.forward(x)
-            if layer.next_norm is None:
-                residual += x
-            else:
+            if layer.next_norm is not None:
                 x = ops.add_rms_norm(x, residual, layer.next_norm, eps)
-        return residual
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H], the lines that sample -> [S, V], in the model's dtype."""
-        return self._vocabulary.logits(hidden)
+        if logit_tokens is not None:
+            x, residual = x[logit_tokens], residual[logit_tokens]
+        return self._vocabulary.logits(x, residual)

@@ -40,10 +40,9 @@ class CpuRunner:
             if row.binding is not None:
                 self._sampler.bind(row.row, row.binding)
         inputs = self._inputs.fill(batch)
-        hidden = self._decoder.forward(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
-        if not len(inputs.sample_rows):
-            return []
-        logits = self._decoder.logits(hidden[inputs.logit_tokens])
+        logits = self._decoder.forward(
+            inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta, inputs.logit_tokens
+        )
         ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
         sampled: list[int] = ids.tolist()
         return sampled

@@ -76,10 +76,9 @@ class CudaRunner:
 
     def compute(self, inputs: StepInputs) -> torch.Tensor:
         """Enqueue one step; sampled ids [S] int64."""
-        hidden = self._decoder.forward(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
-        if inputs.logit_tokens is not None:
-            hidden = hidden[inputs.logit_tokens]
-        logits = self._decoder.logits(hidden)
+        logits = self._decoder.forward(
+            inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta, inputs.logit_tokens
+        )
         return self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
 
     @torch.inference_mode()

@@ -23,6 +23,6 @@ class VocabularyBlock:
         """ids [T] int64 -> [T, H], a fresh tensor."""
         return ops.embedding(ids, self._table)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] -> [S, V], in the model's dtype."""
-        return ops.linear(ops.rms_norm(hidden, self._norm, self._norm_eps), self._head)
+    def logits(self, x: Tensor, residual: Tensor) -> Tensor:
+        """What the last layer adds, x [S, H], and what it adds it to, which is overwritten -> [S, V], in the model's dtype."""
+        return ops.linear(ops.add_rms_norm(x, residual, self._norm, self._norm_eps), self._head)

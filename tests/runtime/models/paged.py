@@ -63,6 +63,5 @@ class Paged:
             max(map(len, spans.values())),
             max(self.lengths[row] for row in spans),
         )
-        hidden = self.decoder.forward(torch.tensor(ids), torch.tensor(positions), self.kv, torch.tensor(slots), meta)
-        logits = self.decoder.logits(hidden)
+        logits = self.decoder.forward(torch.tensor(ids), torch.tensor(positions), self.kv, torch.tensor(slots), meta)
         return {row: logits[a:b] for row, a, b in zip(spans, starts, starts[1:], strict=False)}
