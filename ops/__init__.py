@@ -21,6 +21,7 @@ from ops.attention import native as attention_native
 from ops.attention import reference as attention_reference
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import FRESH_FROM, AttentionMeta
+from ops.cuda import program as cuda_program
 from ops.embedding import reference as embedding_reference
 from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
@@ -46,6 +47,7 @@ __all__ = [
     "StepTensors",
     "add_rms_norm",
     "attend",
+    "compile_ahead",
     "describe",
     "embedding",
     "force",
@@ -264,6 +266,14 @@ def unpack(
         packed, to, num_tokens=num_tokens, num_lines=num_lines, num_updates=num_updates, padded_tokens=padded_tokens,
         padded_lines=padded_lines,
     )  # fmt: skip
+
+
+def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
+    """Begin to compile what this dtype needs on a CUDA device, beside whatever else start-up does."""
+    if device.type == "cuda":
+        from ops.attention import cuda as _registers_its_program  # noqa: F401
+
+        cuda_program.compile_ahead(dtype, device)
 
 
 def set_num_threads(n: int) -> None:

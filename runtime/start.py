@@ -90,6 +90,8 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
         ops.force(backend if device == "cuda" else None, op)
     ops.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     plan = on_cuda.plan(config, spec) if device == "cuda" else on_cpu.plan(config, spec)
+    if device == "cuda":
+        on_cuda.compile_ahead(plan)
     with on_cuda.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
         decoder = load_model(
             files,

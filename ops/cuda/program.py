@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 logger = logging.getLogger("oneloop.ops")
 
 _COMMON = Path(__file__).with_name("common.cuh")
+_programs: list[Program] = []
 _DTYPE_FLAGS = {torch.bfloat16: (), torch.float16: ("-DFLOAT16",)}
 
 
@@ -83,17 +85,27 @@ class Program:
         self._sources = sources
         self._instances = instances
         self._modules: dict[tuple[int, torch.dtype], Any] = {}
+        self._loading = threading.Lock()
+        _programs.append(self)
 
     def kernel(self, name: str, dtype: torch.dtype, device: torch.device) -> Kernel:
         """Compiled at the first call. Raises RuntimeError with the compiler's words."""
         from cuda.bindings import driver
 
-        key = device.index or 0, dtype
-        if key not in self._modules:
-            torch.cuda.current_stream(device)  # the context exists from here on
-            (self._modules[key],) = _check(driver.cuModuleLoadData(self._machine_code(dtype, device)))
-        (function,) = _check(driver.cuModuleGetFunction(self._modules[key], name.encode()))
+        (function,) = _check(driver.cuModuleGetFunction(self.module(dtype, device), name.encode()))
         return Kernel(function)
+
+    def module(self, dtype: torch.dtype, device: torch.device) -> Any:
+        """The loaded machine code; whoever comes second waits for the first."""
+        from cuda.bindings import driver
+
+        key = device.index or 0, dtype
+        with self._loading:
+            if key not in self._modules:
+                torch.cuda.init()
+                torch.cuda.set_device(device)  # this thread has the context from here on
+                (self._modules[key],) = _check(driver.cuModuleLoadData(self._machine_code(dtype, device)))
+            return self._modules[key]
 
     def _machine_code(self, dtype: torch.dtype, device: torch.device) -> bytes:
         from cuda.bindings import nvrtc
@@ -109,6 +121,13 @@ class Program:
         code = _compile(text, options)
         _keep(cached, code)
         return code
+
+
+def compile_ahead(dtype: torch.dtype, device: torch.device) -> None:
+    """Begin to compile every program, each on a thread of its own; whoever needs one waits for it."""
+    if missing() is None and dtype in _DTYPE_FLAGS:
+        for program in _programs:
+            threading.Thread(target=program.module, args=(dtype, device), name="oneloop-nvrtc", daemon=True).start()
 
 
 def _compile(text: str, options: Sequence[str]) -> bytes:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+import ops
 from runtime.api import LoadProgress
 from runtime.config import CUDA, GIB, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kv_cache import KVCache
@@ -58,6 +59,11 @@ def plan(config: EngineConfig, spec: DecoderSpec, used_beside: int | None = None
         defaults=CUDA,
         free_bytes=max(0, left),
     )
+
+
+def compile_ahead(plan: EnginePlan) -> None:
+    """Kernels that need a compiler begin to get it while weights are read."""
+    ops.compile_ahead(torch.device("cuda", torch.cuda.current_device()), getattr(torch, plan.dtype))
 
 
 @contextmanager
