@@ -27,6 +27,7 @@ from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
 from ops.gemm.weight import LinearWeight
+from ops.inputs import reference as inputs_reference
 from ops.inputs.tensors import StepTensors
 from ops.kv import native as kv_native
 from ops.kv import reference as kv_reference
@@ -119,8 +120,11 @@ _sample = Op(
 )
 _unpack = Op(
     "unpack",
-    ShapeClass("cuda", torch.int32),
-    [Kernel("unpack", "triton", _on_cuda, "ops.inputs.triton_unpack:unpack")],
+    ShapeClass("cpu", torch.int32),
+    [
+        Kernel("unpack", "triton", _on_cuda, "ops.inputs.triton_unpack:unpack"),
+        Kernel("unpack", "reference", _any, inputs_reference.unpack),
+    ],
 )
 _rms_norm = _op("rms_norm", norm_native.rms_norm, norm_reference.rms_norm, triton_run="ops.norm.triton_norm:rms_norm")
 _add_rms_norm = _op(

@@ -74,9 +74,9 @@ class Op:
         self._reasons: dict[ShapeClass, str] = {}
         _ops.append(self)
 
-    def describe(self) -> list[str]:
-        """One line per choice made, or the choice for the usual case where the op was not called yet."""
-        if not self._reasons:
+    def describe(self, *, usual: bool = True) -> list[str]:
+        """One line per choice made; where there was none yet, the choice for the usual case, if `usual`."""
+        if not self._reasons and usual:
             self.choose(self._usual)
         return [f"{self.name}: {reason} ({case})" for case, reason in self._reasons.items()]
 
@@ -131,9 +131,10 @@ def forced() -> str | None:
     return _forced.get(None)
 
 
-def describe() -> list[str]:
-    """One line per op and shape class: the kernel that was chosen, and why the ones before it were not."""
-    return [line for op in _ops for line in op.describe()]
+def describe(*, usual: bool = True) -> list[str]:
+    """One line per op and shape class: the kernel that was chosen, and why the ones before it were not. An op without a choice
+    yet tells its usual one, unless told not to."""
+    return [line for op in _ops for line in op.describe(usual=usual)]
 
 
 def _short(dtype: torch.dtype) -> str:

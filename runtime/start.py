@@ -112,7 +112,7 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
         on_cpu.warm_up(cpu_runner, plan)
         parts = assemble(plan, decoder, eos_token_ids, cpu_runner)
     report(LoadProgress("ready"))
-    for line in (*ops.describe(), *plan.notes):
+    for line in (*ops.describe(usual=False), *plan.notes):
         log.info(line)
     return parts
 

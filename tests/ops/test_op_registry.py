@@ -18,6 +18,15 @@ from ops.registry import Kernel, Op, ShapeClass
 ROOT = Path(__file__).parents[2]
 FLOAT32 = ShapeClass("cpu", torch.float32)
 FLOAT64 = ShapeClass("cpu", torch.float64)
+NATIVE = {
+    "linear",
+    "rms_norm",
+    "add_rms_norm",
+    "rope",
+    "store_kv",
+    "paged_attention",
+    "silu_mul",
+}  # ops that have such a kernel
 
 
 def never(case: ShapeClass) -> str | None:
@@ -64,14 +73,14 @@ def test_an_op_that_nothing_can_compute_says_everything_that_was_tried() -> None
 
 def test_every_op_describes_itself_in_one_line() -> None:
     names = {line.split(":")[0] for line in ops.describe()}
-    assert names == {"linear", "rms_norm", "add_rms_norm", "rope", "store_kv", "paged_attention", "silu_mul"}
+    assert names == {*NATIVE, "embedding", "attend", "sample", "unpack"}
 
 
 def test_forcing_the_reference_is_seen_in_the_description_and_can_be_undone() -> None:
     ops.force(None)
     free = ops.describe()
     ops.force("reference")
-    assert all(": reference; not native: reference was asked for" in line for line in ops.describe())
+    assert all(": reference" in line and "reference was asked for" in line for line in ops.describe())
     ops.force(None)
     assert ops.describe() == free
     with pytest.raises(ValueError, match="no kernel is called 'fastest'"):
@@ -95,14 +104,26 @@ def python(code: str) -> str:
 
 def test_the_reference_can_be_asked_for() -> None:
     lines = python("import ops; ops.force('reference'); print(*ops.describe(), sep='\\n')").splitlines()
-    assert len(lines) == 7
-    assert all(": reference; not native: reference was asked for" in line for line in lines)
+    assert len(lines) == len(NATIVE) + 4
+    assert all(": reference" in line and "reference was asked for" in line for line in lines)
+    assert sum("not native: reference was asked for" in line for line in lines) == len(NATIVE)
+
+
+def test_the_reference_can_be_asked_for_one_op_alone() -> None:
+    try:
+        ops.force("reference", "silu_mul")
+        lines = {line.split(":")[0]: line for line in ops.describe()}
+        assert "reference was asked for" in lines["silu_mul"]
+        assert "was asked for" not in lines["rms_norm"]
+    finally:
+        ops.force(None, "silu_mul")
+    assert not any("was asked for" in line for line in ops.describe())
 
 
 def test_without_the_compiled_module_everything_is_computed_by_torch_and_said_once() -> None:
     block = "import sys; sys.modules['oneloop_native'] = None; import ops; ops.set_num_threads(1)"
     out = python(block + "; print(*ops.describe(), sep='\\n')")
-    assert out.count(": reference; not native: oneloop_native is not built") == 7
+    assert out.count(": reference; not native: oneloop_native is not built") == len(NATIVE)
     assert out.count("native CPU kernels are not built") == 1
 
 

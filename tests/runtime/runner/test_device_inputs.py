@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ops
-from ops.inputs.triton_unpack import unpack
+from ops.inputs import reference, triton_unpack
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledRow
 from runtime.runner import device_inputs
@@ -26,9 +26,14 @@ def scheduled(
 
 
 @pytest.fixture(params=DEVICES)
-def inputs(request, monkeypatch):
-    monkeypatch.setattr(ops, "unpack", unpack)  # the registry has it for CUDA only
-    return DeviceInputs(8, 64, 64, BLOCK, steps_in_flight=2, device=torch.device(request.param))
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=[triton_unpack, reference], ids=["triton", "reference"])
+def inputs(request, device, monkeypatch):
+    monkeypatch.setattr(ops, "unpack", request.param.unpack)
+    return DeviceInputs(8, 64, 64, BLOCK, steps_in_flight=2, device=device)
 
 
 def test_prompts_and_decodes_side_by_side(inputs):
