@@ -80,6 +80,8 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
     spec = spec_from_config(files.config)  # what cannot be served is said before anything is loaded
     report(LoadProgress("import"))
     device = choose_device(config.device)
+    if device == "cuda" and config.kernels == "native":
+        raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
     import ops
     from runtime.models.load import load_model
     from runtime.runner import on_cpu, on_cuda
