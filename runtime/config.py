@@ -55,15 +55,13 @@ class DeviceDefaults:
     dtype: str
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_num_mixed_tokens: int
     kv_cache_bytes: Callable[[int], int]  # of the memory that is free after loading
 
 
 # A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
-CPU = DeviceDefaults("float32", 64, 512, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
-# All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy; how many of them may
-# share a step with decodes is found by timing one (runner/on_cuda.py).
-CUDA = DeviceDefaults("bfloat16", 256, 8192, 8192, lambda free_bytes: free_bytes)
+CPU = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
+# All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy.
+CUDA = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class EnginePlan:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_num_mixed_tokens: int
+    max_num_mixed_tokens: int | None
     layout: KVLayout
     kv_cache_dtype: str
     num_kv_blocks: int
@@ -123,7 +121,7 @@ class EnginePlan:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            max_num_mixed_tokens=config.max_num_mixed_tokens or defaults.max_num_mixed_tokens,
+            max_num_mixed_tokens=config.max_num_mixed_tokens,
             layout=layout,
             kv_cache_dtype=kv_cache_dtype,
             num_kv_blocks=num_blocks,

@@ -97,7 +97,10 @@ class ServerConfig:
     max_num_seqs: int | None = option(None, "sequences in one step", group=_ENGINE, minimum=1)
     max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=_ENGINE, minimum=1)
     max_num_mixed_tokens: int | None = option(
-        None, "tokens of prompts in one step that running answers share", group=_ENGINE, minimum=1
+        None,
+        "tokens of prompts in a step that running answers share: fewer keep streams even, and prompts wait (default: no limit)",
+        group=_ENGINE,
+        minimum=1,
     )
     kv_cache_memory: int | None = option(
         None, "memory for the KV cache, such as 2GiB", group=_ENGINE, minimum=1, parse=parse_size, metavar="SIZE"

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -30,8 +28,6 @@ log = logging.getLogger("oneloop.start")
 
 Report = Callable[[LoadProgress], None]
 
-_PAUSE_S = 0.04  # what a stream may wait for others' prompts in one step
-_LEAST_MIXED_TOKENS = 1024  # below, the matrix units starve
 _GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
 
 
@@ -86,19 +82,12 @@ def build_runner(
     Raises PlanError."""
     report(LoadProgress("kernels"))
     with out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
-        step_bytes, step_s = _measure_step(first_plan, decoder, eos_token_ids)
+        step_bytes = _measure_step(first_plan, decoder, eos_token_ids)
     graphs = GraphPool(first_plan.max_num_seqs, first_plan.max_num_batched_tokens)
     graph_bytes = 0
     if config.captures:
         graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
     final = plan(config, decoder.spec, step_bytes + graph_bytes)
-    if config.max_num_mixed_tokens is None:
-        affordable = int(final.max_num_batched_tokens * _PAUSE_S / step_s) // 128 * 128
-        final = replace(final, max_num_mixed_tokens=max(_LEAST_MIXED_TOKENS, affordable))
-    log.info(
-        "a step of %d tokens takes %.1f ms; beside decodes prompts get %d tokens a step",
-        final.max_num_batched_tokens, step_s * 1e3, final.max_num_mixed_tokens,
-    )  # fmt: skip
     with out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
         runner, inputs = _parts(final, decoder, eos_token_ids, final.num_kv_blocks, graphs)
         _run_each_kind(runner, final, final.num_kv_blocks)
@@ -107,24 +96,20 @@ def build_runner(
     return runner, final
 
 
-def _measure_step(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int]) -> tuple[int, float]:
-    """Bytes that the largest step takes on top of weights and KV, and its seconds; compiles the kernels it needs on the way."""
+def _measure_step(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int]) -> int:
+    """Bytes that the largest step takes on top of weights and KV; compiles the kernels it needs on the way."""
     before = torch.cuda.memory_allocated()
     runner, _ = _parts(plan, decoder, eos_token_ids, num_blocks=64, graphs=GraphPool(1, 2))
     torch.cuda.reset_peak_memory_stats()
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
-    batch = prompts(lengths[: plan.max_num_seqs], plan.layout.block_size, 64)
-    runner.run(batch)
-    began_s = time.perf_counter()
-    runner.run(batch)
-    step_s = time.perf_counter() - began_s
+    runner.run(prompts(lengths[: plan.max_num_seqs], plan.layout.block_size, 64))
     peak = torch.cuda.max_memory_allocated()
     runner.stop()
     del runner
     gc.collect()
     torch.cuda.empty_cache()
-    return peak - before, step_s
+    return peak - before
 
 
 def _parts(
