@@ -1,8 +1,9 @@
 """GpuEvent for CUDA: the loop sleeps until the device is done, and neither polls nor spins.
 
 One thread waits for the events in their order, in the driver, and completes a future of the loop for each. A callback of the
-driver's own that writes to an eventfd the loop watches was measured beside it (tests/runtime/runner/bench_cuda_event.py);
-it is not told when the device fails, so a waiting loop would never know."""
+driver's own that writes to an eventfd, which the loop watches, was measured beside it: on an H200, with clocks up, the loop went
+on 338 us after the device's end, with the thread 76 us (tests/runtime/runner/bench_cuda_event.py, medians). Nor is a callback
+told when the device fails: a waiting loop would never know."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ class EventWaiter:
         return CudaEvent(future)
 
     def close(self) -> None:
+        """Does not wait for a device that hangs."""
         self._recorded.put(None)
-        self._thread.join()
+        self._thread.join(timeout=1.0)
 
     def _wait_in_order(self) -> None:
         while (entry := self._recorded.get()) is not None:
