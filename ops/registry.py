@@ -87,8 +87,10 @@ class Op:
     def choose(self, case: ShapeClass) -> Callable[..., Any]:
         """The run of the first kernel that supports `case`. Raises NotImplementedError when none does."""
         refusals: list[str] = []
+        asked = _forced.get(self.name) or _forced.get(None)
+        if asked not in {kernel.name for kernel in self.kernels}:
+            asked = None
         for kernel in self.kernels:
-            asked = _forced.get(self.name) or _forced.get(None)
             if asked is not None and kernel.name != asked:
                 refusal: str | None = f"{asked} was asked for"
             else:
@@ -112,7 +114,8 @@ def _resolve(run: Callable[..., Any] | str) -> Callable[..., Any]:
 
 
 def force(name: str | None, op: str | None = None) -> None:
-    """Use only kernels called `name` ("reference", "native") from now on, for one op or for all; None gives the choice back.
+    """Use only kernels called `name` ("reference", "native") from now on, for one op or for all that have one; None gives the
+    choice back.
 
     A prepared LinearWeight keeps the form it was prepared in."""
     known = {kernel.name for each in _ops for kernel in each.kernels if op in (None, each.name)}

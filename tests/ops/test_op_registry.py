@@ -109,6 +109,12 @@ def test_the_reference_can_be_asked_for() -> None:
     assert sum("not native: reference was asked for" in line for line in lines) == len(NATIVE)
 
 
+def test_an_op_without_a_kernel_of_the_name_asked_for_keeps_its_choice(native: object) -> None:
+    lines = python("import ops; ops.force('native'); print(*ops.describe(), sep='\\n')").splitlines()
+    assert {line.split(":")[0] for line in lines if ": native" in line} == NATIVE
+    assert any(line.startswith("sample: reference") for line in lines)
+
+
 def test_the_reference_can_be_asked_for_one_op_alone() -> None:
     try:
         ops.force("reference", "silu_mul")
