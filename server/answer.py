@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from runtime import api
 from server import admission
+from server.config import ServerConfig
 from server.errors import InvalidRequest, Unavailable
 from server.frames import ChunkFrames, Envelope, Shape, json_response
 from server.generation import Generation, TextOptions
@@ -46,9 +47,50 @@ async def answer(
     envelope = Envelope(
         shape.id_prefix + request_id(http.scope), int(time.time()), served.name, served.fingerprint, shape
     )
+    generation = generation_of(
+        service.config,
+        served,
+        wire,
+        prompts,
+        id=envelope.id,
+        arrival_s=arrival_s(http.scope),
+        continues_prompt=shape.continues_prompt,
+        max_tokens=max_tokens,
+        default_max_tokens=default_max_tokens,
+        param=param,
+    )
+    if service.config.log_requests:
+        logger.info(
+            "%s: %d sequences, %d prompt tokens, %s",
+            envelope.id,
+            len(generation.requests),
+            generation.num_prompt_tokens,
+            generation.requests[0].params,
+        )
+    if wire.stream:
+        return _stream(service, generation, envelope, wire)
+    return await _whole(http, generation, envelope)
+
+
+def generation_of(
+    config: ServerConfig,
+    served: Served,
+    wire: GenerationRequest,
+    prompts: Sequence[Sequence[int]],
+    *,
+    id: str,
+    arrival_s: float,
+    continues_prompt: bool,
+    max_tokens: int | None,
+    default_max_tokens: int | None,
+    param: str,
+) -> Generation:
+    """What `wire` asks of the engine for `prompts`, not yet asked: nothing here knows HTTP. See `answer` for the rest.
+
+    Raises ApiError."""
     n = wire.n or 1
-    admission.check_num_sequences(len(prompts), n, service.config.max_queue)
-    if wire.priority and service.config.scheduling_policy != "priority":
+    admission.check_num_sequences(len(prompts), n, config.max_queue)
+    if wire.priority and config.scheduling_policy != "priority":
         raise InvalidRequest("priority needs a server started with --scheduling-policy priority", param="priority")
     requests: list[api.Request] = []
     for prompt_ids in prompts:
@@ -59,26 +101,15 @@ async def answer(
         for choice in range(n):
             requests.append(
                 api.Request(
-                    id=f"{envelope.id}-{len(requests)}",
+                    id=f"{id}-{len(requests)}",
                     prompt_ids=prompt_ids,
                     params=for_choice(params, choice),
                     priority=wire.priority or 0,
                     cache_salt=wire.cache_salt,
-                    arrival_s=arrival_s(http.scope),
+                    arrival_s=arrival_s,
                 )
             )
-    generation = Generation(served, requests, n, TextOptions.of(wire, continues_prompt=shape.continues_prompt))
-    if service.config.log_requests:
-        logger.info(
-            "%s: %d sequences, %d prompt tokens, %s",
-            envelope.id,
-            len(requests),
-            generation.num_prompt_tokens,
-            requests[0].params,
-        )
-    if wire.stream:
-        return _stream(service, generation, envelope, wire)
-    return await _whole(http, generation, envelope)
+    return Generation(served, requests, n, TextOptions.of(wire, continues_prompt=continues_prompt))
 
 
 def _stream(service: Service, generation: Generation, envelope: Envelope, wire: GenerationRequest) -> ASGIApp:

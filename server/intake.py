@@ -14,7 +14,8 @@ from server.errors import ContextLengthExceeded, InvalidRequest, clip
 from server.lifecycle import Served
 from server.offload import Offload
 from server.prompt import PromptError
-from server.schema import ChatRequest, Message, TokenizeRequest
+from server.sampling import check_token_ids
+from server.schema import ChatRequest, CompletionRequest, Message, TokenizeRequest
 from server.tokenizer import Tokenizer
 
 CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
@@ -45,6 +46,21 @@ def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, limit: in
             )
         beginning *= 2
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+async def completion_ids(served: Served, offload: Offload, wire: CompletionRequest) -> list[list[int]]:
+    """The ids of every prompt of `wire`, in order.
+
+    Raises InvalidRequest for ids outside the vocabulary."""
+    add_special_tokens = wire.add_special_tokens is not False
+    prompts: list[list[int]] = []
+    for prompt in wire.prompts:
+        if isinstance(prompt, str):
+            prompt = await text_ids(served, offload, prompt, add_special_tokens=add_special_tokens, param="prompt")
+        else:
+            check_token_ids(prompt, served.engine.model.vocab_size, "prompt")
+        prompts.append(prompt)
+    return prompts
 
 
 async def chat_ids(

@@ -8,8 +8,7 @@ from starlette.types import ASGIApp
 from server import admission, schema
 from server.answer import answer
 from server.frames import Json
-from server.intake import text_ids
-from server.sampling import check_token_ids
+from server.intake import completion_ids
 from server.service import Service
 
 DEFAULT_MAX_TOKENS = 16
@@ -47,21 +46,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     wire = schema.COMPLETION.decode(await admission.read_body(http, service.config.max_body_size))
     admission.check_model(wire.model, served.names)
-    prompts: list[list[int]] = []
-    for prompt in wire.prompts:
-        if isinstance(prompt, str):
-            prompts.append(
-                await text_ids(
-                    served,
-                    service.offload,
-                    prompt,
-                    add_special_tokens=wire.add_special_tokens is not False,
-                    param="prompt",
-                )
-            )
-        else:
-            check_token_ids(prompt, served.engine.model.vocab_size, "prompt")
-            prompts.append(prompt)
+    prompts = await completion_ids(served, service.offload, wire)
     return await answer(
         service,
         served,
