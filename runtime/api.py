@@ -19,7 +19,8 @@ class SamplingParams:
     """How to choose tokens for one sequence. Validated by the server at parse; the engine takes it at its word.
 
     temperature 0 is greedy. top_k 0 and top_p 1.0 switch their filters off. `logit_bias` maps token id to an additive
-    bias. `seed` None draws a fresh one per request; with a seed the draw for output position p depends on (seed, p) only.
+    bias. `logprobs` k: with each token its log-probability and the k most likely ones. `seed` None draws a fresh one per
+    request; with a seed the draw for output position p depends on (seed, p) only.
     `stop_token_ids` are client wishes; the model's own end-of-sequence ids come from `ModelInfo`."""
 
     max_tokens: int
@@ -35,6 +36,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -66,6 +68,17 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the engine failed on it; `Output.error` says how
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model itself found a sampled token, before temperature, penalties and filters; natural logarithms.
+
+    `rank` counts from 1, the most likely. `top`: (id, log-probability) of the most likely tokens, as many as were asked for."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(slots=True)
 class Output:
     """What one request of a `TokenStream` produced since the last read. Complete when it is read, and nobody writes to it
@@ -73,7 +86,7 @@ class Output:
 
     `index`: which request of the `submit` call. `token_ids` includes the token that ended it (EOS or stop token).
     `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
-    `num_cached_tokens`: prompt tokens served by the prefix cache."""
+    `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked."""
 
     index: int
     token_ids: list[int]
@@ -81,6 +94,7 @@ class Output:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class TokenStream(Protocol):

@@ -21,6 +21,7 @@ from runtime.api import (
     ModelInfo,
     QueueFull,
     Request,
+    TokenLogprobs,
 )
 from runtime.batch import ScheduledBatch
 from runtime.loop_lag import LoopLag
@@ -209,8 +210,14 @@ class Engine:
         if step.launched_s < self._last_settle_s and (idle_s := step.idle_before_s()) is not None:
             self._stats.gpu_idle_gap.observe(idle_s)
         self._last_settle_s = now
+        logprobs = step.read_logprobs()
+        by_sequence = {
+            row.sequence: found
+            for row, found in zip(step.batch.sampling_rows, logprobs, strict=False)
+            if found is not None
+        }
         for settled in self._scheduler.settle(step.batch, sampled_ids):
-            self._deliver(settled, now)
+            self._deliver(settled, now, by_sequence.get(settled.sequence))
         self._report.maybe(now, self._scheduler)
 
     async def _fail(self) -> None:
@@ -239,7 +246,7 @@ class Engine:
             seed=self._random.getrandbits(63) if seed is None else seed,
         )
 
-    def _deliver(self, settled: Settled, now: float) -> None:
+    def _deliver(self, settled: Settled, now: float, logprobs: TokenLogprobs | None) -> None:
         sequence = settled.sequence
         stream, index = self._sinks[sequence]
         if settled.token_id is None:
@@ -252,7 +259,9 @@ class Engine:
             self._forget(sequence)
             if settled.finish is FinishReason.STOP and settled.token_id in sequence.request.params.stop_token_ids:
                 stop_token_id = settled.token_id
-        stream.put(index, settled.token_id, sequence.num_cached_tokens, settled.finish, stop_token_id)
+        stream.put(
+            index, settled.token_id, sequence.num_cached_tokens, settled.finish, stop_token_id, logprobs=logprobs
+        )
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
         """The reader's doing: it has all it wants (STOP), or is gone (ABORT)."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
 from runtime.gpu_event import GpuEvent
 
@@ -16,6 +17,9 @@ class Step:
     batch: ScheduledBatch
     done: GpuEvent
     read_ids: Callable[[], list[int]]  # valid once `done`
+    read_logprobs: Callable[[], list[TokenLogprobs | None]] = (
+        list  # one per sampling row, or none at all; valid once `done`
+    )
     idle_before_s: Callable[[], float | None] = lambda: (
         None
     )  # the device's pause since the step before; valid once `done`

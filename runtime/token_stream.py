@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from runtime.api import FinishReason, Output
+from runtime.api import FinishReason, Output, TokenLogprobs
 
 
 class EngineTokenStream:
@@ -34,18 +34,22 @@ class EngineTokenStream:
         finish: FinishReason | None = None,
         stop_token_id: int | None = None,
         error: str | None = None,
+        logprobs: TokenLogprobs | None = None,
     ) -> None:
         if index not in self._open:
             return
         output = self._fresh.get(index)
         if output is None:
             ids = [] if token_id is None else [token_id]
-            self._fresh[index] = Output(index, ids, finish, stop_token_id, num_cached_tokens, error)
+            many = None if logprobs is None else [logprobs]
+            self._fresh[index] = Output(index, ids, finish, stop_token_id, num_cached_tokens, error, many)
         else:
             if token_id is not None:
                 output.token_ids.append(token_id)
             output.finish, output.stop_token_id, output.error = finish, stop_token_id, error
             output.num_cached_tokens = num_cached_tokens
+            if logprobs is not None:
+                output.logprobs = [*(output.logprobs or ()), logprobs]
         if finish is not None:
             self._open.discard(index)
         self._wake()

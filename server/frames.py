@@ -18,6 +18,8 @@ from starlette.responses import Response
 from runtime.api import Output
 from server.errors import ApiError, InternalError
 from server.generation import Choice, Generation
+from server.logprobs import Writer
+from server.tokenizer import Tokenizer
 
 logger = logging.getLogger("oneloop.http")
 
@@ -37,9 +39,14 @@ class Shape(Protocol):
     chunk_object: str
 
     def opening(self, index: int) -> Json | None: ...
-    def delta(self, index: int, text: str) -> Json: ...
-    def last(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json: ...
-    def whole(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json: ...
+    def delta(self, index: int, text: str, logprobs: Json | None = None) -> Json: ...
+    def last(
+        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
+    ) -> Json: ...
+    def whole(
+        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
+    ) -> Json: ...
+    def logprobs_writer(self, tokenizer: Tokenizer) -> Writer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +61,12 @@ class Envelope:
 
     def body(self, generation: Generation, texts: Sequence[str]) -> Json:
         """The whole answer, for a request that does not stream."""
-        choices = [
-            self.shape.whole(index, text, choice.finish_reason, choice.stop_reason)
-            for index, (choice, text) in enumerate(zip(generation.choices, texts, strict=True))
-        ]
+        choices = []
+        for index, (choice, text) in enumerate(zip(generation.choices, texts, strict=True)):
+            logprobs = None
+            if generation.requests[index].params.logprobs is not None:
+                logprobs = self.shape.logprobs_writer(generation.tokenizer)(choice.take_logprobs())
+            choices.append(self.shape.whole(index, text, choice.finish_reason, choice.stop_reason, logprobs))
         return {
             "id": self.id,
             "object": self.shape.object,
@@ -96,6 +105,10 @@ class ChunkFrames:
         self._include_usage = include_usage
         self._null_usage: Json = {"usage": None} if include_usage else {}
         self._around: dict[int, tuple[bytes, bytes]] = {}  # index: the constant bytes before and after a text
+        self._logprob_writers = [
+            None if request.params.logprobs is None else envelope.shape.logprobs_writer(generation.tokenizer)
+            for request in generation.requests
+        ]
 
     def feed(self, outputs: Sequence[Output]) -> bytes:
         if len(outputs) == 1:
@@ -112,8 +125,13 @@ class ChunkFrames:
             around = self._around[index]
         else:
             opening = b""
+        write = self._logprob_writers[index]
+        logprobs = None if write is None or not (entries := choice.take_logprobs()) else write(entries)
         if choice.finish_reason is not None:
-            return opening + self._last(index, choice, text)
+            return opening + self._last(index, choice, text, logprobs)
+        if logprobs is not None:
+            delta = self._envelope.shape.delta(index, text, logprobs)
+            return opening + self._envelope.chunk([delta], **self._null_usage)
         return opening + around[0] + dumps(text) + around[1] if text else opening
 
     def _opening(self, index: int) -> bytes:
@@ -123,8 +141,8 @@ class ChunkFrames:
         opening = shape.opening(index)
         return b"" if opening is None else envelope.chunk([opening], **self._null_usage)
 
-    def _last(self, index: int, choice: Choice, text: str) -> bytes:
-        last = self._envelope.shape.last(index, text, choice.finish_reason, choice.stop_reason)
+    def _last(self, index: int, choice: Choice, text: str, logprobs: Json | None) -> bytes:
+        last = self._envelope.shape.last(index, text, choice.finish_reason, choice.stop_reason, logprobs)
         more = self._null_usage if self._include_usage else {"system_fingerprint": self._envelope.fingerprint}
         return self._envelope.chunk([last], **more)
 

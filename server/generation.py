@@ -12,6 +12,7 @@ from functools import partial
 
 from runtime.api import FinishReason, Output, Request, TokenStream
 from server.lifecycle import Served
+from server.logprobs import Entry
 from server.schema import GenerationRequest
 from server.text.stop import StopStrings
 from server.tokenizer import Detokenizer, Tokenizer
@@ -45,7 +46,8 @@ class Choice:
     `end` tells the engine that a stop string ended it: the engine cannot know."""
 
     __slots__ = (
-        "_detokenizer", "_end", "_options", "_stops", "finish_reason", "num_cached_tokens", "num_tokens", "stop_reason",
+        "_detokenizer", "_end", "_logprobs", "_options", "_stops", "finish_reason", "num_cached_tokens", "num_tokens",
+        "stop_reason",
     )  # fmt: skip
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions, end: Callable[[], None]) -> None:
@@ -55,6 +57,7 @@ class Choice:
         self._stops = StopStrings(options.stop, include=options.include_stop) if options.stop else None
         self._options = options
         self._end = end
+        self._logprobs: list[Entry] = []
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
@@ -68,6 +71,8 @@ class Choice:
         self.num_cached_tokens = output.num_cached_tokens
         if output.finish is None and (self._stops is None or len(ids) == 1):
             self.num_tokens += len(ids)
+            if output.logprobs is not None:
+                self._logprobs += zip(ids, output.logprobs, strict=True)
             text = self._detokenizer.feed(ids)
             return text if self._stops is None else self._pass(text, self._stops, output)
         if output.finish is FinishReason.ERROR:
@@ -75,7 +80,14 @@ class Choice:
         if self._stops is not None:
             return self._feed_with_stops(output, self._stops)
         self.num_tokens += len(ids)
-        return self._finished(output, self._detokenizer.feed(self._shown(output)) + self._detokenizer.flush())
+        shown = self._shown(output)
+        self._logprobs += zip(shown, output.logprobs or (), strict=False)
+        return self._finished(output, self._detokenizer.feed(shown) + self._detokenizer.flush())
+
+    def take_logprobs(self) -> list[Entry]:
+        """Of the tokens fed since the last call, if they were asked for."""
+        taken, self._logprobs = self._logprobs, []
+        return taken
 
     def _shown(self, output: Output) -> Sequence[int]:
         """The ids whose text belongs to the answer: a token that ended it does so only if stops are to be included."""
@@ -86,8 +98,10 @@ class Choice:
         shown = self._shown(output)
         text = ""
         # Token by token, so that what follows a stop string is never counted, however many tokens came at once.
-        for token_id in shown:
+        for number, token_id in enumerate(shown):
             self.num_tokens += 1
+            if output.logprobs is not None:
+                self._logprobs.append((token_id, output.logprobs[number]))
             text += self._pass(self._detokenizer.feed((token_id,)), stops, output)
             if stops.stopped is not None:
                 return text
@@ -120,6 +134,7 @@ class Generation:
 
     def __init__(self, served: Served, requests: Sequence[Request], n: int, options: TextOptions) -> None:
         self.requests = requests
+        self.tokenizer = served.tokenizer
         self.choices = [
             Choice(served.tokenizer, options, partial(self._abort, index)) for index in range(len(requests))
         ]

@@ -81,6 +81,7 @@ def sampling_params(
         stop_token_ids=_stop_token_ids(request.stop_token_ids or [], model.vocab_size),
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
+        logprobs=None if request.num_logprobs is None else min(request.num_logprobs, model.vocab_size),
     )
 
 

@@ -22,6 +22,7 @@ from server.errors import InvalidRequest, UnknownParameter, UnreadableBody, Unsu
 MAX_STOPS = 4
 MAX_N = 128
 MAX_PROMPTS = 1024
+MAX_LOGPROBS = 20
 _INT64 = 2**63 - 1
 
 Name = Annotated[str, Meta(max_length=1024)]
@@ -75,6 +76,11 @@ class GenerationRequest(Struct, kw_only=True):
     service_tier: Name | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives to show with each token; None for no log-probabilities at all."""
+        return None
 
     def check(self) -> None:
         """Fields that contradict each other."""
@@ -134,10 +140,18 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
     def check(self) -> None:
         super().check()
         check_messages(self.messages)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise InvalidRequest(
@@ -150,6 +164,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     # One msgspec union cannot hold two list types, so a list is sorted out by `prompts`.
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -227,8 +246,6 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "stream_interval": (1,),
 }
 _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": (),
     "tool_choice": ("none",),
     "parallel_tool_calls": (True, False),
@@ -249,7 +266,6 @@ _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "mm_payload": ("tensors",),
 }
 _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
-    "logprobs": (),
     "suffix": ("",),
     "prompt_embeds": (),
 }

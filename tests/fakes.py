@@ -16,6 +16,7 @@ from runtime.api import (
     Metric,
     ModelInfo,
     Request,
+    TokenLogprobs,
 )
 from runtime.token_stream import EngineTokenStream
 
@@ -25,6 +26,14 @@ Script = Callable[[Request], Sequence[int]]
 def echo_prompt(request: Request) -> Sequence[int]:
     """Says what it was told, over and over."""
     return request.prompt_ids
+
+
+def fake_logprobs(token_id: int, request: Request) -> TokenLogprobs | None:
+    """What the fake thinks of a token it said: the id as thousandths, and of 0, 1, 2 … that they are ever less likely."""
+    count = request.params.logprobs
+    if count is None:
+        return None
+    return TokenLogprobs(-token_id / 1000, 3, tuple((other, -float(other)) for other in range(count)))
 
 
 def fake_model(**changes) -> ModelInfo:
@@ -155,7 +164,8 @@ class FakeEngine:
         token, finish, stop_token_id = next(live.events)
         if finish is not None:
             self._end(live, finish)
-        live.stream.put(live.index, token, self.num_cached_tokens, finish, stop_token_id)
+        logprobs = fake_logprobs(token, live.request)
+        live.stream.put(live.index, token, self.num_cached_tokens, finish, stop_token_id, logprobs=logprobs)
 
     def _events(self, request: Request, script: Sequence[int]) -> Iterator[_Event]:
         params = request.params

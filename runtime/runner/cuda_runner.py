@@ -10,13 +10,15 @@ from itertools import cycle
 import torch
 
 import ops
+from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.kv_cache import KVCache
 from runtime.models.decoder import Decoder
 from runtime.runner.cuda_event import EventWaiter
 from runtime.runner.device_inputs import DeviceInputs, StepShape
-from runtime.runner.graph_pool import GraphPool
+from runtime.runner.graph_pool import GraphPool, Sampled
 from runtime.runner.step_inputs import StepInputs
+from runtime.sample.logprobs import LogprobWishes
 from runtime.sample.sampler import Sampler
 from runtime.step import Step
 
@@ -32,6 +34,7 @@ class CudaRunner:
         self._inputs = inputs
         self._graphs = graphs
         self._waiter = EventWaiter()
+        self._logprobs = LogprobWishes()
         # One more than can be under way: the ids of the oldest have been read when its turn comes again.
         self._outputs = cycle(
             [torch.zeros(max_num_seqs, dtype=torch.int64, pin_memory=True) for _ in range(steps_in_flight + 1)]
@@ -45,9 +48,14 @@ class CudaRunner:
         started.record()
         # Longest contexts first: attention gives each line to blocks in this order, and a long one that came last would run alone.
         order = sorted(range(len(batch.rows)), key=lambda index: -batch.rows[index].end)
-        ids = self._enqueue(tuple(batch.rows[index] for index in order), batch.num_tokens)
+        rows = tuple(batch.rows[index] for index in order)
+        sampled = self._enqueue(rows, batch.num_tokens)
         output = next(self._outputs)[: len(order)]
-        output.copy_(ids[: len(order)], non_blocking=True)
+        output.copy_(sampled.ids[: len(order)], non_blocking=True)
+        logprobs = self._logprobs.compute(
+            sampled.logits, sampled.ids, [row.row if row.samples else None for row in rows]
+        )
+        on_host = None if logprobs is None else logprobs.to_host()
         ended.record()
         previous, self._last_end = self._last_end, ended
 
@@ -55,16 +63,24 @@ class CudaRunner:
             by_row = dict(zip(order, output.tolist(), strict=True))
             return [by_row[index] for index, row in enumerate(batch.rows) if row.samples]
 
+        def read_logprobs() -> list[TokenLogprobs | None]:
+            if on_host is None:
+                return []
+            by_line = on_host.by_line()
+            by_row = {index: by_line.get(line) for line, index in enumerate(order)}
+            return [by_row[index] for index, row in enumerate(batch.rows) if row.samples]
+
         def idle_before_s() -> float | None:
             return None if previous is None else previous.elapsed_time(started) / 1e3
 
-        return Step(batch, self._waiter.after(ended), read_ids, idle_before_s)
+        return Step(batch, self._waiter.after(ended), read_ids, read_logprobs, idle_before_s)
 
-    def _enqueue(self, rows: tuple[ScheduledRow, ...], num_tokens: int, *, eager: bool = False) -> torch.Tensor:
-        """Sampled ids, one for each of `rows`, and perhaps more."""
+    def _enqueue(self, rows: tuple[ScheduledRow, ...], num_tokens: int, *, eager: bool = False) -> Sampled:
+        """One line for each of `rows`, and perhaps more."""
         for row in rows:
             if row.binding is not None:
                 self._sampler.bind(row.row, row.binding)
+                self._logprobs.bind(row.row, row.binding)
         # A new row may share blocks that its neighbours fill in this very step, so it must be stored before it is read.
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
         planned = eager or any(row.start == 0 and row.num_tokens >= ops.FRESH_FROM for row in rows)
@@ -74,12 +90,13 @@ class CudaRunner:
         self._inputs.fill(rows, shape)
         return self._graphs.replay(shape)
 
-    def compute(self, inputs: StepInputs) -> torch.Tensor:
-        """Enqueue one step; sampled ids [S] int64."""
+    def compute(self, inputs: StepInputs) -> Sampled:
+        """Enqueue one step without a graph."""
         logits = self._decoder.forward(
             inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta, inputs.logit_tokens
         )
-        return self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
+        ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
+        return Sampled(ids, logits)
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -36,11 +37,34 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
     return shapes
 
 
+class Sampled(NamedTuple):
+    """ids [L] int64, and the logits [L, V] they were drawn from."""
+
+    ids: torch.Tensor
+    logits: torch.Tensor
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same memory which does not keep it: whoever owns a captured graph's pool does."""
+    words = {2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
+    as_ints, typestr = words[tensor.element_size()]
+
+    class Memory:
+        __cuda_array_interface__ = {
+            "shape": tuple(tensor.shape), "typestr": typestr, "data": (tensor.data_ptr(), False), "version": 2,
+        }  # fmt: skip
+
+    assert tensor.is_contiguous()
+    alias = torch.as_tensor(Memory(), device=tensor.device)
+    assert alias.dtype == as_ints and alias.data_ptr() == tensor.data_ptr()
+    return alias.view(tensor.dtype)
+
+
 class GraphPool:
     def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
         self._decodes = decode_sizes(max_num_seqs)
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
-        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
 
     @property
     def shapes(self) -> Iterable[StepShape]:
@@ -48,7 +72,7 @@ class GraphPool:
         decodes = [StepShape(size, size, True) for size in self._decodes]
         return sorted([*self._mixed, *decodes], key=lambda shape: (-shape.num_tokens, -shape.num_lines, shape.uniform))
 
-    def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], torch.Tensor]) -> None:
+    def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], Sampled]) -> None:
         """Record what `compute` enqueues for each of `shapes`. It has run before for one of each kind, so nothing is left to
         compile or allocate for good."""
         memory = torch.cuda.graph_pool_handle()
@@ -56,8 +80,9 @@ class GraphPool:
         for shape in shapes:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                ids = compute(shape)
-            self._graphs[shape] = graph, ids
+                sampled = compute(shape)
+            # Logits are large and read, if at all, before the next replay: their memory is the next graph's too.
+            self._graphs[shape] = graph, Sampled(sampled.ids, _alias(sampled.logits))
 
     def find(self, num_tokens: int, num_lines: int, *, uniform: bool) -> StepShape | None:
         """The smallest captured shape that such a step fits."""
@@ -69,8 +94,8 @@ class GraphPool:
             shape = next(fitting, None)
         return shape if shape in self._graphs else None
 
-    def replay(self, shape: StepShape) -> torch.Tensor:
-        """Enqueue a captured step on the current stream; its sampled ids [L] int64, overwritten by the next replay."""
-        graph, ids = self._graphs[shape]
+    def replay(self, shape: StepShape) -> Sampled:
+        """Enqueue a captured step on the current stream; what it gives is overwritten by the next replay."""
+        graph, sampled = self._graphs[shape]
         graph.replay()
-        return ids
+        return sampled

@@ -9,7 +9,9 @@ from server import admission, schema
 from server.answer import answer
 from server.frames import Json
 from server.intake import chat_ids
+from server.logprobs import Writer, chat_writer
 from server.service import Service
+from server.tokenizer import Tokenizer
 
 
 class ChatShape:
@@ -21,26 +23,33 @@ class ChatShape:
     def opening(self, index: int) -> Json:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def delta(self, index: int, text: str) -> Json:
-        return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+    def delta(self, index: int, text: str, logprobs: Json | None = None) -> Json:
+        return {"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
 
-    def last(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json:
+    def last(
+        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
+    ) -> Json:
         return {
             "index": index,
             "delta": {"content": text} if text else {},
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
         }
 
-    def whole(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json:
+    def whole(
+        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
+    ) -> Json:
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
         }
+
+    def logprobs_writer(self, tokenizer: Tokenizer) -> Writer:
+        return chat_writer(tokenizer)
 
 
 SHAPE = ChatShape()

@@ -9,7 +9,9 @@ from server import admission, schema
 from server.answer import answer
 from server.frames import Json
 from server.intake import completion_ids
+from server.logprobs import Writer, completion_writer
 from server.service import Service
+from server.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -23,20 +25,27 @@ class CompletionShape:
     def opening(self, index: int) -> None:
         return None
 
-    def delta(self, index: int, text: str) -> Json:
-        return self.whole(index, text, None, None)
+    def delta(self, index: int, text: str, logprobs: Json | None = None) -> Json:
+        return self.whole(index, text, None, None, logprobs)
 
-    def last(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json:
-        return self.whole(index, text, finish_reason, stop_reason)
+    def last(
+        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
+    ) -> Json:
+        return self.whole(index, text, finish_reason, stop_reason, logprobs)
 
-    def whole(self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Json:
+    def whole(
+        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
+    ) -> Json:
         return {
             "index": index,
             "text": text,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
         }
+
+    def logprobs_writer(self, tokenizer: Tokenizer) -> Writer:
+        return completion_writer(tokenizer)
 
 
 SHAPE = CompletionShape()

@@ -164,7 +164,8 @@ def post(server: Server, path: str, body: object) -> tuple[int, dict]:
     [
         ({"model": "no-such-model"}, openai.NotFoundError, "model"),
         ({"temperature": 9}, openai.BadRequestError, "temperature"),
-        ({"logprobs": True}, openai.BadRequestError, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "top_logprobs"),
+        ({"verbosity": "low"}, openai.BadRequestError, "verbosity"),
         ({"messages": [{"role": "user", "content": "word " * 20000}]}, openai.BadRequestError, "messages"),
     ],
 )

@@ -58,7 +58,7 @@ async def our_greedy(
     rounds: int = 1,
 ) -> Outcome:  # fmt: skip
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks."""
-    parts = await (_on_cuda if decoder.device == "cuda" else _on_cpu)(decoder, config)
+    parts = await engine_parts(decoder, config)
     engine = Engine(
         parts.scheduler, parts.runner, parts.model, max_queue=10_000, steps_in_flight=config.steps_in_flight
     )
@@ -76,6 +76,11 @@ async def our_greedy(
         await engine.close()
     assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
     return Outcome(ids, cached, parts.scheduler.num_preemptions)
+
+
+async def engine_parts(decoder: Decoder, config: EngineConfig) -> EngineParts:
+    """On the device that the decoder is on."""
+    return await (_on_cuda if decoder.device == "cuda" else _on_cpu)(decoder, config)
 
 
 async def _on_cpu(decoder: Decoder, config: EngineConfig) -> EngineParts:

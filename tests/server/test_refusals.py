@@ -41,6 +41,11 @@ FIELDS = [
     ({"top_k": -2}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
     ({"min_p": -1}, "min_p"),
+    ({"logprobs": 2}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"min_p": 1.01}, "min_p"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
@@ -129,7 +134,7 @@ async def test_a_bad_value_is_refused_under_its_own_name(serve, fields, param):
 
 
 UNSUPPORTED = {
-    "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1, "logprob_token_ids": [1], "tools": [], "tool_choice": "auto",
+    "prompt_logprobs": 1, "logprob_token_ids": [1], "tools": [], "tool_choice": "auto",
     "functions": [], "function_call": "auto", "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
     "best_of": 2, "use_beam_search": True, "length_penalty": 0.5, "echo": True, "bad_words": ["x"], "allowed_token_ids": [1],
     "truncate_prompt_tokens": 5, "truncation_side": "left", "continue_final_message": True, "documents": [{}],

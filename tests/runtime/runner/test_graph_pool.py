@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.runner.device_inputs import StepShape
-from runtime.runner.graph_pool import GraphPool, decode_sizes, mixed_shapes
+from runtime.runner.graph_pool import GraphPool, Sampled, decode_sizes, mixed_shapes
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64, 100, 256, 300, 1024])
@@ -33,7 +33,14 @@ def test_what_was_not_captured_is_not_found():
 def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than_it_must():
     pool = GraphPool(32, 256)
     source = torch.zeros(256, dtype=torch.int64, device="cuda")
-    pool.capture(pool.shapes, lambda shape: source[: shape.num_lines] + shape.num_tokens)
+
+    def compute(shape: StepShape) -> Sampled:
+        ids = source[: shape.num_lines] + shape.num_tokens
+        return Sampled(ids, ids[:, None].repeat(1, 100_000).to(torch.bfloat16))
+
+    before = torch.cuda.memory_allocated()
+    pool.capture(pool.shapes, compute)
+    assert torch.cuda.memory_allocated() - before < 2 * 32 * 100_000 * 2  # their logits lie over each other
     assert pool.find(3, 3, uniform=True) == StepShape(4, 4, True)
     assert pool.find(32, 32, uniform=True) == StepShape(32, 32, True)
     assert pool.find(20, 3, uniform=False) == StepShape(24, 4, False)
@@ -42,4 +49,7 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     source += 1000
     shape = pool.find(100, 20, uniform=False)
     assert shape is not None
-    assert pool.replay(shape).tolist() == [1000 + shape.num_tokens] * shape.num_lines
+    sampled = pool.replay(shape)
+    assert sampled.ids.tolist() == [1000 + shape.num_tokens] * shape.num_lines
+    assert sampled.logits.shape == (shape.num_lines, 100_000)
+    assert (sampled.logits == sampled.ids[:, None].to(torch.bfloat16)).all()
