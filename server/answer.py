@@ -19,6 +19,7 @@ from server.config import ServerConfig
 from server.errors import InvalidRequest, Unavailable
 from server.frames import ChunkFrames, Envelope, Shape, json_response
 from server.generation import Generation, TextOptions
+from server.intake import truncated
 from server.lifecycle import RETRY_AFTER_DRAIN_S, Served
 from server.middleware import arrival_s, request_id
 from server.sampling import for_choice, resolve_max_tokens, sampling_params
@@ -96,6 +97,7 @@ def generation_of(
     for prompt_ids in prompts:
         if not prompt_ids:
             raise InvalidRequest(f"{param} is empty: there is no token to continue", param=param)
+        prompt_ids = truncated(prompt_ids, wire, max_tokens or default_max_tokens, served.engine.model.max_model_len)
         limit = resolve_max_tokens(max_tokens, default_max_tokens, len(prompt_ids), served.engine.model, param)
         params = sampling_params(wire, limit, served.defaults, served.engine.model)
         for choice in range(n):
@@ -113,8 +115,13 @@ def generation_of(
 
 
 def _stream(service: Service, generation: Generation, envelope: Envelope, wire: GenerationRequest) -> ASGIApp:
-    include_usage = wire.stream_options is not None and bool(wire.stream_options.include_usage)
-    frames = ChunkFrames(envelope, generation, include_usage=include_usage)
+    options = wire.stream_options
+    frames = ChunkFrames(
+        envelope,
+        generation,
+        include_usage=options is not None and bool(options.include_usage),
+        continuous_usage=options is not None and bool(options.continuous_usage_stats),
+    )
     return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval)
 
 

@@ -66,7 +66,13 @@ class Envelope:
             logprobs = None
             if generation.requests[index].params.logprobs is not None:
                 logprobs = self.shape.logprobs_writer(generation.tokenizer)(choice.take_logprobs())
-            choices.append(self.shape.whole(index, text, choice.finish_reason, choice.stop_reason, logprobs))
+            shown = self.shape.whole(index, text, choice.finish_reason, choice.stop_reason, logprobs)
+            if generation.with_token_ids:
+                shown |= {
+                    "prompt_token_ids": [*generation.requests[index].prompt_ids],
+                    "token_ids": choice.take_token_ids(),
+                }
+            choices.append(shown)
         return {
             "id": self.id,
             "object": self.shape.object,
@@ -96,15 +102,24 @@ _HOLE = "\x00text\x00"
 
 
 class ChunkFrames:
-    """Frames of one streamed answer. `include_usage`: as stream_options has it; other chunks then carry a null usage."""
+    """Frames of one streamed answer. `include_usage`: as stream_options has it; other chunks then carry a null usage, or with
+    `continuous_usage` what was used so far.
 
-    def __init__(self, envelope: Envelope, generation: Generation, *, include_usage: bool) -> None:
+    The first chunk of a choice carries its prompt's ids, and each chunk those it settles, if they are wanted."""
+
+    def __init__(
+        self, envelope: Envelope, generation: Generation, *, include_usage: bool, continuous_usage: bool = False
+    ) -> None:
         self._envelope = envelope
         self._generation = generation
         self._choices = generation.choices
         self._include_usage = include_usage
         self._null_usage: Json = {"usage": None} if include_usage else {}
+        self._continuous_usage = continuous_usage
+        # A chunk that says more than its text is made anew each time.
+        self._plain = not continuous_usage and not generation.with_token_ids
         self._around: dict[int, tuple[bytes, bytes]] = {}  # index: the constant bytes before and after a text
+        self._told_prompt: set[int] = set()
         self._logprob_writers = [
             None if request.params.logprobs is None else envelope.shape.logprobs_writer(generation.tokenizer)
             for request in generation.requests
@@ -129,9 +144,8 @@ class ChunkFrames:
         logprobs = None if write is None or not (entries := choice.take_logprobs()) else write(entries)
         if choice.finish_reason is not None:
             return opening + self._last(index, choice, text, logprobs)
-        if logprobs is not None:
-            delta = self._envelope.shape.delta(index, text, logprobs)
-            return opening + self._envelope.chunk([delta], **self._null_usage)
+        if logprobs is not None or not self._plain:
+            return opening + self._chunk(index, self._envelope.shape.delta(index, text, logprobs))
         return opening + around[0] + dumps(text) + around[1] if text else opening
 
     def _opening(self, index: int) -> bytes:
@@ -139,12 +153,22 @@ class ChunkFrames:
         before, after = envelope.chunk([shape.delta(index, _HOLE)], **self._null_usage).split(dumps(_HOLE))
         self._around[index] = before, after
         opening = shape.opening(index)
-        return b"" if opening is None else envelope.chunk([opening], **self._null_usage)
+        return b"" if opening is None else self._chunk(index, opening, is_opening=True)
+
+    def _chunk(self, index: int, shown: Json, *, is_opening: bool = False, **more: Any) -> bytes:
+        if self._generation.with_token_ids:
+            if index not in self._told_prompt:
+                self._told_prompt.add(index)
+                shown = {**shown, "prompt_token_ids": [*self._generation.requests[index].prompt_ids]}
+            if not is_opening:
+                shown = {**shown, "token_ids": self._choices[index].take_token_ids()}
+        so_far = {"usage": usage(self._generation)} if self._continuous_usage else self._null_usage
+        return self._envelope.chunk([shown], **{**so_far, **more})
 
     def _last(self, index: int, choice: Choice, text: str, logprobs: Json | None) -> bytes:
         last = self._envelope.shape.last(index, text, choice.finish_reason, choice.stop_reason, logprobs)
-        more = self._null_usage if self._include_usage else {"system_fingerprint": self._envelope.fingerprint}
-        return self._envelope.chunk([last], **more)
+        more: Json = {} if self._include_usage else {"system_fingerprint": self._envelope.fingerprint}
+        return self._chunk(index, last, **more)
 
     def end(self) -> bytes:
         if not self._include_usage:

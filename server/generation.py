@@ -27,6 +27,7 @@ class TextOptions:
     skip_special_tokens: bool = True
     min_tokens: int = 0  # stop strings are looked for after this many tokens
     continues_prompt: bool = False  # the text goes on where the prompt's ends, leading spaces and all
+    token_ids: bool = False  # the client wants them beside the text
 
     @classmethod
     def of(cls, request: GenerationRequest, *, continues_prompt: bool) -> TextOptions:
@@ -37,6 +38,7 @@ class TextOptions:
             skip_special_tokens=request.skip_special_tokens is not False,
             min_tokens=request.min_tokens or 0,
             continues_prompt=continues_prompt,
+            token_ids=bool(request.return_token_ids),
         )
 
 
@@ -46,7 +48,15 @@ class Choice:
     `end` tells the engine that a stop string ended it: the engine cannot know."""
 
     __slots__ = (
-        "_detokenizer", "_end", "_logprobs", "_options", "_stops", "finish_reason", "num_cached_tokens", "num_tokens",
+        "_detokenizer",
+        "_end",
+        "_logprobs",
+        "_options",
+        "_stops",
+        "_token_ids",
+        "finish_reason",
+        "num_cached_tokens",
+        "num_tokens",
         "stop_reason",
     )  # fmt: skip
 
@@ -58,6 +68,7 @@ class Choice:
         self._options = options
         self._end = end
         self._logprobs: list[Entry] = []
+        self._token_ids: list[int] = []
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
@@ -71,6 +82,8 @@ class Choice:
         self.num_cached_tokens = output.num_cached_tokens
         if output.finish is None and (self._stops is None or len(ids) == 1):
             self.num_tokens += len(ids)
+            if self._options.token_ids:
+                self._token_ids += ids
             if output.logprobs is not None:
                 self._logprobs += zip(ids, output.logprobs, strict=True)
             text = self._detokenizer.feed(ids)
@@ -80,9 +93,15 @@ class Choice:
         if self._stops is not None:
             return self._feed_with_stops(output, self._stops)
         self.num_tokens += len(ids)
+        self._token_ids += ids
         shown = self._shown(output)
         self._logprobs += zip(shown, output.logprobs or (), strict=False)
         return self._finished(output, self._detokenizer.feed(shown) + self._detokenizer.flush())
+
+    def take_token_ids(self) -> list[int]:
+        """All that settled since the last call, the one that ended the answer included, if the client wants them."""
+        taken, self._token_ids = self._token_ids, []
+        return taken
 
     def take_logprobs(self) -> list[Entry]:
         """Of the tokens fed since the last call, if they were asked for."""
@@ -100,12 +119,14 @@ class Choice:
         # Token by token, so that what follows a stop string is never counted, however many tokens came at once.
         for number, token_id in enumerate(shown):
             self.num_tokens += 1
+            self._token_ids.append(token_id)
             if output.logprobs is not None:
                 self._logprobs.append((token_id, output.logprobs[number]))
             text += self._pass(self._detokenizer.feed((token_id,)), stops, output)
             if stops.stopped is not None:
                 return text
         self.num_tokens += len(output.token_ids) - len(shown)
+        self._token_ids += output.token_ids[len(shown) :]
         if output.finish is None:
             return text
         text += self._pass(self._detokenizer.flush(), stops, output)
@@ -134,6 +155,7 @@ class Generation:
 
     def __init__(self, served: Served, requests: Sequence[Request], n: int, options: TextOptions) -> None:
         self.requests = requests
+        self.with_token_ids = options.token_ids
         self.tokenizer = served.tokenizer
         self.choices = [
             Choice(served.tokenizer, options, partial(self._abort, index)) for index in range(len(requests))

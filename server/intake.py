@@ -15,7 +15,7 @@ from server.lifecycle import Served
 from server.offload import Offload
 from server.prompt import PromptError
 from server.sampling import check_token_ids
-from server.schema import ChatRequest, CompletionRequest, Message, TokenizeRequest
+from server.schema import ChatRequest, CompletionRequest, GenerationRequest, Message, TokenizeRequest
 from server.tokenizer import Tokenizer
 
 CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
@@ -56,11 +56,34 @@ async def completion_ids(served: Served, offload: Offload, wire: CompletionReque
     prompts: list[list[int]] = []
     for prompt in wire.prompts:
         if isinstance(prompt, str):
-            prompt = await text_ids(served, offload, prompt, add_special_tokens=add_special_tokens, param="prompt")
+            prompt = await text_ids(
+                served,
+                offload,
+                prompt,
+                add_special_tokens=add_special_tokens,
+                param="prompt",
+                fits=wire.truncate_prompt_tokens is None,
+            )
         else:
             check_token_ids(prompt, served.engine.model.vocab_size, "prompt")
         prompts.append(prompt)
     return prompts
+
+
+def truncated(ids: Sequence[int], wire: GenerationRequest, max_tokens: int | None, limit: int) -> Sequence[int]:
+    """What `truncate_prompt_tokens` leaves of a prompt. `limit`: tokens of the context, of which `max_tokens` are spoken for.
+
+    Raises InvalidRequest where it wants more than the context holds."""
+    wanted = wire.truncate_prompt_tokens
+    if wanted is None:
+        return ids
+    if wanted >= limit:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens {wanted} leaves no room for an answer in a context of {limit} tokens",
+            param="truncate_prompt_tokens",
+        )
+    keep = max(1, limit - (max_tokens or 1)) if wanted == -1 else wanted
+    return ids[:keep] if wire.truncation_side == "right" else ids[-keep:]
 
 
 async def chat_ids(
@@ -79,11 +102,18 @@ async def chat_ids(
     try:
         text = await offload.run(
             sum(message.num_chars for message in messages),
-            lambda: template.render(conversation, add_generation_prompt=add_generation_prompt, **template_kwargs),
+            lambda: template.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                documents=wire.documents,
+                **template_kwargs,
+            ),
         )
     except PromptError as error:
         raise InvalidRequest(clip(error), param="messages") from None
-    return await text_ids(served, offload, text, add_special_tokens=bool(wire.add_special_tokens), param="messages")
+    fits = isinstance(wire, TokenizeRequest) or wire.truncate_prompt_tokens is None
+    add_special_tokens = bool(wire.add_special_tokens)
+    return await text_ids(served, offload, text, add_special_tokens=add_special_tokens, param="messages", fits=fits)
 
 
 def _as_json(message: Message) -> dict[str, Any]:

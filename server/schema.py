@@ -34,7 +34,7 @@ Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    continuous_usage_stats: Any = None
+    continuous_usage_stats: bool | None = None  # usage so far in every chunk; together with include_usage
     include_obfuscation: Any = None
 
 
@@ -63,6 +63,10 @@ class GenerationRequest(Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    # Keep that many of the prompt's tokens; -1: as many as the context holds beside max_tokens.
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # which end goes; left if not said
+    return_token_ids: bool | None = None
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -84,14 +88,22 @@ class GenerationRequest(Struct, kw_only=True):
 
     def check(self) -> None:
         """Fields that contradict each other."""
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("truncate_prompt_tokens 0 would leave no prompt", param="truncate_prompt_tokens")
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise InvalidRequest("truncation_side needs truncate_prompt_tokens", param="truncation_side")
         options = self.stream_options
         if options is None:
             return
         if not self.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
-        for name in ("continuous_usage_stats", "include_obfuscation"):
-            if getattr(options, name) not in (None, False):
-                raise UnsupportedParameter(f"stream_options.{name}")
+        if options.continuous_usage_stats and not options.include_usage:
+            raise InvalidRequest(
+                "continuous_usage_stats is only allowed when include_usage is true",
+                param="stream_options.continuous_usage_stats",
+            )
+        if options.include_obfuscation not in (None, False):
+            raise UnsupportedParameter("stream_options.include_obfuscation")
 
 
 class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -140,6 +152,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -194,6 +207,7 @@ class TokenizeRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
     def check(self) -> None:
@@ -222,8 +236,6 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
     "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
     "allowed_token_ids": (),
@@ -234,7 +246,6 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "request_id": (),
     "session_id": (),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "return_weight_versions": (False,),
@@ -259,7 +270,6 @@ _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "prediction": (),
     "web_search_options": (),
     "continue_final_message": (False,),
-    "documents": (),
     "chat_template": (),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
@@ -272,7 +282,6 @@ _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
 _REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "tools": (),
-    "documents": (),
     "chat_template": (),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),

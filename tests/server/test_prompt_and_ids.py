@@ -1,0 +1,87 @@
+"""What a request may ask about its prompt and its tokens: truncation, documents, token ids, usage as it grows."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.prompt import ChatTemplate
+from tests.server.conftest import MESSAGES
+from tests.server.tiny import EOS
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ({"truncate_prompt_tokens": 3}, "fgh"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, "fgh"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, "abc"),
+        ({"truncate_prompt_tokens": 8}, "abcdefgh"),
+        ({"truncate_prompt_tokens": 15}, "abcdefgh"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 12}, "efgh"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 1}, "abcdefgh"),
+    ],
+)
+async def test_a_prompt_may_be_cut_at_either_end(serve, tokenizer, fields, left):
+    server = await serve("x", max_model_len=16)
+    response = await server.complete(**{"prompt": "abcdefgh", "max_tokens": 1, **fields})
+    assert response.status_code == 200, response.text
+    assert tokenizer.decode(server.engine.submitted[0].prompt_ids) == left
+    assert response.json()["usage"]["prompt_tokens"] == len(left)
+
+
+async def test_a_text_far_beyond_the_context_is_cut_not_refused(serve):
+    server = await serve("x", max_model_len=64)
+    long = "word " * 5000
+    assert (await server.complete(prompt=long)).status_code == 400
+    assert (await server.complete(prompt=long, truncate_prompt_tokens=10)).json()["usage"]["prompt_tokens"] == 10
+    chat = {"messages": [{"role": "user", "content": long}], "truncate_prompt_tokens": 10}
+    assert (await server.chat(**chat)).json()["usage"]["prompt_tokens"] == 10
+
+
+async def test_documents_reach_the_template(serve, tokenizer):
+    server = await serve()
+    template = ChatTemplate("{% for d in documents or [] %}[{{ d.title }}]{% endfor %}{{ messages[0].content }}", {})
+    object.__setattr__(server.service.lifecycle.served(), "chat_template", template)
+    await server.chat(documents=[{"title": "one"}, {"title": "two"}])
+    assert tokenizer.decode(server.engine.submitted[0].prompt_ids) == "[one][two]Hi"
+
+
+async def test_token_ids_beside_the_text_and_the_end_is_among_them(serve, tokenizer):
+    server = await serve("ab")
+    ids = [*tokenizer.encode("ab"), EOS]
+    for ask in (server.chat, server.complete):
+        (choice,) = (await ask(return_token_ids=True)).json()["choices"]
+        assert choice["token_ids"] == ids
+        assert choice["prompt_token_ids"] == list(server.engine.submitted[-1].prompt_ids)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_streams_token_ids_add_up_and_the_prompts_come_once(serve, tokenizer, path):
+    server = await serve("añb")
+    prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": "Hi"}
+    events = await server.events(path, return_token_ids=True, **prompt)
+    choices = [choice for event in events for choice in event["choices"]]
+    assert [id for choice in choices for id in choice.get("token_ids", ())] == [*tokenizer.encode("añb"), EOS]
+    assert ["prompt_token_ids" in choice for choice in choices] == [True] + [False] * (len(choices) - 1)
+
+
+async def test_a_stop_string_ends_the_ids_too(serve, tokenizer):
+    server = await serve("ab.cd")
+    (choice,) = (await server.complete(return_token_ids=True, stop=["."])).json()["choices"]
+    assert choice["token_ids"] == tokenizer.encode("ab.")
+
+
+async def test_usage_grows_from_chunk_to_chunk_if_asked(serve):
+    server = await serve("ab")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await server.events(CHAT, messages=MESSAGES, stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 1, 2, 3, 3]
+    assert "".join(c["delta"].get("content", "") for event in events for c in event["choices"]) == "ab"
+
+
+async def test_without_a_wish_no_answer_speaks_of_ids(serve):
+    server = await serve("ab")
+    assert "token_ids" not in (await server.chat()).text
+    assert not any("token_ids" in str(event) for event in await server.events(CHAT, messages=MESSAGES))
