@@ -1,3 +1,28 @@
-"""Text and HTTP: the OpenAI-compatible server above `runtime`. Nothing heavy is imported here."""
+"""Text and HTTP: the OpenAI-compatible server above `runtime`, and the same engine for Python programs: `LLM`.
+
+Nothing heavy is imported here: `python -m server --help` comes this way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from server.llm import LLM as LLM
+    from server.llm import CompletionOutput as CompletionOutput
+    from server.llm import RequestOutput as RequestOutput
+    from server.llm import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
+_OF_LLM = frozenset({"LLM", "SamplingParams", "RequestOutput", "CompletionOutput"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_LLM:
+        import server.llm
+
+        return getattr(server.llm, name)
+    raise AttributeError(f"module 'server' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_LLM})

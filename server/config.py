@@ -389,5 +389,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     return ServerConfig(**((_from_file(path, options) if path else {}) | variables | flags))
 
 
+def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
+    """The configuration asked for by a program: options of model and engine by their field's name, None for the default.
+    Neither environment nor file is read.
+
+    Raises ConfigError, which names the option as the program does."""
+    groups, not_asked = (_MODEL, _ENGINE), "served_model_name"  # whom nobody asks for by name
+    options = {n: o for n, o in _options().items() if o.metadata["group"] in groups and n != not_asked}
+    for name in values:
+        if name not in options:
+            raise ConfigError(f"unknown option {name!r}{did_you_mean(name, options)}")
+    return ServerConfig(**{n: options[n].read(value, n) for n, value in values.items() if value is not None})
+
+
 def log_level(config: ServerConfig) -> int:
     return logging.getLevelNamesMapping()[config.log_level.upper()]

@@ -1,0 +1,93 @@
+"""Background: an event loop on a thread of its own, for callers that have no loop or one of their own.
+
+What it is given runs there and nowhere else. Who waits for it and is interrupted (Ctrl-C, cancellation) takes the work along:
+nothing goes on that nobody waits for. The thread is a daemon, so it never keeps a process alive. Knows nothing of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+
+TIDY_LIMIT_S = 5  # for interrupted work to take its requests back
+
+
+class Background:
+    def __init__(self, name: str) -> None:
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._stopping: asyncio.Event
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns or raises; the calling thread waits, whether or not it has a running loop."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if future.cancel():  # it was still running: this is Ctrl-C
+                self._wait_until_tidy()
+            raise
+
+    async def iterate(self, source: AsyncGenerator[T, None]) -> AsyncIterator[T]:
+        """What `source` yields there, on the caller's loop; leaving closes `source`."""
+        here = asyncio.get_running_loop()
+        arrived: asyncio.Queue[T | None] = asyncio.Queue()  # None: the end, for better or worse
+
+        def bring(item: T | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody listens
+                here.call_soon_threadsafe(arrived.put_nowait, item)
+
+        async def pump() -> None:
+            async with contextlib.aclosing(source):
+                async for item in source:
+                    bring(item)
+
+        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        future.add_done_callback(lambda _: bring(None))
+        try:
+            while (item := await arrived.get()) is not None:
+                yield item
+            future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Cancels what still runs and ends the thread. May be called from any thread, and again."""
+        with contextlib.suppress(RuntimeError):  # closed before
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        if not self.is_here():
+            self._thread.join()
+
+    def is_here(self) -> bool:
+        """Whether the caller is on the background thread itself: a garbage collection may bring anybody there."""
+        return threading.current_thread() is self._thread
+
+    def _live(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            self._loop = runner.get_loop()
+            self._stopping = asyncio.Event()
+            self._started.set()
+            runner.run(self._until_stopped())
+
+    async def _until_stopped(self) -> None:
+        await self._stopping.wait()
+
+    def _wait_until_tidy(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_cancelled_are_done(), self._loop).result(TIDY_LIMIT_S)
+
+
+async def _cancelled_are_done() -> None:
+    """Cancelled tasks go through their `finally`s, which may await."""
+    cancelled = [task for task in asyncio.all_tasks() if task.cancelling()]
+    if cancelled:
+        await asyncio.wait(cancelled)

@@ -1,0 +1,447 @@
+"""LLM: the engine for a program in the same process, `from server import LLM, SamplingParams`.
+
+What a prompt may ask, and what it is answered, is what /v1/completions and /v1/chat/completions have: the same wire types
+check it, the same Generation produces it; only HTTP is left out. The engine and its event loop live on one background
+thread that the LLM owns. So the sync methods work in scripts and in notebooks, where a loop is running already, and
+`agenerate` and `achat` bring what settles over to the caller's own loop. However many prompts are given, a bounded number
+of sequences is with the engine at a time: its rows, and some ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import inspect
+import operator
+import os
+import sys
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from runtime.api import EngineError, Output
+from server import schema
+from server.answer import generation_of
+from server.background import Background
+from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
+from server.endpoints.chat import SHAPE as CHAT_SHAPE
+from server.endpoints.completions import DEFAULT_MAX_TOKENS
+from server.endpoints.completions import SHAPE as COMPLETION_SHAPE
+from server.errors import ApiError
+from server.generation import EngineFailed, Generation
+from server.intake import chat_ids, completion_ids
+from server.lifecycle import Lifecycle, Served
+from server.progress import Progress
+from server.service import Service
+from server.terminal import StartupDisplay
+
+T = TypeVar("T")
+
+Prompt = str | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]
+
+# The wire's fields that say how tokens are chosen and where text ends: the others are about HTTP, or change an answer's form.
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "logit_bias", "n", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
+    "skip_special_tokens", "add_special_tokens", "priority", "cache_salt",
+)  # fmt: skip
+UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
+
+
+# --- asked --------------------------------------------------------------------------------------------------------
+
+
+class SamplingParams:
+    """How to choose tokens and where to stop: the fields of the HTTP API, by the same names, with the same limits.
+
+    What is not given is as the model's authors advise; `max_tokens` is then 16 for `generate` and the rest of the context
+    for `chat`. Raises ValueError naming the field."""
+
+    __slots__ = ("fields",)
+    __signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in SAMPLING_FIELDS]
+    )
+
+    def __init__(self, **fields: Any) -> None:
+        for name, value in fields.items():
+            if name not in SAMPLING_FIELDS:
+                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
+            _check_finite(name, value)
+        self.fields: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
+        _decoded(schema.COMPLETION, {"prompt": "", **self.fields})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SamplingParams) and self.fields == other.fields
+
+    __hash__ = None  # type: ignore[assignment]  # logit_bias is a dict
+
+    def __repr__(self) -> str:
+        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
+
+
+def _check_finite(name: str, value: Any) -> None:
+    """JSON, in which the rules are written, has no word for these."""
+    for number in value.values() if isinstance(value, Mapping) else (value,):
+        if isinstance(number, float) and not abs(number) < float("inf"):
+            raise ValueError(f"Invalid {name!r}: {number} is not a finite number")
+
+
+def _decoded(wire: schema.Wire[Any], body: Mapping[str, Any]) -> Any:
+    """`body` as a client would have sent it, so that there is one set of rules. Raises ValueError."""
+    try:
+        return wire.decode(msgspec.json.encode(body))
+    except ApiError as error:
+        raise _as_value_error(error) from None
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"a value is of no type that JSON has: {error}") from None
+
+
+@contextlib.contextmanager
+def _naming(param: str, number: int, total: int) -> Iterator[None]:
+    """A complaint inside the block tells which of `total` prompts it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{param} {number}: {error}" if total > 1 else str(error)) from None
+
+
+def _as_value_error(error: ApiError) -> ValueError:
+    named = error.param is None or error.param in error.message
+    return ValueError(error.message if named else f"{error.param}: {error.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One prompt or conversation, checked. `find_ids` needs the loaded model."""
+
+    wire: schema.GenerationRequest
+    text: str | None  # the prompt as given, where it was text
+    find_ids: Callable[[Served, Service], Any]
+    continues_prompt: bool
+    max_tokens: int | None
+    default_max_tokens: int | None
+    param: str
+
+
+def _ask_completion(prompt: Prompt, params: SamplingParams) -> _Ask:
+    given = prompt if isinstance(prompt, str) else [[operator.index(token_id) for token_id in prompt]]
+    wire: schema.CompletionRequest = _decoded(schema.COMPLETION, {"prompt": given, **params.fields})
+
+    async def find_ids(served: Served, service: Service) -> list[int]:
+        (ids,) = await completion_ids(served, service.offload, wire)
+        return ids
+
+    text = prompt if isinstance(prompt, str) else None
+    return _Ask(wire, text, find_ids, COMPLETION_SHAPE.continues_prompt, wire.max_tokens, DEFAULT_MAX_TOKENS, "prompt")
+
+
+def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[str, Any]) -> _Ask:
+    body = {"messages": list(messages), **{name: value for name, value in options.items() if value is not None}}
+    wire: schema.ChatRequest = _decoded(schema.CHAT, {**body, **params.fields})
+
+    async def find_ids(served: Served, service: Service) -> list[int]:
+        return await chat_ids(served, service.offload, wire.messages, wire)
+
+    return _Ask(wire, None, find_ids, CHAT_SHAPE.continues_prompt, wire.max_tokens, None, "messages")
+
+
+def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    prompts: list[Any] = list(given)
+    return [prompts] if prompts and not isinstance(prompts[0], str | Iterable) else prompts
+
+
+def _conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    conversations: list[Any] = list(given)
+    return [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num
+    if len(params) != num:
+        raise ValueError(f"sampling_params: {len(params)} for {num} prompts; give one for all or one for each")
+    return list(params)
+
+
+# --- answered -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of n answers. `token_ids` holds the token that ended it, `text` does not. `finish_reason` "stop" or "length", None
+    while it goes on; `stop_reason`: the stop string or id of `stop_token_ids` that ended it."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, more: CompletionOutput) -> None:
+        self.text += more.text
+        self.token_ids += more.token_ids
+        self.finish_reason, self.stop_reason = more.finish_reason, more.stop_reason
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What came of one prompt: `outputs` by index, n of them. From `agenerate` and `achat` an increment: only the choices
+    that moved, with the text and ids that are new. `prompt` is None for a prompt of ids, and for a conversation the text
+    its template made. `finished`: nothing follows. `num_cached_tokens`: of the prompt, found in the prefix cache."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int = 0
+
+
+def _increment(generation: Generation, output: Output) -> CompletionOutput:
+    choice = generation.choices[output.index]
+    before = choice.num_tokens
+    text = choice.feed(output)
+    # Ids behind a stop string came from the engine, and belong to nobody.
+    ids = list(output.token_ids[: choice.num_tokens - before])
+    return CompletionOutput(output.index, text, ids, choice.finish_reason, choice.stop_reason)
+
+
+# --- the engine's side, on the background loop --------------------------------------------------------------------
+
+
+class _Window:
+    """At most `limit` sequences are with the engine; a request that wants more than all of them goes alone. In order."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._free = asyncio.Semaphore(limit)
+        self._turn = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def room_for(self, num_sequences: int) -> AsyncIterator[None]:
+        taken = 0
+        try:
+            async with self._turn:
+                while taken < min(num_sequences, self.limit):
+                    await self._free.acquire()
+                    taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._free.release()
+
+
+class _Core:
+    """What serves. Everything here happens on the background loop."""
+
+    def __init__(self, config: ServerConfig, served: Served) -> None:
+        lifecycle = Lifecycle()
+        lifecycle.ready(served)
+        self._service = Service(config, lifecycle)
+        self._served = served
+        rows = served.engine.model.max_num_seqs
+        self._window = _Window(rows + max(4, rows // 4))
+
+    @classmethod
+    async def load(cls, config: ServerConfig, cancel: threading.Event) -> _Core:
+        from server.__main__ import load  # the composition root, which alone may know the engine
+
+        display = StartupDisplay(sys.stderr)
+        try:
+            return cls(config, await load(config, display.report, cancel))
+        finally:
+            display.finish()
+
+    async def increments(self, ask: _Ask) -> AsyncGenerator[RequestOutput, None]:
+        """Raises ValueError where the request does not fit the model, RuntimeError where the engine fails or is closed."""
+        id = uuid.uuid4().hex
+        async with self._window.room_for(ask.wire.n or 1):
+            try:
+                ids = await ask.find_ids(self._served, self._service)
+                generation = generation_of(
+                    self._service.config, self._served, ask.wire, [ids],
+                    id=id, arrival_s=time.monotonic(), continues_prompt=ask.continues_prompt,
+                    max_tokens=ask.max_tokens, default_max_tokens=ask.default_max_tokens, param=ask.param,
+                )  # fmt: skip
+                opened = generation.open()
+            except ApiError as error:
+                raise _as_value_error(error) from None
+            except EngineError as error:
+                raise RuntimeError(f"the engine takes no requests: {error}") from None
+            text = ask.text
+            if text is None and ask.param == "messages":
+                text = self._served.tokenizer.decode(ids, skip_special_tokens=False)
+            async with opened as stream:
+                async for outputs in stream:
+                    try:
+                        moved = [_increment(generation, output) for output in outputs]
+                    except EngineFailed as error:
+                        raise RuntimeError(f"the engine failed on this request: {error}") from None
+                    if generation.aborted:
+                        raise RuntimeError("the LLM was closed before the answer was complete")
+                    finished = all(choice.finish_reason is not None for choice in generation.choices)
+                    yield RequestOutput(id, text, ids, moved, finished, generation.num_cached_tokens)
+
+    async def answers(self, asks: Sequence[_Ask], progress: Progress) -> list[RequestOutput]:
+        """In the order of `asks`; the first that fails ends the others."""
+        found: list[RequestOutput | None] = [None] * len(asks)
+        todo = iter(enumerate(asks))
+
+        async def work() -> None:
+            for number, ask in todo:
+                with _naming(ask.param, number, len(asks)):
+                    answer = found[number] = await self._whole(ask)
+                progress.done(sum(len(output.token_ids) for output in answer.outputs))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(asks), self._window.limit)):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [answer for answer in found if answer is not None]
+
+    async def _whole(self, ask: _Ask) -> RequestOutput:
+        outputs = [CompletionOutput(index) for index in range(ask.wire.n or 1)]
+        async with contextlib.aclosing(self.increments(ask)) as increments:
+            async for increment in increments:
+                for output in increment.outputs:
+                    outputs[output.index].add(output)
+        return dataclasses.replace(increment, outputs=outputs)
+
+    async def close(self) -> None:
+        self._service.offload.close()
+        await self._served.engine.close()
+
+
+# --- for users ----------------------------------------------------------------------------------------------------
+
+
+class LLM:
+    """`LLM("Qwen/Qwen3-0.6B", max_model_len=4096)`: loads, and is ready when it returns. `model` as `--model` has it;
+    `options` are the options of `python -m server` for model and engine, with underscores.
+
+    Every method may be called from any thread. `with LLM() as llm:`, `close()` or dropping the last reference frees the
+    memory; a program that ends without does not hang. Ctrl-C takes back what was asked and leaves the LLM usable.
+
+    Raises ValueError for an option it does not know or that cannot be honoured, LoadError where the model cannot be served."""
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        path = None if model is None else os.fspath(model)
+        try:
+            config = dataclasses.replace(from_keywords({**options, "model": path}), max_queue=UNBOUNDED)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        cancel = threading.Event()
+        background = Background("oneloop-llm")
+        try:
+            self._core = background.run(_Core.load(config, cancel))
+        except BaseException:
+            cancel.set()
+            background.close()
+            raise
+        self._background = background
+        self._close = weakref.finalize(self, _close, background, self._core)
+        self._close.atexit = False  # the thread is a daemon, and by then there are no threads left to close it with
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continues each prompt, given as text or as token ids; the answers are in the prompts' order.
+
+        Raises ValueError, naming the prompt and the field, and then nothing is answered."""
+        given = _prompts(prompts)
+        params = _one_each(sampling_params, len(given))
+        asks = []
+        for number, each in enumerate(zip(given, params, strict=True)):
+            with _naming("prompt", number, len(given)):
+                asks.append(_ask_completion(*each))
+        return self._all(asks, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several: lists of {"role": …, "content": …}. Otherwise as `generate`."""
+        given = _conversations(messages)
+        params = _one_each(sampling_params, len(given))
+        options = {"add_generation_prompt": add_generation_prompt, "chat_template_kwargs": chat_template_kwargs}
+        asks = []
+        for number, each in enumerate(zip(given, params, strict=True)):
+            with _naming("messages", number, len(given)):
+                asks.append(_ask_chat(*each, options))
+        return self._all(asks, use_tqdm)
+
+    def agenerate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+        """Increments of the answer to one prompt, as they settle, on the caller's running loop. For several prompts,
+        several calls: they run together. Leaving the iteration takes the request back; where that has to happen at once,
+        leave through `contextlib.aclosing`.
+
+        Raises ValueError: for what is wrong in itself here, for what does not fit the model at the first step."""
+        return self._iterate(_ask_completion(prompt, sampling_params or SamplingParams()))
+
+    def achat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Increments of the answer to one conversation. See `agenerate`."""
+        options = {"add_generation_prompt": add_generation_prompt, "chat_template_kwargs": chat_template_kwargs}
+        return self._iterate(_ask_chat(messages, sampling_params or SamplingParams(), options))
+
+    def close(self) -> None:
+        """What is in flight ends with a RuntimeError. Closing again does nothing."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _all(self, asks: Sequence[_Ask], use_tqdm: bool) -> list[RequestOutput]:
+        self._check_open()
+        progress = Progress(len(asks), "prompt", shown=use_tqdm)
+        try:
+            return self._background.run(self._core.answers(asks, progress))
+        finally:
+            progress.close()
+
+    def _iterate(self, ask: _Ask) -> AsyncIterator[RequestOutput]:
+        self._check_open()
+        return self._background.iterate(self._core.increments(ask))
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise RuntimeError("this LLM is closed")
+
+
+def _close(background: Background, core: _Core) -> None:
+    try:
+        if not background.is_here():
+            background.run(core.close())
+    finally:
+        background.close()
