@@ -37,6 +37,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    allowed_token_ids: frozenset[int] | None = None  # not empty; None allows all
 
     @property
     def greedy(self) -> bool:

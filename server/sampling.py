@@ -81,6 +81,7 @@ def sampling_params(
         stop_token_ids=_stop_token_ids(request.stop_token_ids or [], model.vocab_size),
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
+        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, model.vocab_size),
         logprobs=None if request.num_logprobs is None else min(request.num_logprobs, model.vocab_size),
     )
 
@@ -140,4 +141,11 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> Mapping[int, floa
 
 def _stop_token_ids(ids: list[int], vocab_size: int) -> frozenset[int]:
     check_token_ids(ids, vocab_size, "stop_token_ids")
+    return frozenset(ids)
+
+
+def _allowed_token_ids(ids: list[int] | None, vocab_size: int) -> frozenset[int] | None:
+    if ids is None:
+        return None
+    check_token_ids(ids, vocab_size, "allowed_token_ids")
     return frozenset(ids)

@@ -23,6 +23,7 @@ MAX_STOPS = 4
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
 _INT64 = 2**63 - 1
 
 Name = Annotated[str, Meta(max_length=1024)]
@@ -52,13 +53,14 @@ class GenerationRequest(Struct, kw_only=True):
     # vLLM takes any number above 0; outside these bounds logits overflow and the answer is noise.
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
 
     max_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -238,7 +240,6 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
-    "allowed_token_ids": (),
     "bad_words": ([],),
     "thinking_token_budget": (-1,),
     "repetition_detection": (),

@@ -60,7 +60,7 @@ def _special_line(logits: Tensor, row: int, position: int, tables: SamplingTable
 
 
 def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: SamplingTables) -> None:
-    """Penalties, bias and bans, in this order, on scores [V] float32 in place."""
+    """Penalties, bias, bans and mask, in this order, on scores [V] float32 in place."""
     flags = record.words[t.FLAGS]
     if flags & t.PENALIZED:
         packed = tables.counts[row]
@@ -73,6 +73,10 @@ def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: Sam
         scores[tables.bias_ids[row, :num].long()] += tables.bias_values[row, :num]
     if flags & t.BANNED and position < record.words[t.FREE_FROM]:
         scores[tables.ban_ids[row, : record.words[t.NUM_BANS]].long()] = -torch.inf
+    if flags & t.MASKED:
+        bits = torch.arange(32, device=scores.device, dtype=torch.int32)
+        allowed = (tables.masks[row][:, None] >> bits & 1).flatten()[: len(scores)]
+        scores.masked_fill_(allowed == 0, -torch.inf)
 
 
 def _draw(scores: Tensor, record: _Record, position: int, largest: float) -> int:

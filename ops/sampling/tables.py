@@ -33,6 +33,7 @@ FILTERED = 2  # only together with SAMPLED
 PENALIZED = 4
 BIASED = 8
 BANNED = 16
+MASKED = 32
 
 MAX_COUNT = 0x7FFF  # a count stops there; bit 15 says "in the prompt"
 NOT_FINITE = -1  # in place of an id
@@ -43,14 +44,16 @@ class SamplingTables:
     """All indexed by row first.
 
     records [R, RECORD] int32. counts [R, V] int16: occurrences in the output, and bit 15 for tokens of the prompt.
-    bias_ids [R, B] int32, ascending, with bias_values [R, B] float32. ban_ids [R, N] int32, ascending. Only the first
-    NUM_BIASES and NUM_BANS entries of a row are meant, and its counts only where it is PENALIZED."""
+    bias_ids [R, B] int32, ascending, with bias_values [R, B] float32. ban_ids [R, N] int32, ascending. masks [R, V / 32 up]
+    int32: bit t % 32 of word t // 32 says that token t may be drawn. Only the first NUM_BIASES and NUM_BANS entries of a row
+    are meant, its counts only where it is PENALIZED, its mask only where it is MASKED."""
 
     records: Tensor
     counts: Tensor
     bias_ids: Tensor
     bias_values: Tensor
     ban_ids: Tensor
+    masks: Tensor
 
     @classmethod
     def empty(
@@ -63,8 +66,11 @@ class SamplingTables:
             bias_ids=torch.zeros((num_rows, max_biases), dtype=torch.int32, device=device),
             bias_values=torch.zeros((num_rows, max_biases), dtype=torch.float32, device=device),
             ban_ids=torch.zeros((num_rows, max_bans), dtype=torch.int32, device=device),
+            masks=torch.zeros((num_rows, -(-vocab_size // 32)), dtype=torch.int32, device=device),
         )
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.records, self.counts, self.bias_ids, self.bias_values, self.ban_ids))
+        return sum(
+            t.nbytes for t in (self.records, self.counts, self.bias_ids, self.bias_values, self.ban_ids, self.masks)
+        )

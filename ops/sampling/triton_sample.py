@@ -43,7 +43,8 @@ _FILTERED = tl.constexpr(tables.FILTERED)
 _PENALIZED = tl.constexpr(tables.PENALIZED)
 _BIASED = tl.constexpr(tables.BIASED)
 _BANNED = tl.constexpr(tables.BANNED)
-_ADJUSTED = tl.constexpr(tables.PENALIZED | tables.BIASED | tables.BANNED)
+_MASKED = tl.constexpr(tables.MASKED)
+_ADJUSTED = tl.constexpr(tables.PENALIZED | tables.BIASED | tables.BANNED | tables.MASKED)
 _MAX_COUNT = tl.constexpr(tables.MAX_COUNT)
 _NOT_FINITE = tl.constexpr(tables.NOT_FINITE)
 _GOLDEN = tl.constexpr(noise.GOLDEN)
@@ -126,10 +127,10 @@ def _find(ids_ptr, num, token, STEPS: tl.constexpr):
 
 @triton.jit
 def _adjust(
-    x, token, inside, flags, record_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr,
+    x, token, inside, flags, record_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr, mask_ptr,
     BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
 ):  # fmt: skip
-    # Penalties, bias and bans, in this order; the pointers are at the line's row.
+    # Penalties, bias, bans and mask, in this order; the pointers are at the line's row.
     if (flags & _PENALIZED) != 0:
         packed = tl.load(counts_ptr + token, mask=inside, other=0).to(tl.int32)
         repetition = tl.where(x > 0, _float(record_ptr + _INVERSE_REPETITION), _float(record_ptr + _REPETITION))
@@ -143,14 +144,17 @@ def _adjust(
     if (flags & _BANNED) != 0:
         _, found = _find(ban_ids_ptr, tl.load(record_ptr + _NUM_BANS), token, BAN_STEPS)
         x = tl.where(found, -_INFINITY, x)
+    if (flags & _MASKED) != 0:
+        word = tl.load(mask_ptr + token // 32, mask=inside, other=0)
+        x = tl.where(((word >> (token % 32)) & 1) != 0, x, -_INFINITY)
     return x
 
 
 @triton.jit
 def _prepare(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr,
-    adjusted_ptr, group_max_ptr, group_mass_ptr,
-    V: tl.constexpr, BIASES: tl.constexpr, BANS: tl.constexpr, BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
+    masks_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr,
+    V: tl.constexpr, BIASES: tl.constexpr, BANS: tl.constexpr, WORDS: tl.constexpr, BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # logits [lines, stride]; adjusted [lines, V] float32; group_max, group_mass [lines, GROUPS] float32: a group's largest
@@ -169,7 +173,7 @@ def _prepare(
         if (flags & _ADJUSTED) != 0:
             x = _adjust(
                 x, token, inside, flags, record_ptr, counts_ptr + row * V, bias_ids_ptr + row * BIASES,
-                bias_values_ptr + row * BIASES, ban_ids_ptr + row * BANS, BIAS_STEPS, BAN_STEPS,
+                bias_values_ptr + row * BIASES, ban_ids_ptr + row * BANS, masks_ptr + row * WORDS, BIAS_STEPS, BAN_STEPS,
             )  # fmt: skip
             tl.store(adjusted_ptr + line * V + token, x, mask=inside)
         if (flags & _FILTERED) != 0:
@@ -439,7 +443,8 @@ def sample(
     warps = tile // 512  # 16 logits per thread: two 16-byte loads of bfloat16
     _prepare[(min(num_tiles, triton.cdiv(PREPARERS, lines)), lines)](
         logits, logits.stride(0), *records, tables.counts, tables.bias_ids, tables.bias_values, tables.ban_ids,
-        adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
+        tables.masks, adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
+        WORDS=tables.masks.shape[1],
         BIAS_STEPS=num_biases.bit_length(), BAN_STEPS=num_bans.bit_length(), GROUPS=num_groups, GROUP=GROUP,
         TILES=num_tiles, TILE=tile, num_warps=warps, **launch,
     )  # fmt: skip

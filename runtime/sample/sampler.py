@@ -10,6 +10,7 @@ from torch import Tensor
 import ops
 from ops.sampling.tables import SamplingTables
 from runtime.batch import RowBinding
+from runtime.sample.allowed_tokens import AllowedTokens
 from runtime.sample.draw import Draw
 from runtime.sample.logit_bias import MAX_BIASES, LogitBias
 from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS, MinTokens
@@ -25,6 +26,7 @@ class Sampler:
             Penalties(tables.counts),
             LogitBias(tables.bias_ids, tables.bias_values),
             MinTokens(tables.ban_ids, eos_token_ids),
+            AllowedTokens(tables.masks),
             Draw(),
         )
 

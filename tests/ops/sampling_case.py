@@ -28,13 +28,14 @@ class Wish:
     bias: dict[int, float] = field(default_factory=dict)
     bans: tuple[int, ...] = ()
     free_from: int = 0
+    allowed: tuple[int, ...] | None = None
 
 
 def fill(wishes: list[Wish], vocab_size: int, device: str = "cpu") -> SamplingTables:
     tables = SamplingTables.empty(len(wishes), vocab_size, MAX_BIASES, MAX_BANS, torch.device("cpu"))
     for row, wish in enumerate(wishes):
         _write(tables, row, wish)
-    names = ("records", "counts", "bias_ids", "bias_values", "ban_ids")
+    names = ("records", "counts", "bias_ids", "bias_values", "ban_ids", "masks")
     return SamplingTables(**{name: getattr(tables, name).to(device) for name in names})
 
 
@@ -71,4 +72,9 @@ def _write(tables: SamplingTables, row: int, wish: Wish) -> None:
         words[t.NUM_BANS] = len(wish.bans)
         words[t.FREE_FROM] = wish.free_from
         tables.ban_ids[row, : len(wish.bans)] = torch.tensor(sorted(wish.bans))
+    if wish.allowed is not None:
+        flags |= t.MASKED
+        for token in wish.allowed:
+            bit = token % 32
+            tables.masks[row, token // 32] |= -(1 << 31) if bit == 31 else 1 << bit
     words[t.FLAGS] = flags

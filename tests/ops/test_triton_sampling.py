@@ -33,6 +33,8 @@ WISHES = [
     Wish(temperature=0.0, bias={0: -100.0}),
     Wish(bias={0: 3.0}, top_k=3, bans=(0,), free_from=101),
     Wish(temperature=0.0, bans=(0,), free_from=100),
+    Wish(temperature=0.0, allowed=(0,)),
+    Wish(top_k=3, bias={0: 1.0}, allowed=(0,)),
 ]
 
 
@@ -125,13 +127,14 @@ def test_huge_and_tiny_logits(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_unusable_logits_mark_their_line_only(bad, device):
-    scores = random(len(WISHES), 1500, torch.float32, device)
-    wanted = assert_same(scores, WISHES)
+    wishes = [wish for wish in WISHES if wish.allowed is None]  # what may not be drawn may be anything
+    scores = random(len(wishes), 1500, torch.float32, device)
+    wanted = assert_same(scores, wishes)
     spoilt = scores.clone()
     spoilt[::2, 1321] = bad
     if bad < 0:
         spoilt[::2] = bad
-    ids = assert_same(spoilt, WISHES)
+    ids = assert_same(spoilt, wishes)
     assert ids[::2] == [t.NOT_FINITE] * len(ids[::2])
     assert ids[1::2] == wanted[1::2]
 
@@ -194,3 +197,14 @@ def test_a_captured_graph_serves_rows_bound_after_the_capture():
         graph.replay()
         wanted = reference.sample(scores.cpu(), rows.cpu(), positions.cpu(), last_ids.cpu(), bound)
         assert ids.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_allowed_tokens_wherever_their_bits_lie(temperature, device):
+    allowed = (0, 31, 32, 63, 64, 95, 1000, 1098)
+    wishes = [Wish(temperature=temperature, allowed=allowed, seed=seed) for seed in range(8)]
+    wishes += [Wish(temperature=temperature, allowed=(token,)) for token in allowed]
+    drawn = assert_same(random(len(wishes), 1099, torch.float32, device, 3), wishes)
+    assert set(drawn[:8]) <= set(allowed)
+    assert drawn[8:] == list(allowed)

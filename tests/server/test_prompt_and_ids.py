@@ -85,3 +85,9 @@ async def test_without_a_wish_no_answer_speaks_of_ids(serve):
     server = await serve("ab")
     assert "token_ids" not in (await server.chat()).text
     assert not any("token_ids" in str(event) for event in await server.events(CHAT, messages=MESSAGES))
+
+
+async def test_allowed_tokens_reach_the_sampler(serve):
+    server = await serve("ab")
+    await server.chat(allowed_token_ids=[3, 5, 3])
+    assert server.engine.submitted[0].params.allowed_token_ids == frozenset({3, 5})

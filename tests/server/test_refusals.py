@@ -48,6 +48,9 @@ FIELDS = [
     ({"truncation_side": "left"}, "truncation_side"),
     ({"truncate_prompt_tokens": 5, "truncation_side": "middle"}, "truncation_side"),
     ({"documents": "text"}, "documents"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1, 10**9]}, "allowed_token_ids"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -142,7 +145,7 @@ async def test_a_bad_value_is_refused_under_its_own_name(serve, fields, param):
 UNSUPPORTED = {
     "prompt_logprobs": 1, "logprob_token_ids": [1], "tools": [], "tool_choice": "auto",
     "functions": [], "function_call": "auto", "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
-    "best_of": 2, "use_beam_search": True, "length_penalty": 0.5, "echo": True, "bad_words": ["x"], "allowed_token_ids": [1],
+    "best_of": 2, "use_beam_search": True, "length_penalty": 0.5, "echo": True, "bad_words": ["x"], 
     "continue_final_message": True,
     "chat_template": "{{ 1 }}", "reasoning_effort": "low", "include_reasoning": False, "thinking_token_budget": 5,
     "store": True, "audio": {}, "modalities": ["text", "audio"], "prediction": {}, "web_search_options": {}, "verbosity": "low",

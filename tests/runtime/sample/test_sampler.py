@@ -162,6 +162,17 @@ def test_nothing_that_ends_a_sequence_is_drawn_before_min_tokens(device, ignore_
             assert (rows.sample(scores, [0], [position]) == [token]) is allowed
 
 
+def test_only_allowed_tokens_are_drawn_until_the_row_has_a_new_tenant(device):
+    rows = Rows(device)
+    allowed = {0, 31, 32, V - 1}
+    rows.bind(2, temperature=2.0, allowed_token_ids=frozenset(allowed))
+    drawn = {rows.sample(logits(seed), [2], [seed])[0] for seed in range(60)}
+    assert drawn == allowed
+    rows.bind(2, temperature=0.0)
+    scores = logits(1)
+    assert rows.sample(scores, [2], [1]) == [int(scores.argmax())]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_unusable_logits_mark_their_row_only(device, bad, temperature):
