@@ -1,0 +1,88 @@
+"""Events: what a model's text turns out to be, in the order it was written.
+
+A codec is fed text as it arrives and answers with events. Joined by kind (and by call), their texts do not depend on how
+the text was cut into feeds. Nothing here knows how any model marks its reasoning or its calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of what the model thought before it answered."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Call number `index` (from 0) begins. `id`: the model's own name for the call, which its template expects back."""
+
+    index: int
+    name: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArguments:
+    """A piece of the JSON object that call `index` passes."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Call `index`, which had begun, is broken or was cut off: its arguments so far are not whole, and none follow.
+
+    `text`: everything the model wrote of it, markers included. What breaks before its ToolCall was out is plain Text."""
+
+    index: int
+    text: str
+
+
+Event = Text | Reasoning | ToolCall | ToolArguments | Malformed
+
+
+class Codec(Protocol):
+    def feed(self, text: str) -> list[Event]:
+        """What became certain with this text."""
+        ...
+
+    def flush(self) -> list[Event]:
+        """What was still held back, now that nothing follows. Nothing may be fed afterwards."""
+        ...
+
+
+class Chain:
+    """Two codecs in a row: the second sees only what is Text to the first."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Codec, second: Codec) -> None:
+        self._first = first
+        self._second = second
+
+    def feed(self, text: str) -> list[Event]:
+        return self._pass(self._first.feed(text))
+
+    def flush(self) -> list[Event]:
+        return self._pass(self._first.flush()) + self._second.flush()
+
+    def _pass(self, events: list[Event]) -> list[Event]:
+        passed: list[Event] = []
+        for event in events:
+            if isinstance(event, Text):
+                passed += self._second.feed(event.text)
+            else:
+                passed.append(event)
+        return passed

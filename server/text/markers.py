@@ -1,0 +1,157 @@
+"""Markers: reading text that is still arriving, up to the next of some strings.
+
+A codec is written as a generator over a `Source`, in the order of the format it reads: it takes what it has decided on and
+yields where only more text can decide. So every decision depends on the text alone, never on how it was cut into feeds, and
+no text is looked at again but the few characters that may yet become a marker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+Parse = Generator[None, None, T]  # yields where it needs more text; returns what it read
+
+_WORD: Final = re.compile(r"[\w.+\-]*")
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+class Markers:
+    """Strings to look for. None may be the beginning of another: which of the two is meant could never be settled."""
+
+    __slots__ = ("_beginnings", "_longest", "_pattern", "_strings")
+
+    def __init__(self, *strings: str) -> None:
+        if any(a != b and b.startswith(a) for a in strings for b in strings):
+            raise ValueError(f"one marker begins another: {strings}")
+        self._strings = strings
+        self._beginnings = frozenset(string[0] for string in strings)
+        self._longest = max(map(len, strings))
+        self._pattern = re.compile("|".join(map(re.escape, strings)))
+
+    def search(self, text: str, at: int) -> re.Match[str] | None:
+        return self._pattern.search(text, at)
+
+    def beginning(self, text: str, at: int) -> int:
+        """Where the end of `text` may be the beginning of a marker; len(text) if nowhere."""
+        for start in range(max(at, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._beginnings:
+                tail = text[start:]
+                if any(len(string) > len(tail) and string.startswith(tail) for string in self._strings):
+                    return start
+        return len(text)
+
+
+class Source:
+    """Text that was fed and not yet taken. `closed`: nothing follows.
+
+    While it records, everything taken is also kept, to be given back if it does not become what it seemed."""
+
+    __slots__ = ("_at", "_recorded", "_text", "closed")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._recorded: list[str] | None = None
+        self.closed = False
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    @property
+    def num_pending(self) -> int:
+        """Characters fed and not yet taken."""
+        return len(self._text) - self._at
+
+    def record(self, taken: str = "") -> None:
+        """Starts over, with what was `taken` already."""
+        self._recorded = [taken]
+
+    def recorded(self) -> str:
+        """Stops recording."""
+        text, self._recorded = "".join(self._recorded or ()), None
+        return text
+
+    def take(self, count: int) -> str:
+        taken = self._text[self._at : self._at + count]
+        self._at += count
+        if self._recorded is not None:
+            self._recorded.append(taken)
+        return taken
+
+    def until(self, markers: Markers, emit: Callable[[str], object]) -> Parse[str]:
+        """Takes the text before the first marker, piece by piece, and the marker; "" where the text ends without."""
+        while True:
+            found = markers.search(self._text, self._at)
+            held = len(self._text) if self.closed else markers.beginning(self._text, self._at)
+            stop = found.start() if found and found.start() < held else held
+            if stop > self._at:
+                emit(self.take(stop - self._at))
+            if found and found.start() == stop:
+                return self.take(len(found.group()))
+            if self.closed:
+                return ""
+            yield
+
+    def rest(self, emit: Callable[[str], object]) -> Parse[None]:
+        """Takes everything there is and will be."""
+        while True:
+            if self.num_pending:
+                emit(self.take(self.num_pending))
+            if self.closed:
+                return
+            yield
+
+    def literal(self, string: str) -> Parse[bool]:
+        """Whether this string comes next; takes it if so, and nothing if not."""
+        while True:
+            if self._text.startswith(string, self._at):
+                self.take(len(string))
+                return True
+            if self.closed or not string.startswith(self._text[self._at : self._at + len(string)]):
+                return False
+            yield
+
+    def space(self) -> Parse[str]:
+        """Takes white space; the character behind it, which is not taken, or "" at the end."""
+        while True:
+            self._take_run(_SPACE)
+            if self.num_pending:
+                return self._text[self._at]
+            if self.closed:
+                return ""
+            yield
+
+    def peek(self) -> Parse[str]:
+        """The next character, which is not taken, or "" at the end."""
+        while not self.num_pending:
+            if self.closed:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def word(self) -> Parse[str]:
+        """Takes letters, digits and any of _.+- as far as they go."""
+        return (yield from self.run(_WORD))
+
+    def run(self, pattern: re.Pattern[str]) -> Parse[str]:
+        """Takes characters as long as they match: `pattern` is one class of them, repeated."""
+        pieces: list[str] = []
+        while True:
+            pieces.append(self._take_run(pattern))
+            if self.num_pending or self.closed:
+                return "".join(pieces)
+            yield
+
+    def scan(self, scan: Callable[[str, int], int]) -> bool:
+        """Lets `scan(text, at)` take up to the place it returns; whether there was anything to scan."""
+        if not self.num_pending:
+            return False
+        self.take(scan(self._text, self._at) - self._at)
+        return True
+
+    def _take_run(self, pattern: re.Pattern[str]) -> str:
+        match = pattern.match(self._text, self._at)
+        return self.take(match.end() - self._at) if match else ""

@@ -1,0 +1,125 @@
+"""Reasoning: what a model thinks, split from what it answers.
+
+The tags count only where a block may stand: before the answer. A tag the answer itself mentions is text. White space around
+a block belongs to the tags and is dropped; without a block the text comes out unchanged. A block that never ends is all
+reasoning. Stands before a tool dialect (`Chain`): calls are not looked for in reasoning.
+
+gpt-oss is not here: its channels are reasoning and calls at once (tools/harmony.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from server.text.events import Event, Reasoning, Text
+from server.text.markers import Markers, Parse, Source
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    """`answer`: tags around the answer, for families that mark it too."""
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    answer: tuple[str, str] | None = None
+
+    def begun_by(self, prompt: str) -> bool:
+        """Whether the template opened the block already: then the model writes only its end."""
+        return prompt.rstrip().endswith(self.opens)
+
+
+THINK: Final = ReasoningTags(("<think>",), ("</think>",))
+MISTRAL: Final = ReasoningTags(("[THINK]",), ("[/THINK]",))
+GRANITE: Final = ReasoningTags(  # 3.2 in words, 3.3 in tags
+    ("<think>", "Here is my thought process:", "Here's my thought process:"),
+    ("</think>", "Here is my response:", "Here's my response:"),
+    answer=("<response>", "</response>"),
+)
+
+FAMILIES: Final[Mapping[str, ReasoningTags]] = MappingProxyType(
+    dict.fromkeys(("think", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "olmo3"), THINK)
+    | {"mistral": MISTRAL, "granite": GRANITE}
+)
+
+
+def detect_reasoning(template: str) -> str | None:
+    """The family whose tags a chat template writes; None where it knows none, or channels (harmony)."""
+    if "[THINK]" in template:
+        return "mistral"
+    if "Here is my thought process:" in template or ("<response>" in template and "<think>" in template):
+        return "granite"
+    return "think" if "<think>" in template or "</think>" in template else None
+
+
+class ReasoningCodec:
+    """`begun`: the prompt ends inside a block (`ReasoningTags.begun_by`)."""
+
+    def __init__(self, tags: ReasoningTags, *, begun: bool = False) -> None:
+        self.source = Source()
+        self._tags = tags
+        self._begun = begun
+        self._events: list[Event] = []
+        self._space: list[str] = []  # at the end of the reasoning so far
+        self._parsing = self._parse()
+        next(self._parsing)
+
+    def feed(self, text: str) -> list[Event]:
+        self.source.feed(text)
+        next(self._parsing, None)
+        return self._drain()
+
+    def flush(self) -> list[Event]:
+        self.source.closed = True
+        next(self._parsing, None)
+        return self._drain()
+
+    def _drain(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _parse(self) -> Parse[None]:
+        source, tags = self.source, self._tags
+        source.record()
+        yield from source.space()
+        opened = yield from self._any(tags.opens)
+        white = source.recorded()
+        if not opened and not self._begun:
+            self._say(white)
+            yield from source.rest(self._say)
+            return
+        yield from source.space()
+        if not (yield from source.until(Markers(*tags.closes), self._think)):
+            self._think_aloud()
+            return
+        yield from source.space()
+        if tags.answer is None or not (yield from source.literal(tags.answer[0])):
+            yield from source.rest(self._say)
+            return
+        yield from source.space()
+        yield from source.until(Markers(tags.answer[1]), self._say)
+        yield from source.rest(self._say)
+
+    def _any(self, strings: tuple[str, ...]) -> Parse[bool]:
+        for string in strings:
+            if (yield from self.source.literal(string)):
+                return True
+        return False
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._events.append(Text(text))
+
+    def _think(self, text: str) -> None:
+        thought = text.rstrip()
+        if thought:
+            self._events.append(Reasoning("".join(self._space) + thought))
+            self._space = []
+        self._space.append(text[len(thought) :])
+
+    def _think_aloud(self) -> None:
+        """What was held back for the sake of an end that did not come."""
+        space = "".join(self._space)
+        if space:
+            self._events.append(Reasoning(space))

@@ -1,0 +1,87 @@
+"""Arguments that a dialect writes one by one and without types: as one JSON object, typed by the tool's schema.
+
+A parameter that can only be a string streams. Any other waits for its end and becomes what its schema allows: JSON if it is
+of an allowed type, Python's spelling of it, or else a string. Where the schema is silent, JSON is taken at its word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from server.text.json_stream import whole_json
+from server.text.markers import Markers, Parse, Source
+from server.text.tools.literals import inside, python_to_json
+
+_TYPES: Final = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+_NUMBERS: Final = frozenset(("number", "integer"))
+
+
+class Arguments:
+    """One call's arguments. `emit` gets pieces of the object."""
+
+    def __init__(self, schemas: Mapping[str, Any], emit: Callable[[str], object]) -> None:
+        self._schemas = schemas
+        self._emit = emit
+        self._separator = "{"
+
+    def key(self, name: str) -> None:
+        self._emit(f"{self._separator}{json.dumps(name, ensure_ascii=False)}: ")
+        self._separator = ", "
+
+    def close(self) -> None:
+        self._emit("{}" if self._separator == "{" else "}")
+
+    def raw(self, name: str, text: str) -> None:
+        """A whole value."""
+        self._emit(typed(text, types_of(self._schemas.get(name))))
+
+    def value(self, source: Source, name: str, end: Markers) -> Parse[bool]:
+        """Takes a value up to its end marker; False if that never comes."""
+        if types_of(self._schemas.get(name)) == {"string"}:
+            self._emit('"')
+            ended = yield from source.until(end, lambda text: self._emit(inside(text)))
+            self._emit('"' if ended else "")
+            return bool(ended)
+        pieces: list[str] = []
+        ended = yield from source.until(end, pieces.append)
+        if ended:
+            self.raw(name, "".join(pieces))
+        return bool(ended)
+
+
+def types_of(schema: object, depth: int = 0) -> frozenset[str]:
+    """The JSON types a schema allows; none if it does not say."""
+    if not isinstance(schema, Mapping) or depth > 8:
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset((named,))
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str))
+    if isinstance(schema.get("enum"), list):
+        return frozenset(_type(json.dumps(value)) for value in schema["enum"])
+    branches = schema.get("anyOf") or schema.get("oneOf")
+    allowed = [types_of(branch, depth + 1) for branch in branches] if isinstance(branches, list) else []
+    return frozenset().union(*allowed) if all(allowed) else frozenset()
+
+
+def typed(text: str, types: frozenset[str]) -> str:
+    """A value's text as JSON of one of these types, or as a string."""
+    string = f'"{inside(text)}"'
+    bare = text.strip()
+    value = whole_json(bare)
+    if not types:
+        return value.strip() if value is not None else string
+    allowed = types | _NUMBERS if types & _NUMBERS else types  # 3.0 for an integer is still a number
+    if value is None or _type(value) not in allowed:
+        value = python_to_json(bare)
+    if value is not None and _type(value) in allowed:
+        return string if _type(value) == "string" else value.strip()
+    return string
+
+
+def _type(value: str) -> str:
+    """A valid JSON value's type; an integer is one only if it is written so."""
+    value = value.strip()
+    return _TYPES.get(value[0]) or ("integer" if value.lstrip("-").isdigit() else "number")

@@ -1,0 +1,34 @@
+"""DeepSeek V3 and R1: <｜tool▁call▁begin｜>function<｜tool▁sep｜>name, then the arguments in a fenced block of JSON."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from server.text.markers import Markers, Parse
+from server.text.tools.section import Section
+
+SEPARATOR = "<｜tool▁sep｜>"
+CALL_END = "<｜tool▁call▁end｜>"
+
+
+class DeepSeekV3(Section):
+    section_begin = "<｜tool▁calls▁begin｜>"
+    section_end = "<｜tool▁calls▁end｜>"
+    call_begin = "<｜tool▁call▁begin｜>"
+    starts = Markers(section_begin, call_begin)
+    ends = Markers(CALL_END, section_end)
+
+    def _one(self) -> Parse[bool]:
+        yield from self.source.word()
+        if not (yield from self.source.literal(SEPARATOR)):
+            return False
+        name = yield from self.source.word()
+        yield from self.source.space()
+        yield from self.source.literal("```json")
+        if not name or not (yield from self._arguments(partial(self._begin, name), self._argue)):
+            return False
+        yield from self.source.space()
+        yield from self.source.literal("```")
+        yield from self.source.space()
+        yield from self.source.literal(CALL_END)
+        return True

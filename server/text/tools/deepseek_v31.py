@@ -1,0 +1,21 @@
+"""DeepSeek V3.1: <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, bare JSON where V3 had a fenced block."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from server.text.markers import Parse
+from server.text.tools.deepseek_v3 import CALL_END, SEPARATOR, DeepSeekV3
+
+
+class DeepSeekV31(DeepSeekV3):
+    def _one(self) -> Parse[bool]:
+        yield from self.source.space()
+        name = yield from self.source.word()
+        if not name or not (yield from self.source.literal(SEPARATOR)):
+            return False
+        if not (yield from self._arguments(partial(self._begin, name), self._argue)):
+            return False
+        yield from self.source.space()
+        yield from self.source.literal(CALL_END)
+        return True

@@ -1,0 +1,164 @@
+"""What all dialects of tool calls share: text passes until a marker, a call is announced, its arguments stream.
+
+- A call is announced (ToolCall) once its name is certain and its arguments begin. What breaks before that was no call: it
+  comes out as Text, every character of it. What breaks later, or is cut off, ends in Malformed with all that was written.
+- White space between text and a call, between calls and after the last one belongs to the format and is dropped; without
+  a call, the text comes out unchanged.
+- Nothing is looked at twice, and what waits undecided is a beginning of a marker or of a call.
+
+Most markers are special tokens: the text must be decoded with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, ClassVar
+
+from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.json_stream import json_string, json_value, whole_json
+from server.text.markers import Markers, Parse, Source
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+class Dialect:
+    """`tools`: the request's, as in OpenAI's API: names, and the types of arguments for dialects that write none."""
+
+    starts: ClassVar[Markers]  # what begins a call, or a list of them
+    ends: ClassVar[Markers]  # what ends one that is broken
+
+    def __init__(self, tools: Tools = ()) -> None:
+        self.source = Source()
+        self._parameters = dict(map(_parameters, tools))
+        self._events: list[Event] = []
+        self._space: list[str] = []  # at the end of the text so far
+        self._num_calls = 0
+        self._open = False  # a call is announced and not over
+        self._behind_call = False  # no text since a call
+        self._parsing = self._parse()
+        next(self._parsing)
+
+    def feed(self, text: str) -> list[Event]:
+        self.source.feed(text)
+        next(self._parsing, None)
+        return self._drain()
+
+    def flush(self) -> list[Event]:
+        self.source.closed = True
+        next(self._parsing, None)
+        if self._space and not self._behind_call:
+            self._events.append(Text("".join(self._space)))
+        return self._drain()
+
+    def _drain(self) -> list[Event]:
+        events, self._events = self._events, []
+        return list(_joined(events)) if len(events) > 1 else events
+
+    # --- what a dialect does -------------------------------------------------------------------------------------
+
+    def _parse(self) -> Parse[None]:
+        while marker := (yield from self.source.until(self.starts, self._say)):
+            self.source.record(marker)
+            yield from self._call(marker)
+            self.source.recorded()
+
+    def _call(self, marker: str) -> Parse[None]:
+        """Reads what follows a start marker. All since the marker is being recorded."""
+        raise NotImplementedError
+
+    # --- what it does it with ------------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        said = text.rstrip()
+        if said:
+            self._events.append(Text("".join(self._space) + said))
+            self._space, self._behind_call = [], False
+        if len(said) < len(text):
+            self._space.append(text[len(said) :])
+
+    def _knows(self, name: str) -> bool:
+        """For dialects without a marker: whether this is a tool's name, so that what looks like a call is one."""
+        return name in self._parameters
+
+    def _begin(self, name: str, id: str | None = None) -> None:
+        self._space = []
+        self._open = True
+        self._events.append(ToolCall(self._num_calls, name, id))
+
+    def _argue(self, text: str) -> None:
+        self._events.append(ToolArguments(self._num_calls, text))
+
+    def _end(self) -> None:
+        """The call is whole; what follows is recorded anew."""
+        self._num_calls += 1
+        self._open, self._behind_call = False, True
+        self.source.record()
+
+    def _fail(self) -> Parse[None]:
+        """This is no call, or a broken one: then it goes up to an end marker."""
+        if self._open:
+            yield from self.source.until(self.ends, _ignore)
+        self._break_off()
+
+    def _break_off(self) -> None:
+        """All that is recorded is no call, or a broken one."""
+        if not self._open:
+            self._say(self.source.recorded())
+            return
+        self._events.append(Malformed(self._num_calls, self.source.recorded()))
+        self._end()
+
+    def _close(self, *ends: str) -> Parse[str]:
+        """Takes whichever of these comes next; "" if none does, and then the white space before it is text."""
+        self.source.record()
+        yield from self.source.space()
+        for end in ends:
+            if (yield from self.source.literal(end)):
+                return end
+        self._say(self.source.recorded())
+        return ""
+
+    def _arguments(self, begin: Callable[[], object], emit: Callable[[str], object]) -> Parse[bool]:
+        """Reads a call's arguments: an object, streamed; an object in a string; or null, which is none."""
+        char = yield from self.source.space()
+        if char == "{":
+            begin()
+            return (yield from json_value(self.source, emit))
+        if char == '"':
+            text = yield from json_string(self.source)
+            inner = whole_json(text.strip()) if text is not None else None
+            if inner is None or not inner.startswith("{"):
+                return False
+        elif (yield from self.source.literal("null")):
+            inner = "{}"
+        else:
+            return False
+        begin()
+        emit(inner)
+        return True
+
+
+def _parameters(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """A tool's name, and its parameters' schemas by name."""
+    function = tool.get("function", tool)
+    schema = function.get("parameters") or function.get("input_schema") or {}
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return str(function.get("name", "")), properties if isinstance(properties, Mapping) else {}
+
+
+def _joined(events: list[Event]) -> Iterable[Event]:
+    """Neighbours of a kind as one."""
+    for (kind, index), group in groupby(events, key=lambda event: (type(event), getattr(event, "index", None))):
+        alike = list(group)
+        if kind is Text:
+            yield Text("".join(event.text for event in alike if isinstance(event, Text)))
+        elif kind is Reasoning:
+            yield Reasoning("".join(event.text for event in alike if isinstance(event, Reasoning)))
+        elif kind is ToolArguments and index is not None:
+            yield ToolArguments(index, "".join(event.text for event in alike if isinstance(event, ToolArguments)))
+        else:
+            yield from alike
+
+
+def _ignore(text: str) -> None:
+    pass

@@ -1,0 +1,97 @@
+"""FunctionGemma: <start_function_call>call:name{key:<escape>text<escape>,other:5}<end_function_call>.
+
+<escape> is the quote of strings, at any depth; keys are bare. A value that is neither quoted nor a number or word of JSON
+or Python is typed by the schema: Google's own template leaves quotes out. The model then writes <start_function_response>,
+which Google wants as a stop string; it is dropped."""
+
+from __future__ import annotations
+
+import re
+
+from server.text.markers import Markers, Parse
+from server.text.tools.arguments import Arguments
+from server.text.tools.dialect import Dialect
+from server.text.tools.literals import MAX_DEPTH, inside
+
+_ESCAPE = "<escape>"
+_ESCAPE_END = Markers(_ESCAPE)
+_BARE = re.compile(r"[^,{}\[\]<]*")
+
+
+class FunctionGemma(Dialect):
+    starts = Markers("<start_function_call>")
+    ends = Markers("<end_function_call>")
+
+    def _call(self, marker: str) -> Parse[None]:
+        source = self.source
+        yield from source.space()
+        name = (yield from source.word()) if (yield from source.literal("call:")) else ""
+        yield from source.space()
+        if not name or not (yield from source.literal("{")):
+            yield from self._fail()
+            return
+        self._begin(name)
+        arguments = Arguments(self._parameters.get(name, {}), self._argue)
+        if not (yield from self._members(arguments, 0)):
+            yield from self._fail()
+            return
+        self._end()
+        yield from self._close("<end_function_call>")
+        yield from self._close("<start_function_response>")
+
+    def _members(self, arguments: Arguments, depth: int) -> Parse[bool]:
+        """Reads key:value pairs up to the closing brace."""
+        source = self.source
+        comma = True
+        while True:
+            yield from source.space()
+            if (yield from source.literal("}")):
+                arguments.close()
+                return True
+            quoted = yield from source.literal(_ESCAPE)
+            key = yield from source.word()
+            if quoted:
+                yield from source.literal(_ESCAPE)
+            yield from source.space()
+            if not comma or not key or not (yield from source.literal(":")):
+                return False
+            arguments.key(key)
+            if not (yield from self._value(arguments, key, depth)):
+                return False
+            yield from source.space()
+            comma = yield from source.literal(",")
+
+    def _value(self, arguments: Arguments, key: str, depth: int) -> Parse[bool]:
+        source = self.source
+        char = yield from source.space()
+        if (yield from source.literal(_ESCAPE)):
+            self._argue('"')
+            ended = yield from source.until(_ESCAPE_END, lambda text: self._argue(inside(text)))
+            self._argue('"' if ended else "")
+            return bool(ended)
+        if char and char in "{[":
+            source.take(1)
+            if depth == MAX_DEPTH:
+                return False
+            inner = Arguments({}, self._argue)
+            return (yield from (self._members(inner, depth + 1) if char == "{" else self._items(inner, depth + 1)))
+        text = yield from source.run(_BARE)
+        if text.strip():
+            arguments.raw(key, text.strip())
+        return bool(text.strip())
+
+    def _items(self, arguments: Arguments, depth: int) -> Parse[bool]:
+        self._argue("[")
+        separator = ""
+        while True:
+            yield from self.source.space()
+            if (yield from self.source.literal("]")):
+                self._argue("]")
+                return True
+            self._argue(separator)
+            if not (yield from self._value(arguments, "", depth)):
+                return False
+            yield from self.source.space()
+            separator = ", " if (yield from self.source.literal(",")) else ""
+            if not separator and (yield from self.source.peek()) != "]":
+                return False

@@ -1,0 +1,51 @@
+"""GLM 4.5 to 4.7: <tool_call>name, then <arg_key>k</arg_key><arg_value>v</arg_value> for each argument, </tool_call>.
+
+Strings stand bare, other values as JSON: only the schema tells which."""
+
+from __future__ import annotations
+
+from server.text.markers import Markers, Parse
+from server.text.tools.arguments import Arguments
+from server.text.tools.dialect import Dialect
+
+_KEY_END = Markers("</arg_key>")
+_VALUE_END = Markers("</arg_value>")
+
+
+class Glm45(Dialect):
+    starts = Markers("<tool_call>")
+    ends = Markers("</tool_call>")
+
+    def _call(self, marker: str) -> Parse[None]:
+        yield from self.source.space()
+        name = yield from self.source.word()
+        if name and (yield from self._pairs(name)):
+            self._end()
+        else:
+            yield from self._fail()
+
+    def _pairs(self, name: str) -> Parse[bool]:
+        source = self.source
+        arguments = Arguments(self._parameters.get(name, {}), self._argue)
+        while True:
+            yield from source.space()
+            if (yield from source.literal("</tool_call>")):
+                self._announce(name)
+                arguments.close()
+                return True
+            if not (yield from source.literal("<arg_key>")):
+                return False
+            self._announce(name)
+            pieces: list[str] = []
+            key_end = yield from source.until(_KEY_END, pieces.append)
+            yield from source.space()
+            if not key_end or not (yield from source.literal("<arg_value>")):
+                return False
+            key = "".join(pieces).strip()
+            arguments.key(key)
+            if not (yield from arguments.value(source, key, _VALUE_END)):
+                return False
+
+    def _announce(self, name: str) -> None:
+        if not self._open:
+            self._begin(name)

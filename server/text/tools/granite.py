@@ -1,0 +1,15 @@
+"""Granite: a list of calls behind <|tool_call|> (3.0) or <tool_call> (3.1 to 3.3); single ones in tags, as Hermes' (4)."""
+
+from __future__ import annotations
+
+from server.text.markers import Markers, Parse
+from server.text.tools.json_calls import JsonCalls
+
+
+class Granite(JsonCalls):
+    starts = Markers("<|tool_call|>", "<tool_call>")
+    ends = Markers("</tool_call>", "<|end_of_text|>")
+
+    def _call(self, marker: str) -> Parse[None]:
+        if (yield from self._objects()):
+            yield from self._close("</tool_call>")

@@ -1,0 +1,91 @@
+"""Harmony, the format of gpt-oss: messages of a header and a content, each on a channel.
+
+<|start|>assistant<|channel|>analysis<|message|>…<|end|>: analysis is reasoning; final, and commentary to nobody, is text; a
+message with a recipient (to=functions.name, in the role or in the channel) is a call. The prompt ends with
+<|start|>assistant, so the text begins inside a header; where it does not, the prompt began a message and text goes on in
+it. <|call|> and <|return|> are stop tokens: the end of the text stands for them."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from server.text.events import Reasoning
+from server.text.markers import Markers, Parse
+from server.text.tools.dialect import Dialect
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_HEADER_ENDS = Markers(_MESSAGE, _START, "<|end|>", "<|call|>", "<|return|>")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_NOBODY = ("assistant", "user", "all")
+
+
+class Harmony(Dialect):
+    starts = Markers(_START, _CHANNEL)
+    ends = Markers("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)  # models leave out <|end|>
+
+    def _parse(self) -> Parse[None]:
+        self.source.record()
+        marker = yield from self._first()
+        while True:
+            if marker not in (_START, _CHANNEL):
+                marker = yield from self.source.until(self.starts, self._say)
+                self.source.record(marker)
+            if not marker:
+                return
+            marker = yield from self._message()
+            if marker in (_START, _CHANNEL):
+                self.source.record(marker)
+
+    def _first(self) -> Parse[str]:
+        """The marker that the text begins with, standing in for <|start|> where that is in the prompt."""
+        yield from self.source.space()
+        for beginning in (_CHANNEL, _START):
+            if (yield from self.source.literal(beginning)):
+                return beginning
+        if (yield from self.source.literal("to=")):
+            return _START
+        self._say(self.source.recorded())
+        return ""
+
+    def _message(self) -> Parse[str]:
+        """Reads a message whose begin is recorded; the marker that ended it."""
+        ended = yield from self.source.until(_HEADER_ENDS, _ignore)
+        head = self.source.recorded()
+        if ended != _MESSAGE:
+            self._say(head.removesuffix(_START) if ended == _START else head)
+            return ended
+        recipient = _RECIPIENT.search(head)
+        if recipient and recipient[1] not in _NOBODY:
+            self.source.record(head)
+            return (yield from self._content_of_call(recipient[1].removeprefix("functions.")))
+        channel = head.rpartition(_CHANNEL)[2].split("<")[0].split()
+        return (yield from self.source.until(self.ends, self._think if channel[:1] == ["analysis"] else self._say))
+
+    def _content_of_call(self, name: str) -> Parse[str]:
+        begin = partial(self._begin, name)
+        junk: list[str] = []
+        if (yield from self.source.space()) == "<":
+            ended = yield from self.source.until(self.ends, junk.append)
+            whole = bool(ended) and not junk
+            if whole:
+                begin()
+                self._argue("{}")
+        else:
+            whole = yield from self._arguments(begin, self._argue)
+            if not whole and not self._open:
+                self._say(self.source.recorded())
+                return (yield from self.source.until(self.ends, self._say))
+            ended = yield from self.source.until(self.ends, junk.append)
+        if whole and not "".join(junk).strip():
+            self._end()
+        else:
+            self._break_off()
+        return ended
+
+    def _think(self, text: str) -> None:
+        self._events.append(Reasoning(text))
+
+
+def _ignore(text: str) -> None:
+    pass

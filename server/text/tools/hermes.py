@@ -1,0 +1,15 @@
+"""Hermes 2 and 3, Qwen 2.5 and 3, and many more: <tool_call>{"name": …, "arguments": {…}}</tool_call>, one after another."""
+
+from __future__ import annotations
+
+from server.text.markers import Markers, Parse
+from server.text.tools.json_calls import JsonCalls
+
+
+class Hermes(JsonCalls):
+    starts = Markers("<tool_call>")
+    ends = Markers("</tool_call>")
+
+    def _call(self, marker: str) -> Parse[None]:
+        if (yield from self._objects()):
+            yield from self._close("</tool_call>")

@@ -1,0 +1,124 @@
+"""Calls written as JSON objects: {"name": …, "arguments": {…}}, alone or in a list, in whatever order of keys.
+
+Arguments stream once the name is known; those that come before it wait for it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from server.text.json_stream import json_string, json_value
+from server.text.markers import Parse
+from server.text.tools.dialect import Dialect
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonCalls(Dialect):
+    """Reads objects and lists of them; what stands around those is the dialect's business."""
+
+    any_keys = True  # an object may hold more than a call does
+    any_name = True  # a call may name what is no tool of the request
+
+    def _objects(self, *, in_list: bool = False) -> Parse[bool]:
+        """One call, or a list of calls; False where something was no call, and that is dealt with.
+
+        `in_list`: its opening bracket was taken."""
+        if not in_list and (yield from self.source.space()) != "[":
+            return (yield from self._object())
+        if not in_list:
+            self.source.take(1)
+        while (yield from self._object()):
+            yield from self.source.space()
+            if (yield from self.source.literal("]")):
+                return True
+            if not (yield from self.source.literal(",")):
+                break
+        else:
+            return False
+        yield from self._fail()
+        return False
+
+    def _object(self) -> Parse[bool]:
+        if (yield from _CallObject(self).read()):
+            self._end()
+            return True
+        yield from self._fail()
+        return False
+
+
+class _CallObject:
+    """One object on its way to becoming a call."""
+
+    def __init__(self, calls: JsonCalls) -> None:
+        self._calls = calls
+        self._name: str | None = None
+        self._id: str | None = None
+        self._waiting: list[str] = []  # arguments that came before the name
+        self._has_arguments = False
+
+    def read(self) -> Parse[bool]:
+        source = self._calls.source
+        yield from source.space()
+        if not (yield from source.literal("{")):
+            return False
+        while (yield from self._member()):
+            yield from source.space()
+            if (yield from source.literal("}")):
+                return self._whole()
+            if not (yield from source.literal(",")):
+                return False
+        return False
+
+    def _member(self) -> Parse[bool]:
+        source = self._calls.source
+        key = yield from json_string(source)
+        yield from source.space()
+        if key is None or not (yield from source.literal(":")):
+            return False
+        if key == "name" and self._name is None:
+            self._name = yield from json_string(source)
+            return self._named()
+        if key in _ARGUMENTS and not self._has_arguments:
+            return (yield from self._arguments())
+        if key == "id" and (yield from source.space()) == '"':
+            self._id = yield from json_string(source)
+            return self._id is not None
+        if not self._calls.any_keys and key not in ("type", "id"):
+            return False
+        return (yield from json_value(source, _ignore))
+
+    def _arguments(self) -> Parse[bool]:
+        self._has_arguments = True
+        if self._name is None:
+            return (yield from self._calls._arguments(_nothing, self._waiting.append))
+        return (
+            yield from self._calls._arguments(partial(self._calls._begin, self._name, self._id), self._calls._argue)
+        )
+
+    def _named(self) -> bool:
+        if self._name is None or not (self._calls.any_name or self._calls._knows(self._name)):
+            return False
+        if self._has_arguments:
+            self._announce()
+        return True
+
+    def _whole(self) -> bool:
+        if self._name is None:
+            return False
+        if not self._has_arguments:
+            self._waiting.append("{}")
+            self._announce()
+        return True
+
+    def _announce(self) -> None:
+        assert self._name is not None, "called once there is a name"
+        self._calls._begin(self._name, self._id)
+        self._calls._argue("".join(self._waiting))
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass

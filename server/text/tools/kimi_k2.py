@@ -1,0 +1,35 @@
+"""Kimi K2: <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>.
+
+What stands for the name is the call's id. The template writes ids back as they come, so the model's own is passed on: one
+that we made up would be unlike anything it was trained on. Its number counts all calls of the conversation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from server.text.markers import Markers, Parse
+from server.text.tools.section import Section
+
+
+class KimiK2(Section):
+    section_begin = "<|tool_calls_section_begin|>"
+    section_end = "<|tool_calls_section_end|>"
+    call_begin = "<|tool_call_begin|>"
+    starts = Markers(section_begin, call_begin)
+    ends = Markers("<|tool_call_end|>", section_end)
+
+    def _one(self) -> Parse[bool]:
+        yield from self.source.space()
+        name = yield from self.source.word()
+        number = ""
+        if (yield from self.source.literal(":")):
+            number = ":" + (yield from self.source.word())
+        yield from self.source.space()
+        if not name or not (yield from self.source.literal("<|tool_call_argument_begin|>")):
+            return False
+        begin = partial(self._begin, name.removeprefix("functions."), name + number)
+        if not (yield from self._arguments(begin, self._argue)):
+            return False
+        yield from self.source.space()
+        yield from self.source.literal("<|tool_call_end|>")
+        return True

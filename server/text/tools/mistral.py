@@ -1,0 +1,30 @@
+"""Mistral: [TOOL_CALLS] and a list of {"name": …, "arguments": {…}, "id": …} (tokenizers v3 and v7); or, for each call
+anew, [TOOL_CALLS]name[CALL_ID]id[ARGS]{…}, where newer tokenizers leave out the id (v11, v13)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from server.text.markers import Markers, Parse
+from server.text.tools.json_calls import JsonCalls
+
+
+class Mistral(JsonCalls):
+    starts = Markers("[TOOL_CALLS]")
+    ends = Markers("</s>")
+
+    def _call(self, marker: str) -> Parse[None]:
+        if (yield from self.source.space()) in ("[", "{"):
+            yield from self._objects()
+        elif (yield from self._named()):
+            self._end()
+        else:
+            yield from self._fail()
+
+    def _named(self) -> Parse[bool]:
+        name = yield from self.source.word()
+        id = None
+        if (yield from self.source.literal("[CALL_ID]")):
+            id = yield from self.source.word()
+        yield from self.source.literal("[ARGS]")
+        return bool(name) and (yield from self._arguments(partial(self._begin, name, id), self._argue))

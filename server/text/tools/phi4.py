@@ -1,0 +1,15 @@
+"""Phi-4-mini: a list of calls behind `functools`, or between <|tool_call|> and <|/tool_call|>."""
+
+from __future__ import annotations
+
+from server.text.markers import Markers, Parse
+from server.text.tools.json_calls import JsonCalls
+
+
+class Phi4(JsonCalls):
+    starts = Markers("functools[", "<|tool_call|>", "<|tool_calls|>")
+    ends = Markers("<|/tool_call|>", "<|/tool_calls|>", "<|end|>")
+
+    def _call(self, marker: str) -> Parse[None]:
+        if (yield from self._objects(in_list=marker.endswith("["))):
+            yield from self._close("<|/tool_call|>", "<|/tool_calls|>")

@@ -1,0 +1,71 @@
+"""Python calls: [name(key="value"), …] as the whole answer (Llama 3.2 and 4), or one a line in <function_calls> (OLMo 3).
+
+No marker tells a bare list of calls from any other text in brackets. It is one at the start of the text, or behind
+<|python_start|>, if its first call is of a tool of the request."""
+
+from __future__ import annotations
+
+from server.text.markers import Markers, Parse
+from server.text.tools.arguments import Arguments
+from server.text.tools.dialect import Dialect
+from server.text.tools.literals import python_value
+
+_END_TAGS = {"<function_calls>": "</function_calls>", "<|python_start|>": "<|python_end|>"}
+
+
+class Pythonic(Dialect):
+    starts = Markers(*_END_TAGS)
+    ends = Markers(*_END_TAGS.values())
+
+    def _parse(self) -> Parse[None]:
+        self.source.record()
+        if (yield from self.source.space()) == "[":
+            yield from self._call("")
+        else:
+            self._say(self.source.recorded())
+        yield from super()._parse()
+
+    def _call(self, marker: str) -> Parse[None]:
+        yield from self.source.space()
+        bracket = yield from self.source.literal("[")
+        while (yield from self._one(must_be_known=marker != "<function_calls>")):
+            self._end()
+            yield from self.source.space()
+            yield from self.source.literal(",")
+            yield from self.source.space()
+            if bracket and (yield from self.source.literal("]")):
+                break
+            if not bracket and (yield from self.source.literal(_END_TAGS[marker])):
+                return
+        else:
+            yield from self._fail()
+            return
+        if marker:
+            yield from self._close(_END_TAGS[marker])
+
+    def _one(self, *, must_be_known: bool) -> Parse[bool]:
+        source = self.source
+        yield from source.space()
+        name = yield from source.word()
+        if not name or (must_be_known and not self._knows(name)):
+            return False
+        yield from source.space()
+        if not (yield from source.literal("(")):
+            return False
+        self._begin(name)
+        arguments = Arguments({}, self._argue)
+        comma = True
+        while True:
+            yield from source.space()
+            if (yield from source.literal(")")):
+                arguments.close()
+                return True
+            key = yield from source.word()
+            yield from source.space()
+            if not comma or not key or not (yield from source.literal("=")):
+                return False
+            arguments.key(key)
+            if not (yield from python_value(source, self._argue)):
+                return False
+            yield from source.space()
+            comma = yield from source.literal(",")

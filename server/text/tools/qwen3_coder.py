@@ -1,0 +1,52 @@
+"""Qwen3-Coder: <tool_call><function=name><parameter=k>v</parameter></function></tool_call>, each tag on a line of its own.
+
+Values have no types and stand on lines of their own: one line break on either side belongs to the tags. Models forget the
+outer tag, so <function= begins a call as well."""
+
+from __future__ import annotations
+
+from server.text.markers import Markers, Parse
+from server.text.tools.arguments import Arguments
+from server.text.tools.dialect import Dialect
+
+_TAG_END = Markers(">", "<")
+_VALUE_END = Markers("\n</parameter>", "</parameter>")
+
+
+class Qwen3Coder(Dialect):
+    starts = Markers("<tool_call>", "<function=")
+    ends = Markers("</tool_call>", "</function>")
+
+    def _call(self, marker: str) -> Parse[None]:
+        yield from self.source.space()
+        if marker != "<function=" and not (yield from self.source.literal("<function=")):
+            yield from self._fail()
+        elif (yield from self._function()):
+            self._end()
+            yield from self._close("</tool_call>")
+        else:
+            yield from self._fail()
+
+    def _function(self) -> Parse[bool]:
+        source = self.source
+        name = yield from source.word()
+        if not name or not (yield from source.literal(">")):
+            return False
+        arguments = Arguments(self._parameters.get(name, {}), self._argue)
+        self._begin(name)
+        while True:
+            yield from source.space()
+            if (yield from source.literal("</function>")):
+                arguments.close()
+                return True
+            if not (yield from source.literal("<parameter=")):
+                return False
+            pieces: list[str] = []
+            tag_end = yield from source.until(_TAG_END, pieces.append)
+            key = "".join(pieces).strip()
+            if tag_end != ">" or not key:
+                return False
+            yield from source.literal("\n")
+            arguments.key(key)
+            if not (yield from arguments.value(source, key, _VALUE_END)):
+                return False

@@ -1,0 +1,105 @@
+"""The dialects by name, and the one that a model's chat template gives away.
+
+A template shows how calls of earlier turns are written, which is how the model will write new ones. The marks are looked for
+from the most telling to the least: several dialects share <tool_call>. Where a template says nothing of calls (Kimi K2's
+first), the tokenizer's special tokens may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from server.text.tools.deepseek_v3 import DeepSeekV3
+from server.text.tools.deepseek_v31 import DeepSeekV31
+from server.text.tools.dialect import Dialect, Tools
+from server.text.tools.functiongemma import FunctionGemma
+from server.text.tools.glm45 import Glm45
+from server.text.tools.granite import Granite
+from server.text.tools.harmony import Harmony
+from server.text.tools.hermes import Hermes
+from server.text.tools.kimi_k2 import KimiK2
+from server.text.tools.llama3 import Llama3
+from server.text.tools.mistral import Mistral
+from server.text.tools.phi4 import Phi4
+from server.text.tools.pythonic import Pythonic
+from server.text.tools.qwen3_coder import Qwen3Coder
+
+DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType({
+    "hermes": Hermes,
+    "qwen3_coder": Qwen3Coder,
+    "llama3_json": Llama3,
+    "pythonic": Pythonic,
+    "mistral": Mistral,
+    "deepseek_v3": DeepSeekV3,
+    "deepseek_v31": DeepSeekV31,
+    "harmony": Harmony,
+    "glm45": Glm45,
+    "kimi_k2": KimiK2,
+    "granite": Granite,
+    "phi4": Phi4,
+    "functiongemma": FunctionGemma,
+})  # fmt: skip
+
+# Names under which other servers know them.
+ALIASES: Final[Mapping[str, str]] = MappingProxyType({
+    "qwen3": "hermes", "qwen3_json": "hermes", "qwen3_xml": "qwen3_coder", "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic", "olmo3": "pythonic", "openai": "harmony", "gpt_oss": "harmony",
+    "glm47": "glm45", "granite4": "granite", "phi4_mini_json": "phi4", "deepseek_r1": "deepseek_v3",
+})  # fmt: skip
+
+
+def create(name: str, tools: Tools = ()) -> Dialect:
+    """A fresh codec for one answer. Raises ValueError for a name that is none."""
+    try:
+        return DIALECTS[ALIASES.get(name, name)](tools)
+    except KeyError:
+        names = ", ".join(sorted({*DIALECTS, *ALIASES}))
+        raise ValueError(f"there is no tool dialect {name!r}: choose one of {names}") from None
+
+
+def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[str] = ()) -> str | None:
+    """The dialect of a model, by its chat template (of several, the one for tools) and its special tokens' names.
+
+    None where nothing gives one away: then calls are not looked for."""
+    if template is not None and not isinstance(template, str):
+        template = template.get("tool_use") or template.get("default")
+    marks = _Marks(template or "", frozenset(special_tokens))
+    return next((name for name, is_it in _TELLING if is_it(marks)), None)
+
+
+class _Marks:
+    """`in` asks for a mark in the template, `has` in the special tokens too."""
+
+    def __init__(self, template: str, special_tokens: frozenset[str]) -> None:
+        self._template = template
+        self._special_tokens = special_tokens
+
+    def __contains__(self, mark: str) -> bool:
+        return mark in self._template
+
+    def has(self, mark: str) -> bool:
+        return mark in self._template or mark in self._special_tokens
+
+
+_TELLING: Final[tuple[tuple[str, Callable[[_Marks], bool]], ...]] = (
+    ("harmony", lambda marks: marks.has("<|channel|>") and marks.has("<|message|>")),
+    ("functiongemma", lambda marks: marks.has("<start_function_call>")),
+    ("kimi_k2", lambda marks: marks.has("<|tool_calls_section_begin|>")),
+    ("deepseek_v3", lambda marks: marks.has("<｜tool▁sep｜>") and "```json" in marks),
+    ("deepseek_v31", lambda marks: marks.has("<｜tool▁sep｜>")),
+    ("qwen3_coder", lambda marks: "<function=" in marks and "<parameter=" in marks),
+    ("glm45", lambda marks: "<arg_key>" in marks),
+    ("pythonic", lambda marks: "<function_calls>" in marks or "[func_name1(" in marks),
+    ("mistral", lambda marks: marks.has("[TOOL_CALLS]")),
+    (
+        "granite",
+        lambda marks: marks.has("<|start_of_role|>") and (marks.has("<|tool_call|>") or "<tool_call>" in marks),
+    ),
+    ("phi4", lambda marks: "functools[" in marks or marks.has("<|tool_call|>")),
+    ("hermes", lambda marks: "<tool_call>" in marks),
+    (
+        "llama3_json",
+        lambda marks: '"parameters": ' in marks and ("<|start_header_id|>" in marks or "<|header_start|>" in marks),
+    ),
+)

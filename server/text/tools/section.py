@@ -1,0 +1,36 @@
+"""Calls that stand in a section, each between its own pair of markers: what DeepSeek and Kimi have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from server.text.markers import Parse
+from server.text.tools.dialect import Dialect
+
+
+class Section(Dialect):
+    """`starts` are the section's and the call's begin markers: models forget the former."""
+
+    section_begin: ClassVar[str]
+    section_end: ClassVar[str]
+    call_begin: ClassVar[str]
+
+    def _call(self, marker: str) -> Parse[None]:
+        if marker == self.section_begin:
+            yield from self.source.space()
+            if not (yield from self.source.literal(self.call_begin)):
+                yield from self._fail()
+                return
+        while True:
+            if (yield from self._one()):
+                self._end()
+            else:
+                yield from self._fail()
+            closed = yield from self._close(self.call_begin, self.section_end)
+            if closed != self.call_begin:
+                return
+            self.source.record(self.call_begin)
+
+    def _one(self) -> Parse[bool]:
+        """Reads one call behind its begin marker, with its end marker."""
+        raise NotImplementedError
