@@ -1,4 +1,4 @@
-"""The composition root: `python -m server`, also installed as `oneloop`.
+"""The composition root: `python -m server`, also installed as `oneloop`, and its sub-command `batch`.
 
 Reads the options, opens the port, and only then imports what is heavy. `load` is the one place where the server meets the
 engine and the model's files; everywhere else it knows `runtime.api` alone. Imports inside functions are the point here:
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 def main() -> int:
     """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured."""
     started_s = time.monotonic()
+    if sys.argv[1:2] == ["batch"]:
+        from server import batch
+
+        return batch.main(sys.argv[2:], load)
     try:
         config = parse(sys.argv[1:], os.environ)
     except ConfigError as error:
