@@ -51,7 +51,8 @@ Conversation = Sequence[Mapping[str, Any]]
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
     "logit_bias", "n", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
-    "skip_special_tokens", "add_special_tokens", "priority", "cache_salt",
+    "skip_special_tokens", "add_special_tokens", "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "priority",
+    "cache_salt",
 )  # fmt: skip
 UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
 
@@ -281,6 +282,7 @@ class _Core:
             text = ask.text
             if text is None and ask.param == "messages":
                 text = self._served.tokenizer.decode(ids, skip_special_tokens=False)
+            ids = list(generation.requests[0].prompt_ids)  # cut, if so asked
             async with opened as stream:
                 async for outputs in stream:
                     try:

@@ -108,6 +108,14 @@ def test_n_answers_share_a_prompt_and_differ_in_their_seed(llm, fake):
     assert [request.params.seed for request in fake.engine.submitted] == [7 + i for i in range(20)]
 
 
+def test_a_prompt_may_be_cut_and_the_ids_allowed_be_named(llm, fake):
+    params = SamplingParams(truncate_prompt_tokens=2, allowed_token_ids=[5, 6])
+    (output,) = llm.generate("abcd", params, use_tqdm=False)
+    assert output.prompt_token_ids == fake.tokenizer.encode("cd")
+    assert texts([output]) == ["CD"]
+    assert fake.engine.submitted[0].params.allowed_token_ids == {5, 6}
+
+
 def test_each_prompt_may_have_its_own_params(llm):
     params = [SamplingParams(max_tokens=2), SamplingParams(stop="C")]
     outputs = llm.generate(["abcd", "abcd"], params, use_tqdm=False)
