@@ -5,15 +5,20 @@ wrap every message of every stream."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.endpoints import chat, completions, health, metrics, models, tokenize, version, web
+from server.auth import Keys, RequireKey, is_loopback
+from server.cors import CrossOrigin
+from server.endpoints import chat, completions, health, metrics, models, openapi, tokenize, version, web
 from server.middleware import Surroundings
 from server.service import Service
+
+logger = logging.getLogger("oneloop.http")
 
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
@@ -28,6 +33,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/health", health.health),
     ("GET", "/metrics", metrics.metrics),
     ("GET", "/version", version.version),
+    ("GET", "/openapi.json", openapi.document),
+    ("GET", "/docs", openapi.page),
 )
 
 
@@ -46,6 +53,19 @@ class Endpoint:
 
 
 def create_app(service: Service) -> ASGIApp:
+    """From the outside in: CORS headers, errors and log, preflights, keys, routes. What is not asked for is not there."""
+    config = service.config
     routes = [Route(path, Endpoint(path, handler, service), methods=[method]) for method, path, handler in ROUTES]
-    router = Router(routes, redirect_slashes=False)
-    return Surroundings(router, stats=service.http_stats, access_log=service.config.access_log)
+    app: ASGIApp = Router(routes, redirect_slashes=False)
+    keys = Keys(config.user_keys(), config.admin_api_key)
+    if keys:
+        app = RequireKey(app, keys, [path for _, path, _ in ROUTES])
+    if not keys.has_user and not is_loopback(config.host):
+        logger.warning("anybody who reaches %s may use this server: no --api-key was given", config.host)
+    cors = None
+    if config.cors_origin:
+        methods = {"HEAD", *(method for method, _, _ in ROUTES)}
+        cors = CrossOrigin(config.cors_origin, credentials=config.cors_credentials, methods=methods)
+        app = cors.preflights(app)
+    app = Surroundings(app, stats=service.http_stats, access_log=config.access_log)
+    return app if cors is None else cors.around(app)

@@ -22,6 +22,8 @@ import server
 
 ENVIRONMENT_PREFIX = "ONELOOP_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_KEY = re.compile(r"[!-~]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*\x00-\x1f\x7f-\U0010ffff]+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 
 
@@ -48,12 +50,16 @@ def option(
     maximum: float | None = None,
     parse: Callable[[str], Any] | None = None,
     metavar: str | None = None,
+    secret: bool = False,
 ) -> Any:
-    """A field of ServerConfig. `minimum` and `maximum` are inclusive; `parse` reads text that the annotation alone cannot."""
+    """A field of ServerConfig. `minimum` and `maximum` are inclusive; `parse` reads text that the annotation alone cannot;
+    what is `secret` stays out of complaints and of the configuration's repr."""
     return field(
         default=default,
+        repr=not secret,
         metadata={
             "text": text, "group": group, "minimum": minimum, "maximum": maximum, "parse": parse, "metavar": metavar,
+            "secret": secret,
         },
     )  # fmt: skip
 
@@ -148,6 +154,29 @@ class ServerConfig:
         30.0, "seconds for requests in flight to finish after the first Ctrl-C", group=_HTTP, minimum=0, maximum=86400
     )
 
+    api_key: tuple[str, ...] = option(
+        (),
+        "key clients have to show, may be given several times; `ps` shows flags, so better the variable or --api-key-file",
+        group=_HTTP,
+        metavar="KEY",
+        secret=True,
+    )
+    api_key_file: str | None = option(None, "file with more such keys, one a line", group=_HTTP, metavar="FILE")
+    admin_api_key: str | None = option(
+        None,
+        "key that opens everything; /metrics then takes no other (`ps` shows flags, so better the variable)",
+        group=_HTTP,
+        metavar="KEY",
+        secret=True,
+    )
+    cors_origin: tuple[str, ...] = option(
+        (),
+        "origin whose web pages may use this server, such as https://example.com, may be given several times; * is any",
+        group=_HTTP,
+        metavar="ORIGIN",
+    )
+    cors_credentials: bool = option(False, "let those pages send cookies and HTTP logins", group=_HTTP)
+
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
     log_requests: bool = option(False, "log the parameters of every generation", group=_LOG)
     access_log: bool = option(True, "log every HTTP request", group=_LOG)
@@ -178,7 +207,52 @@ class ServerConfig:
             return f"--chat-template {self.chat_template}: no such file"
         if any(not name.strip() for name in self.served_model_name):
             return "--served-model-name is empty"
+        return self._bad_keys() or self._bad_origins()
+
+    def _bad_keys(self) -> str | None:
+        """Never with the key in it."""
+        for name, given in (("api_key", self.api_key), ("admin_api_key", (self.admin_api_key,))):
+            if not all(key is None or _KEY.fullmatch(key) for key in given):
+                return (
+                    f"{flag_of(name)} has to be visible ASCII characters without spaces, since it travels in a header"
+                )
+        keys = self.user_keys()
+        if self.admin_api_key in keys:
+            return "--admin-api-key is a user's key as well; it has to be another one"
         return None
+
+    def _bad_origins(self) -> str | None:
+        for origin in self.cors_origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                return (
+                    f"--cors-origin {origin!r} is not an origin as browsers send it: "
+                    "https://example.com, lower case, with the port if it is unusual, without a path or a slash at the end"
+                )
+        if "*" in self.cors_origin and len(set(self.cors_origin)) > 1:
+            return "--cors-origin * allows every origin; leave out the others"
+        if self.cors_credentials and self.cors_origin in ((), ("*",)):
+            return "--cors-credentials needs origins named by --cors-origin, and not *"
+        return None
+
+    def user_keys(self) -> tuple[str, ...]:
+        """Keys of --api-key and of --api-key-file. Raises ConfigError where the file has none or cannot be read."""
+        if self.api_key_file is None:
+            return self.api_key
+        try:
+            lines = Path(self.api_key_file).read_text(encoding="utf-8-sig").splitlines()
+        except OSError as error:
+            raise ConfigError(f"--api-key-file {self.api_key_file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"--api-key-file {self.api_key_file} is not text") from None
+        keys = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
+        for number, key in keys.items():
+            if not _KEY.fullmatch(key):
+                raise ConfigError(
+                    f"--api-key-file {self.api_key_file}: line {number} is not one key of visible ASCII characters"
+                )
+        if not keys:
+            raise ConfigError(f"--api-key-file {self.api_key_file} has no key in it")
+        return tuple(dict.fromkeys([*self.api_key, *keys.values()]))
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -211,6 +285,8 @@ class _Option:
         """`value` as text, or as YAML made it, turned into the field's type; `source` is the name in complaints."""
         if self.kind is tuple:
             items = value if isinstance(value, (list, tuple)) else [value]
+            if self.metadata["secret"] and not items:
+                raise ConfigError(f"{source} is empty")  # whoever wrote it does not want an open server
             return tuple(self._read_text(item, source) for item in items)
         number = self._read_number(value, source) if self.kind in (int, float) else None
         if number is not None:
@@ -218,6 +294,8 @@ class _Option:
         return self._read_bool(value, source) if self.kind is bool else self._read_text(value, source)
 
     def _read_text(self, value: Any, source: str) -> str:
+        if self.metadata["secret"] and not isinstance(value, str):
+            raise ConfigError(f"{source} is not text; put it in quotes")  # YAML would have changed 0123 or 1_000
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):
             raise ConfigError(f"{source}: {value!r} is not text")
         text = str(value)
@@ -336,6 +414,11 @@ def _from_flags(argv: Sequence[str], options: Mapping[str, _Option]) -> dict[str
     if unknown:
         word = unknown[0].partition("=")[0]
         if not word.startswith("-"):
+            secret = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
+            if any(arg.partition("=")[0] in secret for arg in argv):
+                raise ConfigError(
+                    "unexpected argument, not shown since it may be a key; a flag takes one key at a time"
+                )
             raise ConfigError(f"unexpected argument {word!r}; options start with --")
         flags = [*map(flag_of, options), *(f"--no-{flag_of(o.name)[2:]}" for o in options.values() if o.kind is bool)]
         raise ConfigError(f"unknown option {word}{did_you_mean(word, flags)}")
@@ -361,8 +444,10 @@ def _from_file(path: str, options: Mapping[str, _Option]) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config {path} is not YAML: not UTF-8") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not YAML{_where(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -373,9 +458,16 @@ def _from_file(path: str, options: Mapping[str, _Option]) -> dict[str, Any]:
         name = known.get(str(key).replace("_", "-"))
         if name is None:
             raise ConfigError(f"{path}: unknown option {key!r}{did_you_mean(str(key).replace('_', '-'), known)}")
-        if value is not None:
+        if value is not None or options[name].metadata["secret"]:
             values[name] = options[name].read(value, f"{path}: {key}")
     return values
+
+
+def _where(error: Exception) -> str:
+    """Line and problem of a YAML error, without what it quotes from the file: that may be a key."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    line = f", line {mark.line + 1}" if mark is not None else ""
+    return line + (": " + re.sub(r"'[^']{4,}'", "…", problem) if problem else "")
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:

@@ -7,6 +7,10 @@
     │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
     │   ├── UnreadableBody         400  not JSON, or not UTF-8
     │   └── MalformedHttp          400  not HTTP
+    ├── MissingApiKey              401  no key, where one is needed: WWW-Authenticate
+    ├── InvalidApiKey              401  a key that is none of ours: WWW-Authenticate
+    ├── AdminOnly                  403  a user's key, where the administrator's is needed
+    ├── OriginNotAllowed           403  a browser asks for a page of an origin that --cors-origin does not name
     ├── ModelNotFound              404  `model` names none of ours
     ├── RouteNotFound              404
     ├── MethodNotAllowed           405
@@ -17,7 +21,8 @@
     ├── InternalError              500  our fault; the log knows, the body does not
     └── Unavailable                503  loading, draining or failed: Retry-After
 
-The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null. Errors of the engine
+The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; 401 has Anthropic's,
+{"type": "error", "error": {"type", "message"}}, where clients expect that. Errors of the engine
 become these at one border, `server/admission.py`. Standard library only."""
 
 from __future__ import annotations
@@ -84,6 +89,50 @@ class MalformedHttp(InvalidRequest):
 
     def __init__(self) -> None:
         super().__init__("This is not an HTTP/1.1 request")
+
+
+class _Unauthorized(ApiError):
+    """Says nothing of the key it was given, nor of those there are."""
+
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+    text: ClassVar[str]
+    challenge: ClassVar[str] = 'Bearer realm="oneloop"'
+
+    def __init__(self, *, anthropic: bool = False) -> None:
+        super().__init__(self.text)
+        self.anthropic = anthropic
+
+    def body(self) -> bytes:
+        if not self.anthropic:
+            return super().body()
+        error = {"type": "authentication_error", "message": self.message}
+        return json.dumps({"type": "error", "error": error}, separators=(",", ":")).encode("ascii")
+
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": self.challenge}
+
+
+class MissingApiKey(_Unauthorized):
+    text = "You did not provide an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`"
+
+
+class InvalidApiKey(_Unauthorized):
+    text = "Incorrect API key provided"
+    challenge = 'Bearer realm="oneloop", error="invalid_token"'
+
+
+class AdminOnly(ApiError):
+    status, type, code = 403, "invalid_request_error", "insufficient_permissions"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{clip(path)} needs the administrator's key")
+
+
+class OriginNotAllowed(ApiError):
+    status, type, code = 403, "invalid_request_error", "origin_not_allowed"
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"Pages of {clip(origin)} may not use this server; --cors-origin allows an origin")
 
 
 class ModelNotFound(ApiError):

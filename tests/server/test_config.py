@@ -50,8 +50,11 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "kernels": "native", "max_num_mixed_tokens": 50, "gpu_memory_utilization": 0.5, "attention_backend": "triton",
         "enforce_eager": True,
         "num_kv_blocks": 9, "enable_prefix_caching": False, "scheduling_policy": "priority", "steps_in_flight": 1,
-        "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1, "max_body_size": 4096, "ping_interval": 0.5,
+        "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1, "max_body_size": 4096,
+        "ping_interval": 0.5,
         "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False, "model": "m",
+        "api_key": ("k",), "api_key_file": config_file("k2"), "admin_api_key": "a", "cors_origin": ("https://a.example",),
+        "cors_credentials": True,
     }  # fmt: skip
     assert set(values) | {"config"} == {spec.name for spec in dataclasses.fields(ServerConfig)}
     for name, value in values.items():
@@ -60,8 +63,9 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
             flags = [flag_of(name) if value else "--no-" + name.replace("_", "-")]
         else:
             flags = [flag_of(name), text]
-        assert getattr(parse(flags, {}), name) == value
-        assert getattr(parse([], {variable_of(name): text}), name) == value
+        needed = ["--cors-origin", "https://a.example"] if name == "cors_credentials" else []
+        assert getattr(parse(flags + needed, {}), name) == value
+        assert getattr(parse(needed, {variable_of(name): text}), name) == value
 
 
 def test_the_file_takes_yaml_types_and_both_spellings(config_file):
@@ -118,6 +122,16 @@ REFUSALS = [
     (["--model", "m.gguf", "--revision", "main"], {}, ["--revision", "m.gguf"]),
     (["--chat-template", "/no/such/file"], {}, ["--chat-template", "/no/such/file"]),
     (["--config", "/no/such/file"], {}, ["--config", "/no/such/file"]),
+    (["--api-key-file", "/no/such/file"], {}, ["--api-key-file", "/no/such/file"]),
+    (["--cors-origin", "https://a.example/"], {}, ["--cors-origin", "https://a.example/", "slash"]),
+    (["--cors-origin", "a.example"], {}, ["--cors-origin", "a.example"]),
+    (["--cors-origin", "null"], {}, ["--cors-origin", "null"]),
+    (["--cors-origin", "https://A.example"], {}, ["--cors-origin", "lower case"]),
+    (["--cors-origin", "*", "--cors-origin", "https://a.example"], {}, ["--cors-origin *"]),
+    (["--cors-origin", "*", "--cors-credentials"], {}, ["--cors-credentials", "--cors-origin"]),
+    (["--cors-credentials"], {}, ["--cors-credentials", "--cors-origin"]),
+    ([], {"ONELOOP_API_KEY": ""}, ["ONELOOP_API_KEY", "empty"]),
+    ([], {"ONELOOP_API_KEYS": "k"}, ["ONELOOP_API_KEYS", "did you mean ONELOOP_API_KEY"]),
 ]  # fmt: skip
 
 

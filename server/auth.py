@@ -1,0 +1,117 @@
+"""Who may call: keys of users and the key of the administrator, checked before a route is looked up or a body is read.
+
+Every path but /health needs a key once there is one: a route is closed unless it stands in a table here, and so is a path
+that is no route. With a user key all is open but what tells about the server (`ADMIN_PATHS`), if that has a key of its own;
+the administrator's key opens everything. Keys are kept as digests only and never shown, logged or repeated to a client.
+Knows nothing of where keys come from."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Collection, Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import AdminOnly, InvalidApiKey, MissingApiKey
+
+OPEN_PATHS = frozenset({"/health"})
+ADMIN_PATHS = frozenset({"/metrics"})
+ANTHROPIC_PREFIX = "/v1/messages"
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether clients of this path expect Anthropic's shape of an error."""
+    return path == ANTHROPIC_PREFIX or path.startswith(ANTHROPIC_PREFIX + "/")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on `host`. A name nobody vouches for counts as reachable."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Keys:
+    """The keys there are. `is_user` and `is_admin` take the same time whatever key is right, or none."""
+
+    def __init__(self, user: Iterable[str] = (), admin: str | None = None) -> None:
+        self._secret = os.urandom(32)  # digests of one process mean nothing to another
+        self._user = [self._digest(key.encode("ascii")) for key in user]
+        self._admin = [] if admin is None else [self._digest(admin.encode("ascii"))]
+
+    @property
+    def has_user(self) -> bool:
+        return bool(self._user)
+
+    @property
+    def has_admin(self) -> bool:
+        return bool(self._admin)
+
+    def __bool__(self) -> bool:
+        return self.has_user or self.has_admin
+
+    def is_user(self, given: Iterable[bytes]) -> bool:
+        return self._matches(given, self._user)
+
+    def is_admin(self, given: Iterable[bytes]) -> bool:
+        return self._matches(given, self._admin)
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._secret, digest_size=32).digest()
+
+    def _matches(self, given: Iterable[bytes], digests: list[bytes]) -> bool:
+        found = False
+        for key in given:
+            digest = self._digest(key)
+            for known in digests:
+                found |= hmac.compare_digest(digest, known)  # no early exit: time would tell which one is near
+        return found
+
+
+def presented(scope: Scope) -> list[bytes]:
+    """The keys a request shows: the first `Authorization: Bearer` and the first `x-api-key`."""
+    authorization = x_api_key = None
+    for name, value in scope["headers"]:
+        if name == b"authorization" and authorization is None:
+            authorization = value
+        elif name == b"x-api-key" and x_api_key is None:
+            x_api_key = value.strip()
+    keys = [x_api_key] if x_api_key else []
+    scheme, _, token = (authorization or b"").strip().partition(b" ")
+    if scheme.lower() == b"bearer" and token.strip():
+        keys.append(token.strip())
+    return keys
+
+
+class RequireKey:
+    """The layer in front of the routes. `paths` are those a refusal may be counted under; others are "unknown"."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, paths: Collection[str] = ()) -> None:
+        self._app = app
+        self._keys = keys
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in OPEN_PATHS:
+            if scope["path"] in self._paths:
+                scope["route_path"] = scope["path"]
+            self._check(scope)
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        """Raises MissingApiKey, InvalidApiKey or AdminOnly."""
+        keys, path, given = self._keys, scope["path"], presented(scope)
+        is_admin, is_user = keys.is_admin(given), keys.is_user(given)
+        needs_admin = path in ADMIN_PATHS and keys.has_admin
+        if is_admin or not (needs_admin or keys.has_user):
+            return
+        if is_user:
+            if needs_admin:
+                raise AdminOnly(path)
+            return
+        anthropic = speaks_anthropic(path)
+        raise InvalidApiKey(anthropic=anthropic) if given else MissingApiKey(anthropic=anthropic)

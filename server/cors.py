@@ -1,0 +1,98 @@
+"""CORS: which web pages of other origins a browser lets read our answers.
+
+Two layers, since a preflight should have its id and its line in the log like everything else, while the headers belong on
+every answer, errors included: `CrossOrigin.around` goes outside the layer that turns errors into answers,
+`CrossOrigin.preflights` inside it and before keys, which a browser never sends with a preflight. Only the start of an answer is
+looked at: bodies of streams go past, by scope["send_body"]. Starlette's CORSMiddleware stands in the way of every chunk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import OriginNotAllowed
+
+MAX_AGE_S = 600  # how long a browser may remember a preflight
+EXPOSED = b"x-request-id, retry-after"  # what scripts may read beside the body; clients need both to retry
+_FIELD_NAMES = re.compile(rb"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
+Headers = list[tuple[bytes, bytes]]
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == wanted:
+            found: bytes = value
+            return found
+    return None
+
+
+class CrossOrigin:
+    """`origins`: as browsers spell them ("https://example.com"), or "*" alone. `methods`: those of the routes."""
+
+    def __init__(self, origins: Collection[str], *, credentials: bool, methods: Collection[str]) -> None:
+        self._any = "*" in origins
+        self._origins = frozenset(origin.encode("ascii") for origin in origins)
+        self._methods = ", ".join(sorted(methods)).encode("ascii")
+        self._shared: Headers = [(b"access-control-expose-headers", EXPOSED)]
+        if credentials:
+            self._shared.append((b"access-control-allow-credentials", b"true"))
+
+    def _allows(self, origin: bytes) -> bool:
+        return self._any or origin in self._origins
+
+    def _headers(self, origin: bytes | None) -> Headers:
+        # A cache must not hand one origin's answer to another, nor an answer made for no origin.
+        vary: Headers = [] if self._any else [(b"vary", b"Origin")]
+        if origin is None or not self._allows(origin):
+            return vary
+        return [(b"access-control-allow-origin", b"*" if self._any else origin), *self._shared, *vary]
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """Puts the headers on every answer of `app`."""
+
+        async def cross_origin(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            headers = self._headers(_header(scope, b"origin"))
+
+            async def send_start(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    message = {**message, "headers": [*message.get("headers", ()), *headers]}
+                await send(message)
+
+            scope["send_past_cors"] = send
+            await app(scope, receive, send_start)
+
+        return cross_origin
+
+    def preflights(self, app: ASGIApp) -> ASGIApp:
+        """Answers preflights; everything else is for `app`."""
+
+        async def preflight(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["send_body"] = scope["send_past_cors"]
+            origin = _header(scope, b"origin")
+            if scope["method"] == "OPTIONS" and origin and _header(scope, b"access-control-request-method"):
+                scope["route_path"] = "preflight"
+                if not self._allows(origin):
+                    raise OriginNotAllowed(origin.decode("latin-1"))
+                await self._answer(scope, send)
+            else:
+                await app(scope, receive, send)
+
+        return preflight
+
+    async def _answer(self, scope: Scope, send: Send) -> None:
+        headers = [
+            (b"access-control-allow-methods", self._methods),
+            (b"access-control-max-age", str(MAX_AGE_S).encode("ascii")),
+            (b"vary", b"Access-Control-Request-Headers"),
+        ]
+        wanted = _header(scope, b"access-control-request-headers")
+        # Any: clients' packages send a dozen of their own, and "*" would leave out Authorization.
+        if wanted and _FIELD_NAMES.fullmatch(wanted):
+            headers.append((b"access-control-allow-headers", wanted))
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

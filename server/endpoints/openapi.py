@@ -1,0 +1,44 @@
+"""GET /openapi.json and /docs: the document of this server's routes, and a static page that shows it."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server import openapi
+from server.service import Service
+
+# The page reads one document of this server and nothing else; nobody may frame it.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+_NUM_CHARS = 30_000  # of the document: 8 ms, once
+
+
+async def document(service: Service, http: Request) -> Response:
+    config = service.config
+    routes = tuple((min(route.methods - {"HEAD"}), route.path) for route in http.scope["router"].routes)
+    user_key = bool(config.api_key) or config.api_key_file is not None
+    admin_key = config.admin_api_key is not None
+    body = await service.offload.run(_NUM_CHARS, lambda: _document(routes, user_key, admin_key))
+    return Response(body, media_type="application/json")
+
+
+@cache
+def _document(routes: tuple[tuple[str, str], ...], user_key: bool, admin_key: bool) -> bytes:
+    return openapi.document(routes, user_key=user_key, admin_key=admin_key)
+
+
+async def page(service: Service, http: Request) -> Response:
+    return Response(_page(), media_type="text/html", headers=_HEADERS)
+
+
+@cache
+def _page() -> bytes:
+    return (files("server") / "web" / "docs.html").read_bytes()
