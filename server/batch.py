@@ -340,7 +340,9 @@ async def _answer_all(
         display.finish()
     lifecycle = Lifecycle()
     lifecycle.ready(served)
-    service = Service(config, lifecycle)
+    service = Service(
+        dataclasses.replace(config, strict_fields=True), lifecycle
+    )  # no header would name what is ignored
     progress = Progress(total, "line", shown=None)
     try:
         batch = Batch(service_apps(service), served, progress, target, config.max_body_size + LINE_EXTRA_BYTES)

@@ -143,6 +143,9 @@ class ServerConfig:
     max_body_size: int = option(
         16 * 1024**2, "largest request body, such as 16MiB", group=_HTTP, minimum=1024, parse=parse_size, metavar="SIZE"
     )
+    strict_fields: bool = option(
+        False, "refuse requests with fields nobody knows, instead of naming those in X-Ignored-Fields", group=_HTTP
+    )
     ping_interval: float = option(
         15.0,
         "seconds of silence before a stream gets a comment as ping; 0 is never",

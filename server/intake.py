@@ -5,23 +5,43 @@ before it is refused: what a client can make us do is bounded by the context, no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 
+from server import admission
+from server.config import ServerConfig
 from server.errors import ContextLengthExceeded, InvalidRequest, clip
 from server.lifecycle import Served
 from server.offload import Offload
 from server.prompt import PromptError
 from server.sampling import check_token_ids
-from server.schema import ChatRequest, CompletionRequest, GenerationRequest, Message, TokenizeRequest
+from server.schema import ChatRequest, CompletionRequest, GenerationRequest, Message, T, TokenizeRequest, Wire
 from server.tokenizer import Tokenizer
+
+logger = logging.getLogger("oneloop.http")
 
 CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
 BORDER_TOKENS = 64
 # Arguments of the rendering itself, which a request sets by its own fields or not at all.
 RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
+
+
+async def read_request(request: Request, wire: Wire[T], config: ServerConfig) -> T:
+    """The decoded body. Fields nobody knows are named to the client (`middleware` sends the header) and in the log, or refused
+    by a server that is strict about them.
+
+    Raises ApiError."""
+    ignored: list[str] = []
+    body = await admission.read_body(request, config.max_body_size)
+    found = wire.decode(body, None if config.strict_fields else ignored)
+    if ignored:
+        request.scope["ignored_fields"] = ignored
+        logger.warning("%s: ignored fields nobody knows: %s", request.scope["request_id"], clip(", ".join(ignored)))
+    return found
 
 
 async def text_ids(

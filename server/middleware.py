@@ -27,6 +27,7 @@ logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")
 
 _REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+_NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
 STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics that the client did not wait
 
@@ -69,12 +70,13 @@ class Clock:
 class _Exchange:
     """One request and the beginning of its answer."""
 
-    __slots__ = ("_date", "_send", "id", "started_s", "status")
+    __slots__ = ("_date", "_scope", "_send", "id", "started_s", "status")
 
     def __init__(self, scope: Scope, send: Send, date: bytes) -> None:
         self.id = scope["request_id"] = _choose_id(scope)
         self.started_s = scope["arrival_s"] = time.monotonic()
         self.status = 0
+        self._scope = scope
         # For bodies that come in a thousand pieces: nothing here looks at them.
         self._send = scope["send_body"] = send
         self._date = date
@@ -83,8 +85,15 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = [(b"x-request-id", self.id.encode("latin-1")), (b"date", self._date)]
+            if ignored := self._scope.get("ignored_fields"):
+                own.append((b"x-ignored-fields", _as_header(ignored)))
             message = {**message, "headers": [*message.get("headers", ()), *own]}
         await self._send(message)
+
+
+def _as_header(names: list[str]) -> bytes:
+    """Names that a client chose, as a header may hold them: a few, short, and in harmless characters."""
+    return ", ".join(_NO_NAME.sub("?", name)[:64] for name in names[:20]).encode("ascii")
 
 
 class Surroundings:

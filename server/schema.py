@@ -1,10 +1,10 @@
 """Wire types: what a client may send, field by field, with its limits.
 
 A field is one line here. One that OpenAI or vLLM have and we do not yet stands in a refusal table with the values that ask
-for nothing; every other value is refused by name, and so is a field nobody knows: nothing is ever ignored but what is
-harmless by its meaning (`user`, `metadata` …). JSON has no NaN or infinity and numbers too large for a float are refused by
-the decoder, so a range is the whole check of a number. Knows nothing of models: what depends on the vocabulary, the
-context length or the model's defaults is checked in `sampling` and `admission`."""
+for nothing; every other value is refused by name. A field nobody knows is refused too, or reported to whoever decodes, who
+tells the client: nothing is silently ignored but what is harmless by its meaning (`user`, `metadata` …). JSON has no NaN or
+infinity and numbers too large for a float are refused by the decoder, so a range is the whole check of a number. Knows nothing
+of models: what depends on the vocabulary, the context length or the model's defaults is checked in `sampling` and `admission`."""
 
 from __future__ import annotations
 
@@ -278,6 +278,7 @@ _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
 }
 _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "suffix": ("",),
+    "max_completion_tokens": (),
     "prompt_embeds": (),
 }
 _REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {
@@ -312,12 +313,17 @@ class Wire(Generic[T]):
         self._all_null = (None,) * len(refused)
         self._names = [info.name for info in msgspec.structs.fields(wire)]
 
-    def decode(self, body: bytes) -> T:
-        """Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
+    def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
+        """With `ignored`, fields of the request that nobody knows are left out and their names put there.
+
+        Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
         try:
             request = cast("T", self._decoder.decode(body))
         except msgspec.ValidationError as error:
-            raise self._refusal(str(error)) from None
+            refusal = self._refusal(str(error))
+            if ignored is None or not isinstance(refusal, UnknownParameter) or "." in (refusal.param or ""):
+                raise refusal from None
+            return self.decode(self._without_unknown(body, ignored))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnreadableBody(f"We could not parse the JSON body of your request: {clip(error)}") from None
         except RecursionError:
@@ -327,6 +333,14 @@ class Wire(Generic[T]):
             self._check_refused(request)
         request.check()
         return request
+
+    def _without_unknown(self, body: bytes, ignored: list[str]) -> bytes:
+        try:
+            fields: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnreadableBody(f"We could not parse the JSON body of your request: {clip(error)}") from None
+        ignored += [name for name in fields if name not in self._names]
+        return msgspec.json.encode({name: value for name, value in fields.items() if name in self._names})
 
     def _check_refused(self, request: T) -> None:
         for name, idle in self._refused.items():

@@ -154,7 +154,8 @@ def _adjust(
 def _prepare(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr,
     masks_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr,
-    V: tl.constexpr, BIASES: tl.constexpr, BANS: tl.constexpr, WORDS: tl.constexpr, BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
+    V: tl.constexpr, BIASES: tl.constexpr, BANS: tl.constexpr, WORDS: tl.constexpr,
+    BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # logits [lines, stride]; adjusted [lines, V] float32; group_max, group_mass [lines, GROUPS] float32: a group's largest

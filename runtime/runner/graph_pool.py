@@ -44,19 +44,23 @@ class Sampled(NamedTuple):
     logits: torch.Tensor
 
 
+class _Memory:
+    """Device memory by its address, as torch.as_tensor takes it: with an integer type, since bfloat16 has no name there."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": f"<i{tensor.element_size()}",
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory which does not keep it: whoever owns a captured graph's pool does."""
-    words = {2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
-    as_ints, typestr = words[tensor.element_size()]
-
-    class Memory:
-        __cuda_array_interface__ = {
-            "shape": tuple(tensor.shape), "typestr": typestr, "data": (tensor.data_ptr(), False), "version": 2,
-        }  # fmt: skip
-
     assert tensor.is_contiguous()
-    alias = torch.as_tensor(Memory(), device=tensor.device)
-    assert alias.dtype == as_ints and alias.data_ptr() == tensor.data_ptr()
+    alias = torch.as_tensor(_Memory(tensor), device=tensor.device)
+    assert alias.data_ptr() == tensor.data_ptr(), "a copy would never change"
     return alias.view(tensor.dtype)
 
 

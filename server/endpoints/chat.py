@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from server import admission, schema
 from server.answer import answer
 from server.frames import Json
-from server.intake import chat_ids
+from server.intake import chat_ids, read_request
 from server.logprobs import Writer, chat_writer
 from server.service import Service
 from server.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ SHAPE = ChatShape()
 
 async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
-    wire = schema.CHAT.decode(await admission.read_body(http, service.config.max_body_size))
+    wire = await read_request(http, schema.CHAT, service.config)
     admission.check_model(wire.model, served.names)
     prompt_ids = await chat_ids(served, service.offload, wire.messages, wire)
     # The newer name wins; `schema` has refused two different values.

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from server import admission, schema
 from server.answer import answer
 from server.frames import Json
-from server.intake import completion_ids
+from server.intake import completion_ids, read_request
 from server.logprobs import Writer, completion_writer
 from server.service import Service
 from server.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ SHAPE = CompletionShape()
 
 async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
-    wire = schema.COMPLETION.decode(await admission.read_body(http, service.config.max_body_size))
+    wire = await read_request(http, schema.COMPLETION, service.config)
     admission.check_model(wire.model, served.names)
     prompts = await completion_ids(served, service.offload, wire)
     return await answer(

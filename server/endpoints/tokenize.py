@@ -7,14 +7,14 @@ from starlette.responses import Response
 
 from server import admission, schema
 from server.frames import Json, json_response
-from server.intake import chat_ids, text_ids
+from server.intake import chat_ids, read_request, text_ids
 from server.sampling import check_token_ids
 from server.service import Service
 
 
 async def tokenize(service: Service, http: Request) -> Response:
     served = service.lifecycle.served()
-    wire = schema.TOKENIZE.decode(await admission.read_body(http, service.config.max_body_size))
+    wire = await read_request(http, schema.TOKENIZE, service.config)
     admission.check_model(wire.model, served.names)
     if wire.messages is not None:
         ids = await chat_ids(served, service.offload, wire.messages, wire)
@@ -31,7 +31,7 @@ async def tokenize(service: Service, http: Request) -> Response:
 
 async def detokenize(service: Service, http: Request) -> Response:
     served = service.lifecycle.served()
-    wire = schema.DETOKENIZE.decode(await admission.read_body(http, service.config.max_body_size))
+    wire = await read_request(http, schema.DETOKENIZE, service.config)
     admission.check_model(wire.model, served.names)
     check_token_ids(wire.tokens, served.engine.model.vocab_size, "tokens")
     text = await service.offload.run(

@@ -50,7 +50,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "kernels": "native", "max_num_mixed_tokens": 50, "gpu_memory_utilization": 0.5, "attention_backend": "triton",
         "enforce_eager": True,
         "num_kv_blocks": 9, "enable_prefix_caching": False, "scheduling_policy": "priority", "steps_in_flight": 1,
-        "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1, "max_body_size": 4096,
+        "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1, "max_body_size": 4096, "strict_fields": True,
         "ping_interval": 0.5,
         "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False, "model": "m",
         "api_key": ("k",), "api_key_file": config_file("k2"), "admin_api_key": "a", "cors_origin": ("https://a.example",),

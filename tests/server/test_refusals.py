@@ -145,7 +145,7 @@ async def test_a_bad_value_is_refused_under_its_own_name(serve, fields, param):
 UNSUPPORTED = {
     "prompt_logprobs": 1, "logprob_token_ids": [1], "tools": [], "tool_choice": "auto",
     "functions": [], "function_call": "auto", "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
-    "best_of": 2, "use_beam_search": True, "length_penalty": 0.5, "echo": True, "bad_words": ["x"], 
+    "best_of": 2, "use_beam_search": True, "length_penalty": 0.5, "echo": True, "bad_words": ["x"],
     "continue_final_message": True,
     "chat_template": "{{ 1 }}", "reasoning_effort": "low", "include_reasoning": False, "thinking_token_budget": 5,
     "store": True, "audio": {}, "modalities": ["text", "audio"], "prediction": {}, "web_search_options": {}, "verbosity": "low",
@@ -166,12 +166,42 @@ async def test_what_we_do_not_implement_is_refused_never_ignored(serve, field):
     assert (await server.chat(**{field: None})).status_code == 200
 
 
-async def test_an_unknown_field_is_named_with_a_guess_at_what_was_meant(serve):
-    server = await serve()
+async def test_a_strict_server_names_an_unknown_field_with_a_guess_at_what_was_meant(serve):
+    server = await serve(strict_fields=True)
     error = error_of(await server.chat(temprature=1), 400, "unknown_parameter")
     assert error["param"] == "temprature"
     assert "Unrecognized request argument supplied: temprature" in error["message"]
     assert "temperature" in error["message"]
+
+
+async def test_otherwise_unknown_fields_are_named_in_a_header_and_the_log(serve, caplog):
+    server = await serve("ab")
+    response = await server.chat(temprature=1, **{"x y\r\nEvil": 2}, max_tokens=1)
+    assert response.status_code == 200
+    assert response.headers["x-ignored-fields"] == "temprature, x?y??Evil"
+    assert "evil" not in response.headers
+    assert server.engine.submitted[0].params.max_tokens == 1
+    assert "temprature" in caplog.text
+    assert "x-ignored-fields" not in (await server.chat()).headers
+
+
+async def test_a_stream_names_them_too(serve):
+    server = await serve("ab")
+    response = await server.complete(stream=True, colour="red")
+    assert response.headers["x-ignored-fields"] == "colour"
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("fields", [{"colour": 1, "temperature": 9}, {"colour": 1, "echo": True}])
+async def test_an_unknown_field_hides_no_bad_one(serve, fields):
+    server = await serve()
+    assert (await server.chat(**fields)).status_code == 400
+
+
+async def test_inside_a_message_nothing_unknown_is_let_by(serve):
+    server = await serve()
+    messages = [{"role": "user", "content": "Hi", "colour": "red"}]
+    error_of(await server.chat(messages=messages), 400, "unknown_parameter")
 
 
 async def test_a_huge_unknown_name_is_not_echoed_whole(serve):

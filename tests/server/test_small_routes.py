@@ -85,7 +85,6 @@ async def test_special_tokens_are_spelled_out_when_detokenised(serve):
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
-        ("/tokenize", {"prompt": "a", "x": 1}, "x"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "abc"}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
