@@ -318,7 +318,8 @@ def _operation(
     if operation.request is not None:
         made["requestBody"] = {"required": True, "content": {_JSON: {"schema": schemas[operation.request]}}}
     content = {media: {"schema": _schema_of(kind, schemas)} for media, kind in operation.answers.items()}
-    responses: Json = {"200": {"description": "OK", "headers": _references(["X-Request-Id"]), "content": content}}
+    headers = ["X-Request-Id"] if operation.request is None else ["X-Request-Id", "X-Ignored-Fields"]
+    responses: Json = {"200": {"description": "OK", "headers": _references(headers), "content": content}}
     if operation.id == "health":
         responses["503"] = {**responses["200"], "description": "Requests may not enter"}
     responses |= {str(status): {"$ref": f"#/components/responses/{_name_of(status)}"} for status in refusals}
@@ -338,6 +339,7 @@ _REQUEST_ID: Json = {
 }  # fmt: skip
 _HEADERS: Json = {
     "X-Request-Id": {"description": "The id under which the log has this request", "schema": {"type": "string"}},
+    "X-Ignored-Fields": {"description": "Fields of the request that nobody knows", "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds to wait before trying again", "schema": {"type": "integer"}},
     "WWW-Authenticate": {"description": "How to show a key", "schema": {"type": "string"}},
 }
