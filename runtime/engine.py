@@ -179,8 +179,7 @@ class Engine:
         except Exception:
             # Memory, mostly: the device had none left for this batch. What is in flight is not touched by it.
             log.exception("a step could not be launched; its %d requests end with an error", len(batch.rows))
-            for row in batch.rows:
-                self._end(row.sequence, FinishReason.ERROR, "the engine failed to compute this request")
+            self._end_batch(batch)
             self._scheduler.forget_step([batch])
             return
         self._note_launch(step)
@@ -210,21 +209,17 @@ class Engine:
         if step.launched_s < self._last_settle_s and (idle_s := step.idle_before_s()) is not None:
             self._stats.gpu_idle_gap.observe(idle_s)
         self._last_settle_s = now
-        logprobs = step.read_logprobs()
-        by_sequence = {
-            row.sequence: found
-            for row, found in zip(step.batch.sampling_rows, logprobs, strict=False)
-            if found is not None
-        }
+        found = step.read_logprobs()  # nearly always empty
+        rows = step.batch.sampling_rows if found else ()
+        logprobs = {row.sequence: entry for row, entry in zip(rows, found, strict=True)}
         for settled in self._scheduler.settle(step.batch, sampled_ids):
-            self._deliver(settled, now, by_sequence.get(settled.sequence))
+            self._deliver(settled, now, logprobs.get(settled.sequence))
         self._report.maybe(now, self._scheduler)
 
     async def _fail(self) -> None:
         """The oldest step raised. Its requests end; what was launched behind it may have read its garbage and starts over."""
         failed, *behind = self._in_flight
-        for row in failed.batch.rows:
-            self._end(row.sequence, FinishReason.ERROR, "the engine failed to compute this request")
+        self._end_batch(failed.batch)
         for step in behind:
             try:
                 await step.sampled_ids()
@@ -279,6 +274,10 @@ class Engine:
             self._forget(sequence)
             log.warning("request %s ended by the server: %s", sequence.request.id, error or reason)
             stream.put(index, None, sequence.num_cached_tokens, reason, error=error)
+
+    def _end_batch(self, batch: ScheduledBatch) -> None:
+        for row in batch.rows:
+            self._end(row.sequence, FinishReason.ERROR, "the engine failed to compute this request")
 
     def _forget(self, sequence: Sequence) -> None:
         """It has finished: out of the books, into the statistics."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from runtime.api import FinishReason, Output, Request, TokenStream
+from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
 from server.lifecycle import Served
 from server.logprobs import Entry
 from server.schema import GenerationRequest
@@ -81,22 +81,25 @@ class Choice:
         ids = output.token_ids
         self.num_cached_tokens = output.num_cached_tokens
         if output.finish is None and (self._stops is None or len(ids) == 1):
-            self.num_tokens += len(ids)
-            if self._options.token_ids:
-                self._token_ids += ids
-            if output.logprobs is not None:
-                self._logprobs += zip(ids, output.logprobs, strict=True)
+            self._note(ids, output.logprobs)
             text = self._detokenizer.feed(ids)
             return text if self._stops is None else self._pass(text, self._stops, output)
         if output.finish is FinishReason.ERROR:
             raise EngineFailed(output.error or "no reason given")
         if self._stops is not None:
             return self._feed_with_stops(output, self._stops)
-        self.num_tokens += len(ids)
-        self._token_ids += ids
         shown = self._shown(output)
-        self._logprobs += zip(shown, output.logprobs or (), strict=False)
+        self._note(shown, output.logprobs)
+        self._note(ids[len(shown) :])
         return self._finished(output, self._detokenizer.feed(shown) + self._detokenizer.flush())
+
+    def _note(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None) -> None:
+        """`ids` belong to the answer, and the first so many of `logprobs` to them."""
+        self.num_tokens += len(ids)
+        if self._options.token_ids:
+            self._token_ids += ids
+        if logprobs is not None:
+            self._logprobs += zip(ids, logprobs, strict=False)
 
     def take_token_ids(self) -> list[int]:
         """All that settled since the last call, the one that ended the answer included, if the client wants them."""
@@ -118,15 +121,11 @@ class Choice:
         text = ""
         # Token by token, so that what follows a stop string is never counted, however many tokens came at once.
         for number, token_id in enumerate(shown):
-            self.num_tokens += 1
-            self._token_ids.append(token_id)
-            if output.logprobs is not None:
-                self._logprobs.append((token_id, output.logprobs[number]))
+            self._note((token_id,), output.logprobs and output.logprobs[number:])
             text += self._pass(self._detokenizer.feed((token_id,)), stops, output)
             if stops.stopped is not None:
                 return text
-        self.num_tokens += len(output.token_ids) - len(shown)
-        self._token_ids += output.token_ids[len(shown) :]
+        self._note(output.token_ids[len(shown) :])
         if output.finish is None:
             return text
         text += self._pass(self._detokenizer.flush(), stops, output)

@@ -55,7 +55,7 @@ class CpuRunner:
         )
         ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
         sampled: list[int] = ids.tolist()
-        found = self._logprobs.compute(logits, ids, [row.row for row in batch.sampling_rows])
+        found = self._logprobs.compute(logits, ids, batch.sampling_rows)
         if found is None:
             return sampled, []
         by_line = found.by_line()

@@ -15,7 +15,7 @@ from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.kv_cache import KVCache
 from runtime.models.decoder import Decoder
 from runtime.runner.cuda_event import EventWaiter
-from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
 from runtime.runner.graph_pool import GraphPool, Sampled
 from runtime.runner.step_inputs import StepInputs
 from runtime.sample.logprobs import LogprobWishes
@@ -52,9 +52,7 @@ class CudaRunner:
         sampled = self._enqueue(rows, batch.num_tokens)
         output = next(self._outputs)[: len(order)]
         output.copy_(sampled.ids[: len(order)], non_blocking=True)
-        logprobs = self._logprobs.compute(
-            sampled.logits, sampled.ids, [row.row if row.samples else None for row in rows]
-        )
+        logprobs = self._logprobs.compute(sampled.logits, sampled.ids, rows)
         on_host = None if logprobs is None else logprobs.to_host()
         ended.record()
         previous, self._last_end = self._last_end, ended
@@ -85,10 +83,12 @@ class CudaRunner:
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
         planned = eager or any(row.start == 0 and row.num_tokens >= ops.FRESH_FROM for row in rows)
         shape = None if planned else self._graphs.find(num_tokens, len(rows), uniform=uniform)
-        if shape is None:
-            return self.compute(self._inputs.fill(rows, StepShape(num_tokens, len(rows), uniform)))
+        if shape is not None:
+            self._inputs.fill(rows, shape)
+            return self._graphs.replay(shape)
+        shape = StepShape(num_tokens, len(rows), uniform)
         self._inputs.fill(rows, shape)
-        return self._graphs.replay(shape)
+        return self.compute(self._inputs.view(shape, spans_of(rows)))
 
     def compute(self, inputs: StepInputs) -> Sampled:
         """Enqueue one step without a graph."""

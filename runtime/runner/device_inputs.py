@@ -29,6 +29,12 @@ class StepShape:
     uniform: bool
 
 
+def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
+    """(start, end, context length) of each row's tokens in the step."""
+    stops = accumulate(row.num_tokens for row in rows)
+    return tuple((stop - row.num_tokens, stop, row.end) for row, stop in zip(rows, stops, strict=True))
+
+
 class DeviceInputs:
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int, steps_in_flight: int,
@@ -64,8 +70,8 @@ class DeviceInputs:
     def last_ids(self) -> torch.Tensor:
         return self._tensors.last_ids
 
-    def fill(self, rows: Sequence[ScheduledRow], shape: StepShape) -> StepInputs:
-        """Enqueue everything that `rows` bring, padded to `shape`; its tensors, valid until the next call's work runs."""
+    def fill(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
+        """Enqueue everything that `rows` bring, padded to `shape`: what `view` shows until the next call's work runs."""
         num_tokens = sum(row.num_tokens for row in rows)
         tables, indices, values = self._updates(rows)
         while len(tables) > _UPDATES:
@@ -79,9 +85,6 @@ class DeviceInputs:
             host[at : at + len(part)] = part
             at += len(part)
         self._unpack(pinned[:at], num_tokens, len(rows), len(tables), shape)
-        stops = accumulate(row.num_tokens for row in rows)
-        spans = ((stop - row.num_tokens, stop, row.end) for row, stop in zip(rows, stops, strict=True))
-        return self.view(shape, tuple(spans))
 
     def view(self, shape: StepShape, spans: tuple[tuple[int, int, int], ...] | None) -> StepInputs:
         """`spans` None: for any lines, which is what a captured graph sees."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.api import TokenLogprobs
-from runtime.batch import RowBinding
+from runtime.batch import RowBinding, ScheduledRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class LogprobWishes:
         if binding.params.logprobs is not None:
             self._counts[row] = binding.params.logprobs
 
-    def compute(self, logits: Tensor, ids: Tensor, rows: Sequence[int | None]) -> StepLogprobs | None:
-        """logits [S, V], ids [S] int64 sampled from them, the row of each line, None for one that does not sample.
+    def compute(self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow]) -> StepLogprobs | None:
+        """logits [S, V], ids [S] int64 sampled from them, the scheduled row of each line.
 
         None where nobody asks, which costs a look at each row at most."""
         if not self._counts:
             return None
-        lines = tuple(line for line, row in enumerate(rows) if row in self._counts)
+        lines = tuple(line for line, row in enumerate(rows) if row.samples and row.row in self._counts)
         if not lines:
             return None
-        counts = tuple(self._counts[row] for row in rows if row is not None and row in self._counts)
+        counts = tuple(self._counts[rows[line].row] for line in lines)
         chosen = torch.tensor(lines)
         if logits.is_cuda:
             chosen = chosen.pin_memory().to(logits.device, non_blocking=True)  # else the host would wait for the device

@@ -10,7 +10,8 @@ from ops.inputs import reference, triton_unpack
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledRow
 from runtime.runner import device_inputs
-from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
+from runtime.runner.step_inputs import StepInputs
 from runtime.sequence import Sequence
 from tests.ops.places import DEVICES
 
@@ -36,6 +37,11 @@ def inputs(request, device, monkeypatch):
     return DeviceInputs(8, 64, 64, BLOCK, steps_in_flight=2, device=device)
 
 
+def filled(inputs: DeviceInputs, rows: list[ScheduledRow], shape: StepShape) -> StepInputs:
+    inputs.fill(rows, shape)
+    return inputs.view(shape, spans_of(rows))
+
+
 def test_prompts_and_decodes_side_by_side(inputs):
     inputs.last_ids[5] = 77
     rows = [
@@ -43,7 +49,7 @@ def test_prompts_and_decodes_side_by_side(inputs):
         scheduled(5, 4, (), late=True, blocks=(3, 6)),
         scheduled(0, 2, (20, 21), blocks=(1,)),
     ]
-    step = inputs.fill(rows, StepShape(8, 3, False))
+    step = filled(inputs, rows, StepShape(8, 3, False))
     assert step.ids.tolist() == [10, 11, 12, 13, 14, 77, 20, 21]
     assert step.positions.tolist() == [0, 1, 2, 3, 4, 4, 2, 3]
     assert step.slots.tolist() == [36, 37, 38, 39, 28, 24, 6, 7]
@@ -59,7 +65,7 @@ def test_prompts_and_decodes_side_by_side(inputs):
 
 def test_padding_has_no_slot_no_row_and_no_query(inputs):
     inputs.fill([scheduled(1, 0, (5,) * 20, blocks=tuple(range(5)))], StepShape(20, 1, False))
-    step = inputs.fill([scheduled(3, 0, (8, 9), blocks=(2,))], StepShape(16, 4, False))
+    step = filled(inputs, [scheduled(3, 0, (8, 9), blocks=(2,))], StepShape(16, 4, False))
     assert step.ids.tolist() == [8, 9] + [0] * 14
     assert step.slots.tolist() == [8, 9] + [-1] * 14
     assert step.meta.query_starts.tolist() == [0, 2, 2, 2, 2]
@@ -70,7 +76,7 @@ def test_padding_has_no_slot_no_row_and_no_query(inputs):
 
 def test_tables_outlive_the_step_that_brought_them(inputs):
     inputs.fill([scheduled(4, 0, (1, 2, 3, 4), blocks=(11,))], StepShape(4, 1, False))
-    step = inputs.fill([scheduled(4, 4, (), late=True, blocks=(13,), first=1)], StepShape(1, 1, True))
+    step = filled(inputs, [scheduled(4, 4, (), late=True, blocks=(13,), first=1)], StepShape(1, 1, True))
     assert step.slots.tolist() == [52]
     assert step.meta.block_tables[4, :2].tolist() == [11, 13]
     assert step.logit_tokens is None
@@ -80,7 +86,7 @@ def test_tables_outlive_the_step_that_brought_them(inputs):
 def test_a_step_may_bring_more_blocks_than_one_upload_holds(inputs, monkeypatch):
     monkeypatch.setattr(device_inputs, "_UPDATES", 3)
     rows = [scheduled(row, 30, (1,), blocks=tuple(range(10 * row, 10 * row + 8))) for row in range(4)]
-    step = inputs.fill(rows, StepShape(4, 4, False))
+    step = filled(inputs, rows, StepShape(4, 4, False))
     for row in range(4):
         assert step.meta.block_tables[row, :8].tolist() == list(range(10 * row, 10 * row + 8))
     assert step.slots.tolist() == [(10 * row + 7) * BLOCK + 2 for row in range(4)]
