@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from server.text.events import Event, Reasoning, Text
-from server.text.markers import Markers, Parse, Source
+from server.text.events import Reasoning, Text
+from server.text.markers import Markers, Parse
+from server.text.parsing import ParsingCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +54,14 @@ def detect_reasoning(template: str) -> str | None:
     return "think" if "<think>" in template or "</think>" in template else None
 
 
-class ReasoningCodec:
+class ReasoningCodec(ParsingCodec):
     """`begun`: the prompt ends inside a block (`ReasoningTags.begun_by`)."""
 
     def __init__(self, tags: ReasoningTags, *, begun: bool = False) -> None:
-        self.source = Source()
         self._tags = tags
         self._begun = begun
-        self._events: list[Event] = []
         self._space: list[str] = []  # at the end of the reasoning so far
-        self._parsing = self._parse()
-        next(self._parsing)
-
-    def feed(self, text: str) -> list[Event]:
-        self.source.feed(text)
-        next(self._parsing, None)
-        return self._drain()
-
-    def flush(self) -> list[Event]:
-        self.source.closed = True
-        next(self._parsing, None)
-        return self._drain()
-
-    def _drain(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
+        super().__init__()
 
     def _parse(self) -> Parse[None]:
         source, tags = self.source, self._tags

@@ -16,42 +16,32 @@ from typing import Any, ClassVar
 
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 from server.text.json_stream import json_string, json_value, whole_json
-from server.text.markers import Markers, Parse, Source
+from server.text.markers import Markers, Parse
+from server.text.parsing import ParsingCodec
 
 Tools = Sequence[Mapping[str, Any]]
 
 
-class Dialect:
+class Dialect(ParsingCodec):
     """`tools`: the request's, as in OpenAI's API: names, and the types of arguments for dialects that write none."""
 
     starts: ClassVar[Markers]  # what begins a call, or a list of them
     ends: ClassVar[Markers]  # what ends one that is broken
 
     def __init__(self, tools: Tools = ()) -> None:
-        self.source = Source()
         self._parameters = dict(map(_parameters, tools))
-        self._events: list[Event] = []
         self._space: list[str] = []  # at the end of the text so far
         self._num_calls = 0
         self._open = False  # a call is announced and not over
         self._behind_call = False  # no text since a call
-        self._parsing = self._parse()
-        next(self._parsing)
+        super().__init__()
 
-    def feed(self, text: str) -> list[Event]:
-        self.source.feed(text)
-        next(self._parsing, None)
-        return self._drain()
-
-    def flush(self) -> list[Event]:
-        self.source.closed = True
-        next(self._parsing, None)
+    def _at_end(self) -> None:
         if self._space and not self._behind_call:
             self._events.append(Text("".join(self._space)))
-        return self._drain()
 
     def _drain(self) -> list[Event]:
-        events, self._events = self._events, []
+        events = super()._drain()
         return list(_joined(events)) if len(events) > 1 else events
 
     # --- what a dialect does -------------------------------------------------------------------------------------
