@@ -46,13 +46,17 @@ __all__ = [
     "LinearWeight",
     "SamplingTables",
     "StepTensors",
+    "activate",
+    "add_layer_norm",
     "add_rms_norm",
     "attend",
     "compile_ahead",
     "describe",
     "embedding",
     "force",
+    "gated",
     "gated_linear",
+    "layer_norm",
     "linear",
     "paged_attention",
     "prepare_linear",
@@ -133,6 +137,10 @@ _add_rms_norm = _op(
     norm_reference.add_rms_norm,
     triton_run="ops.norm.triton_norm:add_rms_norm",
 )
+_layer_norm = Op("layer_norm", _USUAL, [Kernel("layer_norm", "reference", _any, norm_reference.layer_norm)])
+_add_layer_norm = Op(
+    "add_layer_norm", _USUAL, [Kernel("add_layer_norm", "reference", _any, norm_reference.add_layer_norm)]
+)
 _rope = _op("rope", rope_native.rope, rope_reference.rope)
 _store_kv = _op("store_kv", kv_native.store_kv, kv_reference.store_kv, _USUAL_ATTENTION)
 _paged_attention = _op(
@@ -150,6 +158,9 @@ _silu_mul = _op(
     triton_run="ops.activation.triton_silu:silu_mul",
 )
 
+_gated = Op("gated", _USUAL, [Kernel("gated", "reference", _any, activation_reference.gated)])
+_activate = Op("activate", _USUAL, [Kernel("activate", "reference", _any, activation_reference.activate)])
+
 
 def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """Bring weight [N, K] and bias [N] into the form the chosen kernel reads. Done once at load; the originals may be
@@ -162,8 +173,10 @@ def linear(x: Tensor, w: LinearWeight) -> Tensor:
     return w.matmul(x)
 
 
-def gated_linear(x: Tensor, w: LinearWeight) -> Tensor:
-    """silu_mul(linear(x, w)), x [T, K] -> [T, N / 2]: rows of w are gates, then as many ups."""
+def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor:
+    """gated(linear(x, w), activation), x [T, K] -> [T, N / 2]: rows of w are gates, then as many ups."""
+    if activation != "silu":
+        return gated(w.matmul(x), activation)
     out = w.gated_matmul(x)
     return silu_mul(w.matmul(x)) if out is None else out
 
@@ -185,10 +198,22 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return _add_rms_norm.runs[x.device, x.dtype](x, residual, weight, eps)
 
 
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight [H] + bias [H], x [..., H], same shape (Ba et al. 2016). Without a weight
+    it multiplies by ones, without a bias it adds zeros."""
+    return _layer_norm.runs[x.device, x.dtype](x, weight, bias, eps)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """residual [T, H] += x [T, H] in place; returns layer_norm(residual), [T, H]."""
+    return _add_layer_norm.runs[x.device, x.dtype](x, residual, weight, bias, eps)
+
+
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> None:
     """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by their positions [T] int64.
 
-    cos_sin [max_pos, D_rot] float32 holds D_rot / 2 cosines, then as many sines; only the first D_rot <= D dims turn.
+    cos_sin [max_pos, D_rot] float32 holds D_rot / 2 cosines, then as many sines; only the first D_rot <= D dims turn, which
+    may be none.
     q and k may be views into one qkv tensor as long as their last dim is contiguous."""
     _rope.runs[q.device, q.dtype](q, k, positions, cos_sin, interleaved)
 
@@ -247,6 +272,16 @@ _attend = Op(
 def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up [T, 2 * I] -> silu(first half) * second half, [T, I]."""
     return _silu_mul.runs[gate_up.device, gate_up.dtype](gate_up)
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """gate_up [T, 2 * I] -> activation(first half) * second half, [T, I]; `activation` as for `activate`."""
+    return _gated.runs[gate_up.device, gate_up.dtype](gate_up, activation)
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """x [T, I] -> the same shape: "silu", "gelu", "gelu_tanh" (its approximation), "relu" or "relu2" (relu squared)."""
+    return _activate.runs[x.device, x.dtype](x, activation)
 
 
 def sample(

@@ -1,17 +1,29 @@
-"""RMS norm in plain torch: any float dtype, any device. Sums are float32 (float64 for float64 input)."""
+"""RMS and layer norm in plain torch: any float dtype, any device. Sums are float32 (float64 for float64 input)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    return ((wide * scale).to(weight.dtype) * weight).to(x.dtype)  # weights may be wider than x
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     residual += x
     return rms_norm(residual, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    weight, bias = (None if part is None else part.to(wide.dtype) for part in (weight, bias))
+    return functional.layer_norm(wide, wide.shape[-1:], weight, bias, eps).to(x.dtype)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    residual += x
+    return layer_norm(residual, weight, bias, eps)

@@ -94,19 +94,20 @@ def norm_rope_store(
     """qkv [T, (num_heads + 2 * num_kv_heads) * head_size], rows contiguous: q and k are normed by `norms` (the weights
     [head_size] of q and of k) where given, then rotated, in place; k and v also go into the caches.
 
-    positions [T] int64; cos_sin [max_pos, D_rot] float32 as in `ops.rope`, halves (not interleaved); caches
-    [num_blocks, num_kv_heads, block_size, head_size]; slots [T] int64, -1 stores nothing."""
+    positions [T] int64; cos_sin [max_pos, D_rot] float32 as in `ops.rope`, halves (not interleaved), D_rot 0 for no
+    rotation; caches [num_blocks, num_kv_heads, block_size, head_size]; slots [T] int64, -1 stores nothing."""
     num_tokens = qkv.shape[0]
     if not num_tokens:
         return
     half = cos_sin.shape[1] // 2
     part = max(4, min(16, triton.next_power_of_2(num_kv_heads)))
-    lanes = triton.next_power_of_2(half)
+    lanes = triton.next_power_of_2(max(1, half))
     rest_lanes = triton.next_power_of_2(max(1, head_size - 2 * half))
     q_norm, k_norm = norms if norms is not None else (None, None)
+    num_warps = max(1, min(8, part * max(lanes, rest_lanes // 2) // 256))
     grid = (num_tokens, triton.cdiv(num_heads, part) + 2 * triton.cdiv(num_kv_heads, part))
     _norm_rope_store[grid](
         qkv, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, slots, qkv.stride(0), HEADS=num_heads,
         KV_HEADS=num_kv_heads, HEAD=head_size, BLOCK=k_cache.shape[2], HALF=half, HALF_LANES=lanes,
-        REST_LANES=rest_lanes, PART=part, num_warps=max(1, min(8, part * lanes // 256)), **overlap(qkv.device),
+        REST_LANES=rest_lanes, PART=part, num_warps=num_warps, **overlap(qkv.device),
     )  # fmt: skip

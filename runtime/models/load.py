@@ -41,7 +41,9 @@ def load_model(
     expected = {piece.name: piece.shape for p in parameters for piece in stored_as(p, spec.rules).pieces}
     with files.open_tensors(load_format, expected, seed) as source:
         linears, tensors = _read(spec, source, dtype, torch.device(device), progress)
-    return Decoder(spec, linears, tensors, dtype=dtype, max_positions=max_model_len or spec.max_model_len)
+    return Decoder(
+        spec, linears, tensors, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len
+    )
 
 
 def _read(

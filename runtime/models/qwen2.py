@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig, sliding_window
 from runtime.models.llama import llama
-from runtime.models.spec import Attention, DecoderSpec, Layer
+from runtime.models.spec import Attention, DecoderSpec
 
 
 def qwen2(config: HfConfig) -> DecoderSpec:
@@ -22,6 +22,6 @@ def with_attention(spec: DecoderSpec, attention: Attention, config: HfConfig) ->
     window = sliding_window(config, num_layers) if windowed or config.get("layer_types") else None
     return replace(
         spec,
-        layers=(Layer(attention, spec.layers[0].mlp),) * num_layers,
+        layers=tuple(replace(layer, attention=attention) for layer in spec.layers),
         max_model_len=spec.max_model_len if window is None else min(spec.max_model_len, window),
     )

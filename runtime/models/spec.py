@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, StrEnum
 from math import prod
 
 from runtime.config import ELEMENT_BYTES
@@ -53,7 +54,26 @@ class FactorScaling:
     factors: tuple[float, ...]
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Each frequency divided by its own number: one of `long` where contexts may pass `original_max_positions`, of `short`
+    where they may not. `attention_factor` multiplies cosines and sines either way."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `turned` pairs turn, as they would if all did; frequencies divided by `factor`."""
+
+    turned: int
+    factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +86,9 @@ class Rope:
 
 
 # --- blocks --------------------------------------------------------------------------------------------------------
+#
+# A block names its weights below the `name` of its layer: `parameters` all of them, in the order of their use, `linears` the
+# matrices among them that a kernel prepares.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +109,72 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * weight."""
+
+    eps: float
+
+    def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
+        """Of norms over vectors of these sizes, side by side."""
+        yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, with either or neither of the two."""
+
+    eps: float
+    weight: bool = True
+    bias: bool = True
+
+    def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
+        if self.weight:
+            yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
+        if self.bias:
+            yield Parameter(f"{name}.bias", (sum(sizes),), sizes)
+
+
+Norm = RMSNorm | LayerNorm
+
+
+class Over(Enum):
+    """Which vectors a norm of q and k is over, and how far its weights go."""
+
+    HEAD = "each head, all with the same weights"
+    EACH_HEAD = "each head, with weights of its own"
+    ALL_HEADS = "all heads as one vector"
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """A norm of q and one of k, before they turn."""
+
+    norm: Norm
+    over: Over = Over.HEAD
+
+    def parameters(self, name: str, num_heads: int, head_size: int) -> Iterator[Parameter]:
+        yield from self.norm.parameters(name, *(head_size,) * (1 if self.over is Over.HEAD else num_heads))
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal attention over the whole context, grouped queries. `qk_norm`: RMS norm of each head's q and k before RoPE."""
+    """Causal attention over the paged context, grouped queries.
+
+    `rope` None: q and k do not turn. Scores are q k^T * `scale`. `clip` bounds what comes out of the qkv projection."""
 
     num_heads: int
     num_kv_heads: int
     head_size: int
-    rope: Rope
+    rope: Rope | None
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QKNorm | None = None
+    score_scale: float | None = None  # head_size ** -0.5 where None
+    clip: float | None = None
 
     @property
     def scale(self) -> float:
-        return float(self.head_size**-0.5)
+        return float(self.head_size**-0.5) if self.score_scale is None else self.score_scale
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
@@ -108,17 +183,29 @@ class Attention:
             Linear(f"{layer}.self_attn.o_proj", hidden_size, q, self.output_bias),
         )
 
-    def norms(self, layer: str) -> tuple[Parameter, ...]:
-        names = ("q_norm", "k_norm") if self.qk_norm else ()
-        return tuple(Parameter(f"{layer}.self_attn.{name}.weight", (self.head_size,)) for name in names)
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        if self.qk_norm is not None:
+            yield from self.qk_norm.parameters(f"{layer}.self_attn.q_norm", self.num_heads, self.head_size)
+            yield from self.qk_norm.parameters(f"{layer}.self_attn.k_norm", self.num_kv_heads, self.head_size)
+
+
+class Activation(StrEnum):
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"  # its approximation by a tanh
+    RELU = "relu"
+    RELU2 = "relu2"  # the square of relu
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x))."""
 
     intermediate_size: int
     bias: bool = False
+    activation: Activation = Activation.SILU
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         inner = self.intermediate_size
@@ -127,19 +214,83 @@ class GatedMLP:
             Linear(f"{layer}.mlp.down_proj", hidden_size, inner, self.bias),
         )
 
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMLP:
+    """down(activation(up(x)))."""
+
+    intermediate_size: int
+    bias: bool
+    activation: Activation
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        inner = self.intermediate_size
+        return (
+            Linear(f"{layer}.mlp.up_proj", inner, hidden_size, self.bias),
+            Linear(f"{layer}.mlp.down_proj", hidden_size, inner, self.bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+
+
+MLP = GatedMLP | PlainMLP
+
+
+# --- layers --------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
+
+    The pairs hold the norms' names. What a block adds is first multiplied by `multiplier`."""
 
     attention: Attention
-    mlp: GatedMLP
+    mlp: MLP
+    norm: Norm
+    before: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
+    after: tuple[str, str] | None = None
+    multiplier: float = 1.0
+
+    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
+        for index, block in enumerate((self.attention, self.mlp)):
+            if self.before is not None:
+                yield from self.norm.parameters(f"{name}.{self.before[index]}", hidden_size)
+            yield from block.parameters(name, hidden_size)
+            if self.after is not None:
+                yield from self.norm.parameters(f"{name}.{self.after[index]}", hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayer:
+    """x + attention(norm(x)) + mlp(norm(x)). `norms`: the name of the one before both, or of one for each."""
+
+    attention: Attention
+    mlp: MLP
+    norm: Norm
+    norms: tuple[str] | tuple[str, str] = ("input_layernorm",)
+
+    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
+        for norm in self.norms:
+            yield from self.norm.parameters(f"{name}.{norm}", hidden_size)
+        yield from self.attention.parameters(name, hidden_size)
+        yield from self.mlp.parameters(name, hidden_size)
+
+
+AnyLayer = Layer | ParallelLayer
 
 
 # --- the model -----------------------------------------------------------------------------------------------------
 
 EMBEDDING = "model.embed_tokens"
-FINAL_NORM = "model.norm.weight"
+POSITIONS = "model.embed_positions"
+FINAL_NORM = "model.norm"
 HEAD = "lm_head"
 
 LLAMA_RULES = (
@@ -153,24 +304,39 @@ def layer_name(index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """A vector for each position, added to the embedding; position p has row p + `offset` of `rows`."""
+
+    rows: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """`max_model_len`: the longest context, in tokens, that the model was made for and this spec computes exactly.
 
-    `tied_embedding`: the head is the embedding matrix. `rules` and `ignored` say how its checkpoints are written."""
+    `norm`: of the last layer's output. `tied_embedding`: the head is the embedding matrix. Embeddings are multiplied by
+    `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
+    `logit_softcap` is given. `rules` and `ignored` say how its checkpoints are written."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    layers: tuple[Layer, ...]
-    norm_eps: float
+    layers: tuple[AnyLayer, ...]
+    norm: Norm
     tied_embedding: bool
     max_model_len: int
+    positions: LearnedPositions | None = None
+    embedding_multiplier: float = 1.0
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
     rules: tuple[Rule, ...] = LLAMA_RULES
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
 
     @property
     def head(self) -> Linear:
-        return Linear(EMBEDDING if self.tied_embedding else HEAD, self.vocab_size, self.hidden_size)
+        return Linear(EMBEDDING if self.tied_embedding else HEAD, self.vocab_size, self.hidden_size, self.head_bias)
 
     def linears(self) -> Iterator[Linear]:
         for index, layer in enumerate(self.layers):
@@ -182,16 +348,11 @@ class DecoderSpec:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""
         if not self.tied_embedding:
             yield Parameter(f"{EMBEDDING}.weight", (self.vocab_size, self.hidden_size))
+        if self.positions is not None:
+            yield Parameter(f"{POSITIONS}.weight", (self.positions.rows, self.hidden_size))
         for index, layer in enumerate(self.layers):
-            name = layer_name(index)
-            yield Parameter(f"{name}.input_layernorm.weight", (self.hidden_size,))
-            for linear in layer.attention.linears(name, self.hidden_size):
-                yield from linear.parameters()
-            yield from layer.attention.norms(name)
-            yield Parameter(f"{name}.post_attention_layernorm.weight", (self.hidden_size,))
-            for linear in layer.mlp.linears(name, self.hidden_size):
-                yield from linear.parameters()
-        yield Parameter(FINAL_NORM, (self.hidden_size,))
+            yield from layer.parameters(layer_name(index), self.hidden_size)
+        yield from self.norm.parameters(FINAL_NORM, self.hidden_size)
         yield from self.head.parameters()
 
     def weights_bytes(self, dtype: str) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
 import ops
-from runtime.models.spec import Attention, DecoderSpec, layer_name
+from runtime.models.blocks.norm import build_norm
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import Attention, LayerNorm, Over, QKNorm, RMSNorm
 
 
 class LayerKV(Protocol):
@@ -21,29 +23,60 @@ class LayerKV(Protocol):
 
 
 class AttentionBlock:
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        index: int,
-        linears: Mapping[str, ops.LinearWeight],
-        tensors: Mapping[str, Tensor],
-        cos_sin: Tensor,
-    ) -> None:
-        attention: Attention = spec.layers[index].attention
-        qkv, output = attention.linears(layer_name(index), spec.hidden_size)
-        self._qkv, self._output = linears[qkv.name], linears[output.name]
-        norms = [tensors[norm.name] for norm in attention.norms(layer_name(index))]
+    def __init__(self, attention: Attention, layer: str, hidden_size: int, weights: Weights, cos_sin: Tensor) -> None:
+        qkv, output = attention.linears(layer, hidden_size)
+        self._qkv, self._output = weights.linears[qkv.name], weights.linears[output.name]
+        self._clip = attention.clip
+        self._norm_heads: _HeadNorms | None = None
+        norms, norm_eps = None, 0.0
+        match attention.qk_norm:
+            case QKNorm(RMSNorm(eps), Over.HEAD):  # the one that `ops.attend` knows
+                names = (f"{layer}.self_attn.q_norm.weight", f"{layer}.self_attn.k_norm.weight")
+                norms, norm_eps = (weights.tensors[names[0]], weights.tensors[names[1]]), eps
+            case QKNorm():
+                self._norm_heads = _HeadNorms(attention, attention.qk_norm, f"{layer}.self_attn", weights)
         self._heads = ops.AttentionHeads(
-            attention.num_heads,
-            attention.num_kv_heads,
-            attention.head_size,
-            attention.scale,
-            cos_sin,
-            (norms[0], norms[1]) if norms else None,
-            spec.norm_eps,
-        )
+            attention.num_heads, attention.num_kv_heads, attention.head_size, attention.scale, cos_sin, norms, norm_eps
+        )  # fmt: skip
 
     def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
         qkv = ops.linear(x, self._qkv)
+        if self._clip is not None:
+            qkv.clamp_(-self._clip, self._clip)
+        if self._norm_heads is not None:
+            self._norm_heads.apply(qkv)
         return ops.linear(ops.attend(qkv, self._heads, positions, kv.k, kv.v, slots, meta), self._output)
+
+
+class _HeadNorms:
+    """Norms of q and k that run before `ops.attend`, in place."""
+
+    def __init__(self, attention: Attention, qk_norm: QKNorm, name: str, weights: Weights) -> None:
+        self._sizes = [heads * attention.head_size for heads in (attention.num_heads, attention.num_kv_heads)]
+        self._norms = [
+            _over_heads(qk_norm, f"{name}.{each}", attention.head_size, weights) for each in ("q_norm", "k_norm")
+        ]
+
+    def apply(self, qkv: Tensor) -> None:
+        """qkv [T, *]: q, then k, then v."""
+        start = 0
+        for size, norm in zip(self._sizes, self._norms, strict=True):
+            part = qkv[:, start : start + size]
+            part.copy_(norm(part))
+            start += size
+
+
+def _over_heads(qk_norm: QKNorm, name: str, head_size: int, weights: Weights) -> Callable[[Tensor], Tensor]:
+    """[T, heads * head_size] -> the same, normed."""
+    match qk_norm:
+        case QKNorm(norm, Over.ALL_HEADS):
+            return build_norm(norm, name, weights).forward
+        case QKNorm(norm, Over.HEAD):
+            block = build_norm(norm, name, weights)
+            return lambda x: block.forward(x.view(len(x), -1, head_size)).flatten(1)
+        case QKNorm(LayerNorm(eps, bias=False), Over.EACH_HEAD):
+            weight = weights.tensors[f"{name}.weight"]
+            return lambda x: ops.layer_norm(x.view(len(x), -1, head_size), None, None, eps).flatten(1) * weight
+        case QKNorm(norm, over):
+            raise NotImplementedError(f"{norm} over {over.value}")

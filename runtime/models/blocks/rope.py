@@ -1,7 +1,7 @@
 """Rotary tables: cosines and sines of every position, computed once in float32 as transformers computes them.
 
 RoFormer (Su et al. 2021); linear scaling (kaiokendev 2023, Chen et al. 2023); YaRN (Peng et al. 2023); Llama 3.1's
-(Meta 2024). What turns the vectors is `ops.rope`."""
+(Meta 2024); LongRoPE (Ding et al. 2024). What turns the vectors is `ops.rope`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,33 @@ import math
 import torch
 from torch import Tensor
 
-from runtime.models.spec import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from runtime.models.spec import (
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+)
 
 
-def cos_sin_table(rope: Rope, num_positions: int) -> Tensor:
-    """[num_positions, dim] float32: dim / 2 cosines, then as many sines."""
-    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope)
+def cos_sin_table(rope: Rope | None, num_positions: int) -> Tensor:
+    """[num_positions, dim] float32: dim / 2 cosines, then as many sines. No rotation is one of no dims."""
+    if rope is None:
+        return torch.empty((num_positions, 0), dtype=torch.float32)
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, num_positions)
     table = torch.empty((num_positions, rope.dim), dtype=torch.float32)
     cos, sin = table[:, : rope.dim // 2], table[:, rope.dim // 2 :]
     torch.cos(angles, out=cos)
     torch.sin(angles, out=sin)
-    if isinstance(rope.scaling, YarnScaling):
+    if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         table *= rope.scaling.attention_factor
     return table
 
 
-def inverse_frequencies(rope: Rope) -> Tensor:
-    """Radians per position of each pair of dims, [dim / 2] float32."""
+def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:
+    """Radians per position of each pair of dims, [dim / 2] float32, in contexts of up to `num_positions`."""
     wavelengths = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
     match rope.scaling:
         case None:
@@ -35,6 +45,13 @@ def inverse_frequencies(rope: Rope) -> Tensor:
             return (1.0 / wavelengths) / factor
         case FactorScaling(factors):
             return (1.0 / wavelengths) / torch.tensor(factors, dtype=torch.float32)
+        case LongRopeScaling(short, long, original_max_positions):
+            factors = long if num_positions > original_max_positions else short
+            return 1.0 / (torch.tensor(factors, dtype=torch.float32) * wavelengths)
+        case ProportionalScaling(turned, factor):
+            frequencies = (1.0 / wavelengths) / factor
+            frequencies[turned:] = 0.0
+            return frequencies
         case Llama3Scaling():
             return _llama3(1.0 / wavelengths, rope.scaling)
         case YarnScaling():

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+import torch
 from torch import Tensor
 
 import ops
-from runtime.models.spec import EMBEDDING, FINAL_NORM, DecoderSpec
+from runtime.models.blocks.norm import build_norm
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import EMBEDDING, FINAL_NORM, POSITIONS, DecoderSpec
 
 
 class VocabularyBlock:
-    def __init__(
-        self, spec: DecoderSpec, linears: Mapping[str, ops.LinearWeight], tensors: Mapping[str, Tensor]
-    ) -> None:
-        self._head = linears[spec.head.name]
-        self._table = self._head if spec.tied_embedding else tensors[f"{EMBEDDING}.weight"]
-        self._norm = tensors[FINAL_NORM]
-        self._norm_eps = spec.norm_eps
+    def __init__(self, spec: DecoderSpec, weights: Weights, dtype: str) -> None:
+        self._head = weights.linears[spec.head.name]
+        self._table = self._head if spec.tied_embedding else weights.tensors[f"{EMBEDDING}.weight"]
+        # Rounded as the embeddings are, which is how Gemma was trained.
+        self._multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=getattr(torch, dtype)))
+        self._positions: Tensor | None = None
+        if spec.positions is not None:
+            self._positions = weights.tensors[f"{POSITIONS}.weight"][spec.positions.offset :]
+        self._norm = build_norm(spec.norm, FINAL_NORM, weights)
+        self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """ids [T] int64 -> [T, H], a fresh tensor."""
-        return ops.embedding(ids, self._table)
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """ids and positions [T] int64 -> [T, H], a fresh tensor."""
+        x = ops.embedding(ids, self._table)
+        if self._multiplier != 1.0:
+            x *= self._multiplier
+        if self._positions is not None:
+            x += ops.embedding(positions, self._positions)
+        return x
 
-    def logits(self, x: Tensor, residual: Tensor) -> Tensor:
+    def logits(self, x: Tensor | None, residual: Tensor) -> Tensor:
         """What the last layer adds, x [S, H], and what it adds it to, which is overwritten -> [S, V], in the model's dtype."""
-        return ops.linear(ops.add_rms_norm(x, residual, self._norm, self._norm_eps), self._head)
+        logits = ops.linear(self._norm.add(x, residual), self._head)
+        if self._scale != 1.0:
+            logits *= self._scale
+        if self._softcap is not None:
+            logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits

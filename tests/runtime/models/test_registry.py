@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.models.registry import spec_from_config
-from runtime.models.spec import UnsupportedModel
+from runtime.models.spec import QKNorm, RMSNorm, UnsupportedModel
 from runtime.weights.rules import WeightsError
 
 LLAMA = {
@@ -22,8 +22,8 @@ def test_a_plain_llama():
     attention = spec.layers[0].attention
     assert (attention.num_heads, attention.num_kv_heads, attention.head_size) == (4, 4, 16)
     extras = (attention.qkv_bias, attention.output_bias, attention.qk_norm, spec.layers[0].mlp.bias)
-    assert extras == (False,) * 4
-    assert (len(spec.layers), spec.vocab_size, spec.hidden_size, spec.norm_eps) == (2, 100, 64, 1e-5)
+    assert extras == (False, False, None, False)
+    assert (len(spec.layers), spec.vocab_size, spec.hidden_size, spec.norm) == (2, 100, 64, RMSNorm(1e-5))
     assert (spec.max_model_len, spec.tied_embedding, spec.architecture) == (512, False, "LlamaForCausalLM")
 
 
@@ -36,8 +36,13 @@ def test_heads_may_have_a_size_of_their_own():
 
 def test_families_differ_where_they_should():
     qwen2, qwen3 = (spec_from_config(config).layers[0].attention for config in (QWEN2, QWEN3))
-    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm, qwen2.head_size) == (True, False, False, 16)
-    assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.qk_norm, qwen3.head_size) == (False, False, True, 128)
+    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm, qwen2.head_size) == (True, False, None, 16)
+    assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.qk_norm, qwen3.head_size) == (
+        False,
+        False,
+        QKNorm(RMSNorm(1e-5)),
+        128,
+    )
     assert spec_from_config(MISTRAL).layers[0].attention.num_kv_heads == 8
 
 

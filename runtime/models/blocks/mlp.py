@@ -1,0 +1,26 @@
+"""The part of a layer that works on each token alone: which block computes which description."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from runtime.models.blocks.gated_mlp import GatedMLPBlock
+from runtime.models.blocks.plain_mlp import PlainMLPBlock
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import MLP, GatedMLP, PlainMLP
+
+
+class MLPBlock(Protocol):
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, H], left as it is -> [T, H], a fresh tensor."""
+        ...
+
+
+def build_mlp(mlp: MLP, layer: str, hidden_size: int, weights: Weights) -> MLPBlock:
+    match mlp:
+        case GatedMLP():
+            return GatedMLPBlock(mlp, layer, hidden_size, weights)
+        case PlainMLP():
+            return PlainMLPBlock(mlp, layer, hidden_size, weights)

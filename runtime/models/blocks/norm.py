@@ -1,0 +1,67 @@
+"""Norms over the hidden size, each with the addition to the residual stream that may come before it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import LayerNorm, Norm, RMSNorm
+
+
+class NormBlock(Protocol):
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] -> the same shape, a fresh tensor."""
+        ...
+
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        """residual [T, H] += x [T, H] in place, where there is an x -> the norm of residual [T, H]."""
+        ...
+
+
+class RMSNormBlock:
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps = weight, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self._weight, self._eps)
+
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        if x is None:
+            return ops.rms_norm(residual, self._weight, self._eps)
+        return ops.add_rms_norm(x, residual, self._weight, self._eps)
+
+
+class LayerNormBlock:
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+        self._weight, self._bias, self._eps = weight, bias, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self._weight, self._bias, self._eps)
+
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        if x is None:
+            return ops.layer_norm(residual, self._weight, self._bias, self._eps)
+        return ops.add_layer_norm(x, residual, self._weight, self._bias, self._eps)
+
+
+class NoNorm:
+    """Only adds: `forward` and `add` may return what they were given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        if x is not None:
+            residual += x
+        return residual
+
+
+def build_norm(norm: Norm, name: str, weights: Weights) -> NormBlock:
+    match norm:
+        case RMSNorm(eps):
+            return RMSNormBlock(weights.tensors[f"{name}.weight"], eps)
+        case LayerNorm(eps):
+            return LayerNormBlock(weights.tensors.get(f"{name}.weight"), weights.tensors.get(f"{name}.bias"), eps)

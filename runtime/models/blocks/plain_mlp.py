@@ -1,0 +1,20 @@
+"""MLP of two matrices: down(activation(up(x)))."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import PlainMLP
+
+
+class PlainMLPBlock:
+    def __init__(self, mlp: PlainMLP, layer: str, hidden_size: int, weights: Weights) -> None:
+        up, down = mlp.linears(layer, hidden_size)
+        self._up, self._down = weights.linears[up.name], weights.linears[down.name]
+        self._activation = mlp.activation.value
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        return ops.linear(ops.activate(ops.linear(x, self._up), self._activation), self._down)
