@@ -5,13 +5,34 @@ Standard library only, so the HTTP layer can be imported, typed and tested witho
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType, TracebackType
 from typing import Literal, Protocol, Self
 
 # --- requests -----------------------------------------------------------------------------------------------------
+
+Bitmask = bytes | bytearray | memoryview
+
+
+class TokenMatcher(Protocol):
+    """What one sequence may draw next, where that depends on what it has drawn: a grammar, forbidden words, a budget.
+
+    Made for one sequence and used by nobody else; on any thread, but never in two calls at once. What a call raises ends that
+    sequence with an error and touches no other."""
+
+    def allowed(self) -> Bitmask | None:
+        """None: anything. Otherwise `ModelInfo.vocab_size / 32` (rounded up) little-endian 32-bit words: bit t % 32 of word
+        t // 32 says that token t may be drawn. Not one bit: the sequence is complete and ends here."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The sequence has drawn `token_id`, one of `allowed`, and goes on; its prompt is never shown."""
+        ...
+
+
+MatcherFactory = Callable[[], TokenMatcher]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +42,9 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0 and top_p 1.0 switch their filters off. `logit_bias` maps token id to an additive
     bias. `logprobs` k: with each token its log-probability and the k most likely ones. `seed` None draws a fresh one per
     request; with a seed the draw for output position p depends on (seed, p) only.
-    `stop_token_ids` are client wishes; the model's own end-of-sequence ids come from `ModelInfo`."""
+    `stop_token_ids` are client wishes; the model's own end-of-sequence ids come from `ModelInfo`.
+    `matchers`: each makes a fresh matcher for a sequence, off the event loop; a token must please all of them. `min_tokens`
+    gives way to a matcher that wants nothing but the end."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -38,6 +61,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     allowed_token_ids: frozenset[int] | None = None  # not empty; None allows all
+    matchers: tuple[MatcherFactory, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -85,7 +109,8 @@ class Output:
     """What one request of a `TokenStream` produced since the last read. Complete when it is read, and nobody writes to it
     afterwards; not frozen, since one is made per token and a frozen dataclass takes four times as long to make.
 
-    `index`: which request of the `submit` call. `token_ids` includes the token that ended it (EOS or stop token).
+    `index`: which request of the `submit` call. `token_ids` includes the token that ended it (EOS or stop token), unless the
+    sequence is `complete`: a matcher had nothing to add, and the reason is STOP without a token that says so.
     `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
     `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked."""
 
@@ -96,6 +121,7 @@ class Output:
     num_cached_tokens: int = 0
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    complete: bool = False
 
 
 class TokenStream(Protocol):

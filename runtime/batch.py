@@ -25,7 +25,8 @@ class ScheduledRow:
     """Tokens [start, start + num_tokens) of one sequence.
 
     `token_ids` are the known ids of that span; where it is one short, the last id is what this row sampled in an earlier
-    step and lies on the device. `new_block_ids` belong at index `first_new_block` of the row's block table."""
+    step and lies on the device. `new_block_ids` belong at index `first_new_block` of the row's block table.
+    `masked`: it samples, but only once its matchers have said from which tokens."""
 
     sequence: Sequence
     row: int
@@ -36,6 +37,7 @@ class ScheduledRow:
     new_block_ids: tuple[int, ...]
     samples: bool
     binding: RowBinding | None
+    masked: bool = False
 
     @property
     def end(self) -> int:
@@ -51,3 +53,7 @@ class ScheduledBatch:
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:
         return tuple(row for row in self.rows if row.samples)
+
+    @property
+    def masked_rows(self) -> tuple[ScheduledRow, ...]:
+        return tuple(row for row in self.rows if row.masked)

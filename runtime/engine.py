@@ -1,7 +1,10 @@
 """Engine: the one task between requests and steps. Owns the token streams; knows neither tensors nor text.
 
 The loop keeps up to `steps_in_flight` launches ahead of the results: while one step runs, the next is scheduled and
-launched, and while the loop waits, every handler runs. Idle, it waits on one event and costs nothing."""
+launched, and while the loop waits, every handler runs. Idle, it waits on one event and costs nothing.
+
+A step with masked rows is the exception: its forward pass is launched as early as any, but it is drawn when all before it has
+settled, since a mask depends on what was drawn last; and nothing is launched between the two."""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Several
+from dataclasses import replace
+from typing import TypeVar
 
 from runtime.api import (
     ContextTooLong,
@@ -23,15 +29,18 @@ from runtime.api import (
     Request,
     TokenLogprobs,
 )
-from runtime.batch import ScheduledBatch
+from runtime.batch import ScheduledBatch, ScheduledRow
+from runtime.constraints import Constraints
 from runtime.loop_lag import LoopLag
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
 from runtime.stats import EngineStats, counter, gauge
-from runtime.step import Runner, Step
+from runtime.step import ForwardPass, Runner, Step
 from runtime.token_stream import EngineTokenStream
 
 log = logging.getLogger("oneloop.engine")
+
+T = TypeVar("T")
 
 STALL_S = 120.0  # a step older than this is a hang, not a long prompt
 REPORT_S = 10.0  # a throughput line this often, while busy
@@ -59,7 +68,9 @@ class Engine:
         self._stats = EngineStats(model.max_model_len)
         self._lag = LoopLag(self._stats.loop_lag.observe)
         self._sinks: dict[Sequence, tuple[EngineTokenStream, int]] = {}
+        self._constraints = Constraints(model)
         self._in_flight: deque[Step] = deque()
+        self._undrawn: ForwardPass | None = None
         self._num_requests = 0
         self._accepting = True
         self._closing = False
@@ -100,6 +111,7 @@ class Engine:
         stream = EngineTokenStream(len(sequences), lambda index, reason: self._leave(sequences[index], reason))
         for index, sequence in enumerate(sequences):
             self._sinks[sequence] = (stream, index)
+            self._constraints.add(sequence)
             self._scheduler.add(sequence)
         self._stats.request_n.observe(len(sequences))
         self._idle.clear()
@@ -108,8 +120,9 @@ class Engine:
 
     def health(self) -> EngineHealth:
         reason = self._death
-        if reason is None and self._in_flight:
-            age_s = time.monotonic() - max(self._in_flight[0].launched_s, self._last_settle_s)
+        oldest = self._in_flight[0] if self._in_flight else self._undrawn
+        if reason is None and oldest is not None:
+            age_s = time.monotonic() - max(oldest.launched_s, self._last_settle_s)
             if age_s > STALL_S:
                 reason = f"a step has been running for {age_s:.0f} s"
         return EngineHealth(reason is None, reason, len(self._scheduler.running), len(self._scheduler.waiting))
@@ -147,6 +160,7 @@ class Engine:
         self._closing = True
         self._work.set()
         await self._task
+        self._constraints.close()
         await self._runner.close()
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -168,22 +182,48 @@ class Engine:
         while await self._wait_for_work():
             batch = self._scheduler.schedule()
             if batch is not None:
-                self._launch(batch)
+                masked = batch.masked_rows
+                if masked:
+                    await self._launch_in_two(batch, masked)
+                else:
+                    self._launch(batch)
             if self._in_flight and (batch is None or len(self._in_flight) >= self._steps_in_flight):
-                await self._settle(self._in_flight[0])
-                self._in_flight.popleft()
+                await self._settle_oldest()
 
     def _launch(self, batch: ScheduledBatch) -> None:
+        step = self._enqueue(lambda: self._runner.launch(batch), batch)
+        if step is not None:
+            self._note_launch(batch, step.launched_s)
+            self._in_flight.append(step)
+
+    async def _launch_in_two(self, batch: ScheduledBatch, masked: Several[ScheduledRow]) -> None:
+        undrawn = self._undrawn = self._enqueue(lambda: self._runner.launch_forward(batch), batch)
+        if undrawn is None:
+            return
+        self._note_launch(batch, undrawn.launched_s)
+        settled = True
+        while self._in_flight and settled:
+            settled = await self._settle_oldest()
+        if settled:
+            masks, ended = await self._constraints.masks([(row.row, row.sequence) for row in masked])
+            for end in ended:
+                self._end(end.sequence, end.finish, end.error)
+            step = self._enqueue(lambda: undrawn.draw(masks), batch)
+            if step is not None:
+                self._in_flight.append(replace(step, launched_s=undrawn.launched_s))
+        else:  # what it computed rests on a step that failed
+            self._scheduler.forget_step([batch])
+        self._undrawn = None
+
+    def _enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
         try:
-            step = self._runner.launch(batch)
+            return enqueue()
         except Exception:
             # Memory, mostly: the device had none left for this batch. What is in flight is not touched by it.
             log.exception("a step could not be launched; its %d requests end with an error", len(batch.rows))
             self._end_batch(batch)
             self._scheduler.forget_step([batch])
-            return
-        self._note_launch(step)
-        self._in_flight.append(step)
+            return None
 
     async def _wait_for_work(self) -> bool:
         """True while there is something to schedule or settle; waits, without a timer, for it; False at the end."""
@@ -197,13 +237,20 @@ class Engine:
                 self._lag.start()
         return bool(self._sinks or self._in_flight or not self._closing)
 
-    async def _settle(self, step: Step) -> None:
+    async def _settle_oldest(self) -> bool:
+        """False where it failed, and with it all that was in flight."""
+        step = self._in_flight[0]
         try:
             sampled_ids = await step.sampled_ids()
         except Exception:
             log.exception("a step failed; its %d requests end with an error", len(step.batch.rows))
             await self._fail()
-            return
+            return False
+        self._in_flight.popleft()
+        self._settle(step, sampled_ids)
+        return True
+
+    def _settle(self, step: Step, sampled_ids: list[int]) -> None:
         now = time.monotonic()
         self._stats.step_time.observe(now - max(step.launched_s, self._last_settle_s))
         if step.launched_s < self._last_settle_s and (idle_s := step.idle_before_s()) is not None:
@@ -225,7 +272,7 @@ class Engine:
                 await step.sampled_ids()
             except Exception:
                 log.exception("so did the step behind it")
-        self._in_flight = deque([failed])
+        self._in_flight.clear()
         self._scheduler.forget_step([failed.batch, *(step.batch for step in behind)])
 
     # --- one sequence ---------------------------------------------------------------------------------------------
@@ -249,6 +296,7 @@ class Engine:
             stream.put(index, None, 0, settled.finish, error="the model's output for this request is not finite")
             return
         self._note_token(sequence, now)
+        self._constraints.note(sequence, settled.token_id)
         stop_token_id = None
         if settled.finish is not None:
             self._forget(sequence)
@@ -272,8 +320,10 @@ class Engine:
             stream, index = self._sinks[sequence]
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
-            log.warning("request %s ended by the server: %s", sequence.request.id, error or reason)
-            stream.put(index, None, sequence.num_cached_tokens, reason, error=error)
+            complete = reason is FinishReason.STOP
+            if not complete:
+                log.warning("request %s ended by the server: %s", sequence.request.id, error or reason)
+            stream.put(index, None, sequence.num_cached_tokens, reason, error=error, complete=complete)
 
     def _end_batch(self, batch: ScheduledBatch) -> None:
         for row in batch.rows:
@@ -282,6 +332,7 @@ class Engine:
     def _forget(self, sequence: Sequence) -> None:
         """It has finished: out of the books, into the statistics."""
         del self._sinks[sequence]
+        self._constraints.forget(sequence)
         self._work.set()
         stats, now = self._stats, time.monotonic()
         assert sequence.finish is not None
@@ -307,8 +358,7 @@ class Engine:
         free_rows = self._scheduler.limits.max_num_seqs - len(self._scheduler.running)
         return max(0, len(self._scheduler.waiting) - free_rows)
 
-    def _note_launch(self, step: Step) -> None:
-        batch = step.batch
+    def _note_launch(self, batch: ScheduledBatch, launched_s: float) -> None:
         self._stats.iteration_tokens.observe(batch.num_tokens)
         self._stats.batch_size.observe(len(batch.rows))
         if batch.num_preempted:
@@ -319,8 +369,8 @@ class Engine:
         for row in batch.rows:
             sequence = row.sequence
             if sequence.first_scheduled_s is None:
-                sequence.first_scheduled_s = step.launched_s
-                self._stats.queue_time.observe(step.launched_s - sequence.request.arrival_s)
+                sequence.first_scheduled_s = launched_s
+                self._stats.queue_time.observe(launched_s - sequence.request.arrival_s)
 
     def _note_token(self, sequence: Sequence, now: float) -> None:
         stats = self._stats

@@ -169,6 +169,7 @@ class Scheduler:
             new_block_ids=new_block_ids,
             samples=samples,
             binding=self._binding(sequence) if sequence.needs_bind else None,
+            masked=samples and sequence.has_matchers,
         )
         sequence.needs_bind = False
         sequence.num_computed_tokens = end

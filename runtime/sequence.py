@@ -24,6 +24,7 @@ class Sequence:
         self.request = request
         self.number = number  # order of arrival
         self.seed = seed
+        self.has_matchers = bool(request.params.matchers)
         self.token_ids = list(request.prompt_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens_total = min(self.num_prompt_tokens + request.params.max_tokens, max_model_len)

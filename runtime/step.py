@@ -1,4 +1,6 @@
-"""Step: one launch in flight: what was decided, when it was launched, and the event after which its outputs can be read."""
+"""Step: one launch in flight: what was decided, when it was launched, and the event after which its outputs can be read.
+
+A batch with masked rows takes two launches: its forward pass at once, and the draw when its masks are known."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Protocol
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
 from runtime.gpu_event import GpuEvent
+from runtime.masks import RowMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,27 @@ class Step:
         return self.read_ids()
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """The first part of a step, under way. Until `draw` has been called, or the step is given up, nothing else may be launched:
+    the logits wait in memory that the next step overwrites."""
+
+    batch: ScheduledBatch
+    draw: Callable[
+        [RowMasks], Step
+    ]  # enqueues the rest and returns at once; takes masks for all masked rows of `batch`
+    launched_s: float = field(default_factory=time.monotonic)
+
+
 class Runner(Protocol):
     """What the engine needs of a model runner; FakeRunner in the tests is another one."""
 
     def launch(self, batch: ScheduledBatch) -> Step:
-        """Enqueue `batch` behind what was launched before and return at once."""
+        """Enqueue `batch`, which has no masked rows, behind what was launched before and return at once."""
+        ...
+
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+        """The same for a batch with masked rows, up to its logits. Whatever other rows sample may be drawn now or later."""
         ...
 
     async def close(self) -> None: ...

@@ -35,6 +35,7 @@ class EngineTokenStream:
         stop_token_id: int | None = None,
         error: str | None = None,
         logprobs: TokenLogprobs | None = None,
+        complete: bool = False,
     ) -> None:
         if index not in self._open:
             return
@@ -42,11 +43,11 @@ class EngineTokenStream:
         if output is None:
             ids = [] if token_id is None else [token_id]
             many = None if logprobs is None else [logprobs]
-            self._fresh[index] = Output(index, ids, finish, stop_token_id, num_cached_tokens, error, many)
+            self._fresh[index] = Output(index, ids, finish, stop_token_id, num_cached_tokens, error, many, complete)
         else:
             if token_id is not None:
                 output.token_ids.append(token_id)
-            output.finish, output.stop_token_id, output.error = finish, stop_token_id, error
+            output.finish, output.stop_token_id, output.error, output.complete = finish, stop_token_id, error, complete
             output.num_cached_tokens = num_cached_tokens
             if logprobs is not None:
                 output.logprobs = [*(output.logprobs or ()), logprobs]

@@ -113,7 +113,7 @@ class Choice:
 
     def _shown(self, output: Output) -> Sequence[int]:
         """The ids whose text belongs to the answer: a token that ended it does so only if stops are to be included."""
-        hide = output.finish is FinishReason.STOP and not self._options.include_stop
+        hide = output.finish is FinishReason.STOP and not (self._options.include_stop or output.complete)
         return output.token_ids[:-1] if hide else output.token_ids
 
     def _feed_with_stops(self, output: Output, stops: StopStrings) -> str:

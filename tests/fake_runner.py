@@ -1,18 +1,20 @@
-"""FakeRunner: a runner without tensors, whose steps complete when the test says so (or at once)."""
+"""FakeRunner: a runner without tensors, whose steps complete when the test says so (or at once); and matchers to go with it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 
 from runtime.api import ModelInfo
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
+from runtime.masks import RowMasks, Words, mask_of, num_words
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
-from runtime.step import Step
+from runtime.step import ForwardPass, Step
 
 
 class ManualGpuEvent:
@@ -44,21 +46,72 @@ class FakeRunner:
         self.manual = manual
         self.events: list[ManualGpuEvent] = []
         self.batches: list[ScheduledBatch] = []
+        self.drawn: list[ScheduledBatch] = []  # whole steps, and both halves of others
         self.launched = asyncio.Event()
         self.closed = False
 
     def launch(self, batch: ScheduledBatch) -> Step:
-        event = ManualGpuEvent()
-        ids = [self.sample(row) for row in batch.sampling_rows]
-        self.events.append(event)
+        assert not batch.masked_rows
+        assert len(self.drawn) == len(self.batches), "a step came between a forward pass and its draw"
         self.batches.append(batch)
         self.launched.set()
+        return self._step(batch, {})
+
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+        assert batch.masked_rows
+        assert len(self.drawn) == len(self.batches), "a step came between a forward pass and its draw"
+        self.batches.append(batch)
+        self.launched.set()
+        return ForwardPass(batch, partial(self._draw, batch))
+
+    def _draw(self, batch: ScheduledBatch, masks: RowMasks) -> Step:
+        assert masks.rows == tuple(row.row for row in batch.masked_rows)
+        return self._step(batch, dict(zip(masks.rows, masks.words, strict=True)))
+
+    def _step(self, batch: ScheduledBatch, masks: dict[int, Words]) -> Step:
+        event = ManualGpuEvent()
+        ids = [
+            first_allowed(self.sample(row), masks[row.row]) if row.masked else self.sample(row)
+            for row in batch.sampling_rows
+        ]
+        self.drawn.append(batch)
+        self.events.append(event)
         if not self.manual:
             event.complete()
         return Step(batch, event, lambda: ids)
 
     async def close(self) -> None:
         self.closed = True
+
+
+def allows(mask: Words, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> (token_id % 32) & 1)
+
+
+def first_allowed(wanted: int, mask: Words) -> int:
+    """`wanted`, or the next id, going round, that may be drawn."""
+    if wanted < 0:
+        return wanted
+    size = 32 * len(mask)
+    return next(token for token in (*range(wanted, size), *range(wanted)) if allows(mask, token))
+
+
+class Rule:
+    """A matcher that keeps what it is shown: `rule` says what may follow it, None for anything."""
+
+    def __init__(self, rule: Callable[[list[int]], Collection[int] | None], vocab_size: int = 1000) -> None:
+        self.rule = rule
+        self.ids: list[int] = []
+        self._num_words = num_words(vocab_size)
+
+    def allowed(self) -> bytes | None:
+        allowed = self.rule(self.ids)
+        return None if allowed is None else mask_of(allowed, self._num_words).tobytes()
+
+    def accept(self, token_id: int) -> None:
+        allowed = self.rule(self.ids)
+        assert allowed is None or token_id in allowed
+        self.ids.append(token_id)
 
 
 def model_info(**changes) -> ModelInfo:

@@ -4,17 +4,26 @@ Knows neither which model nor which feature it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+
 import torch
+from torch import Tensor
 
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
 from runtime.kv.kv_cache import KVCache
+from runtime.masks import RowMasks
 from runtime.models.decoder import Decoder
 from runtime.runner.input_buffers import InputBuffers
+from runtime.runner.step_inputs import StepInputs
 from runtime.runner.worker import Worker
 from runtime.sample.logprobs import LogprobWishes
 from runtime.sample.sampler import Sampler
-from runtime.step import Step
+from runtime.step import ForwardPass, Step
+
+_Computed = tuple[StepInputs, Tensor]  # with logits, a line for each sampling row
+_Drawn = tuple[list[int], list[TokenLogprobs | None]]  # ids, one per sampling row, and what was asked about them
 
 
 class CpuRunner:
@@ -29,22 +38,42 @@ class CpuRunner:
         self._logprobs = LogprobWishes()
 
     def launch(self, batch: ScheduledBatch) -> Step:
+        return self._submit(batch, lambda: self.run(batch))
+
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+        computed: Future[_Computed] = Future()
+
+        def forward() -> None:
+            try:
+                computed.set_result(self._forward(batch))
+            except Exception as error:
+                computed.set_exception(error)  # for the draw to raise
+
+        self._worker.submit(forward)
+        return ForwardPass(
+            batch, lambda masks: self._submit(batch, lambda: self._draw(batch, computed.result(), masks))
+        )
+
+    def _submit(self, batch: ScheduledBatch, run: Callable[[], _Drawn]) -> Step:
         sampled_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
 
-        def run() -> None:
-            ids, found = self.run(batch)
+        def work() -> None:
+            ids, found = run()
             sampled_ids.extend(ids)
             logprobs.extend(found)
 
-        return Step(batch, self._worker.submit(run), lambda: sampled_ids, lambda: logprobs)
+        return Step(batch, self._worker.submit(work), lambda: sampled_ids, lambda: logprobs)
 
     async def close(self) -> None:
         await self._worker.close()
 
+    def run(self, batch: ScheduledBatch) -> _Drawn:
+        """One step, start to end, on the calling thread."""
+        return self._draw(batch, self._forward(batch))
+
     @torch.inference_mode()
-    def run(self, batch: ScheduledBatch) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """One step, start to end, on the calling thread: sampled ids, one per sampling row, and what was asked about them."""
+    def _forward(self, batch: ScheduledBatch) -> _Computed:
         for row in batch.rows:
             if row.binding is not None:
                 self._sampler.bind(row.row, row.binding)
@@ -53,6 +82,13 @@ class CpuRunner:
         logits = self._decoder.forward(
             inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta, inputs.logit_tokens
         )
+        return inputs, logits
+
+    @torch.inference_mode()
+    def _draw(self, batch: ScheduledBatch, computed: _Computed, masks: RowMasks | None = None) -> _Drawn:
+        inputs, logits = computed
+        if masks is not None:
+            self._sampler.restrict(masks)
         ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
         sampled: list[int] = ids.tolist()
         found = self._logprobs.compute(logits, ids, batch.sampling_rows)

@@ -5,6 +5,7 @@ which model nor which feature it runs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import cycle
 
 import torch
@@ -13,6 +14,7 @@ import ops
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.kv_cache import KVCache
+from runtime.masks import RowMasks
 from runtime.models.decoder import Decoder
 from runtime.runner.cuda_event import EventWaiter
 from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
@@ -20,7 +22,18 @@ from runtime.runner.graph_pool import GraphPool, Sampled
 from runtime.runner.step_inputs import StepInputs
 from runtime.sample.logprobs import LogprobWishes
 from runtime.sample.sampler import Sampler
-from runtime.step import Step
+from runtime.step import ForwardPass, Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A step up to its logits: `rows` are those of `batch` in the order of the lines, `order` their indices there."""
+
+    batch: ScheduledBatch
+    order: list[int]
+    rows: tuple[ScheduledRow, ...]
+    sampled: Sampled
+    started: torch.cuda.Event
 
 
 class CudaRunner:
@@ -43,17 +56,46 @@ class CudaRunner:
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> Step:
+        begun = self._begin(batch)
+        return self._finish(begun, begun.sampled.ids)
+
+    @torch.inference_mode()
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+        """The same work, graph or not, which draws for the rows that need no mask."""
+        begun = self._begin(batch)
+        return ForwardPass(batch, lambda masks: self._draw(begun, masks))
+
+    def _begin(self, batch: ScheduledBatch) -> _Begun:
         started = torch.cuda.Event(enable_timing=True)
-        ended = torch.cuda.Event(enable_timing=True, blocking=True)
         started.record()
         # Longest contexts first: attention gives each line to blocks in this order, and a long one that came last would run alone.
         order = sorted(range(len(batch.rows)), key=lambda index: -batch.rows[index].end)
         rows = tuple(batch.rows[index] for index in order)
-        sampled = self._enqueue(rows, batch.num_tokens)
+        return _Begun(batch, order, rows, self._enqueue(rows, batch.num_tokens), started)
+
+    @torch.inference_mode()
+    def _draw(self, begun: _Begun, masks: RowMasks) -> Step:
+        """Masked lines were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""
+        logits, ids = begun.sampled.logits, begun.sampled.ids
+        late = [row.row if row.masked else -1 for row in begun.rows]
+        late += [-1] * (len(ids) - len(late))
+        late_rows = torch.tensor(late, dtype=torch.int32)
+        if ids.is_cuda:
+            late_rows = late_rows.pin_memory().to(ids.device, non_blocking=True)
+        self._sampler.restrict(masks)
+        # As many lines as before, of which the sampler skips most: their kernels are compiled and their memory is planned for.
+        drawn = self._sampler.sample(
+            logits, late_rows, self._inputs.sample_positions[: len(ids)], self._inputs.last_ids
+        )
+        return self._finish(begun, torch.where(late_rows >= 0, drawn, ids))
+
+    def _finish(self, begun: _Begun, ids: torch.Tensor) -> Step:
+        batch, order, started = begun.batch, begun.order, begun.started
         output = next(self._outputs)[: len(order)]
-        output.copy_(sampled.ids[: len(order)], non_blocking=True)
-        logprobs = self._logprobs.compute(sampled.logits, sampled.ids, rows)
+        output.copy_(ids[: len(order)], non_blocking=True)
+        logprobs = self._logprobs.compute(begun.sampled.logits, ids, begun.rows)
         on_host = None if logprobs is None else logprobs.to_host()
+        ended = torch.cuda.Event(enable_timing=True, blocking=True)
         ended.record()
         previous, self._last_end = self._last_end, ended
 

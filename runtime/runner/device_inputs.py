@@ -70,6 +70,11 @@ class DeviceInputs:
     def last_ids(self) -> torch.Tensor:
         return self._tensors.last_ids
 
+    @property
+    def sample_positions(self) -> torch.Tensor:
+        """Of the step filled last, a line each."""
+        return self._tensors.sample_positions
+
     def fill(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
         """Enqueue everything that `rows` bring, padded to `shape`: what `view` shows until the next call's work runs."""
         num_tokens = sum(row.num_tokens for row in rows)
@@ -129,7 +134,9 @@ class DeviceInputs:
             ids.extend(row.token_ids)
             if len(row.token_ids) < row.num_tokens:
                 ids.append(-1 - row.row)  # what this row sampled last, which only the device knows
-        facts = np.array([(row.row, row.num_tokens, row.end, row.samples) for row in rows], np.int32).T
+        facts = np.array(
+            [(row.row, row.num_tokens, row.end, row.samples and not row.masked) for row in rows], np.int32
+        ).T
         row_ids, spans, ends = facts[0], facts[1], facts[2]
         if num_tokens == len(rows):
             positions, token_rows, starts = ends - 1, row_ids, np.arange(len(rows), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Allowed tokens: nothing else can be drawn."""
+"""Allowed tokens: nothing else can be drawn. For the whole of a sequence, or, where it has matchers, for one step after another."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 
 from ops.sampling import tables
 from runtime.batch import RowBinding
+from runtime.masks import RowMasks, mask_of
 from runtime.sample.stage import Record, upload
 
 
@@ -17,9 +18,17 @@ class AllowedTokens:
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
         allowed = binding.params.allowed_token_ids
-        if allowed is None:
-            return
-        bits = np.zeros((self._masks.shape[1], 32), dtype=np.uint8)
-        bits.reshape(-1)[list(allowed)] = 1
-        record.words[tables.FLAGS] |= tables.MASKED
-        upload(self._masks[row], np.packbits(bits, axis=1, bitorder="little").view("<i4")[:, 0].copy())
+        if binding.params.matchers:
+            record.words[tables.FLAGS] |= tables.MASKED  # `restrict` comes before each draw
+        elif allowed is not None:
+            record.words[tables.FLAGS] |= tables.MASKED
+            upload(self._masks[row], mask_of(allowed, self._masks.shape[1]))
+
+    def restrict(self, masks: RowMasks) -> None:
+        """Until the next call, rows with matchers draw from these."""
+        device = self._masks.device
+        rows = torch.empty(len(masks.rows), dtype=torch.int64, device=device)
+        words = torch.empty(masks.words.shape, dtype=torch.int32, device=device)
+        upload(rows, np.array(masks.rows, dtype=np.int64))
+        upload(words, masks.words)
+        self._masks.index_copy_(0, rows, words)

@@ -10,6 +10,7 @@ from torch import Tensor
 import ops
 from ops.sampling.tables import SamplingTables
 from runtime.batch import RowBinding
+from runtime.masks import RowMasks
 from runtime.sample.allowed_tokens import AllowedTokens
 from runtime.sample.draw import Draw
 from runtime.sample.logit_bias import MAX_BIASES, LogitBias
@@ -22,11 +23,12 @@ class Sampler:
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device) -> None:
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
         self._tables = tables = SamplingTables.empty(max_num_seqs, vocab_size, MAX_BIASES, max_bans, device)
+        self._allowed = AllowedTokens(tables.masks)
         self._stages: tuple[Stage, ...] = (
             Penalties(tables.counts),
             LogitBias(tables.bias_ids, tables.bias_values),
             MinTokens(tables.ban_ids, eos_token_ids),
-            AllowedTokens(tables.masks),
+            self._allowed,
             Draw(),
         )
 
@@ -43,6 +45,10 @@ class Sampler:
         for stage in self._stages:
             stage.bind(row, binding, record)
         upload(self._tables.records[row], record.words)
+
+    def restrict(self, masks: RowMasks) -> None:
+        """What rows with matchers may draw in the next `sample`. Enqueued on the current stream."""
+        self._allowed.restrict(masks)
 
     def sample(self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor) -> Tensor:
         """logits [L, V] -> ids [L] int64, NOT_FINITE where a line's logits hold NaN, +inf or nothing above -inf.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from runtime.api import SamplingParams
 from runtime.batch import NOT_FINITE, RowBinding
+from runtime.masks import RowMasks, mask_of, num_words
 from runtime.sample.logit_bias import MAX_BIASES
 from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS
 from runtime.sample.sampler import Sampler
@@ -171,6 +173,41 @@ def test_only_allowed_tokens_are_drawn_until_the_row_has_a_new_tenant(device):
     rows.bind(2, temperature=0.0)
     scores = logits(1)
     assert rows.sample(scores, [2], [1]) == [int(scores.argmax())]
+
+
+def test_rows_with_matchers_draw_from_the_masks_of_the_step(device):
+    rows = Rows(device)
+    rows.bind(3, temperature=2.0, matchers=(lambda: None,))
+    rows.bind(5, temperature=2.0, matchers=(lambda: None,))
+    rows.bind(1, temperature=0.0)
+    everything, some, one = range(V), {0, 31, 32, V - 1}, {33}
+    drawn = set()
+    for position in range(60):
+        of_row = {3: some, 5: one} if position % 2 else {3: one, 5: everything}
+        words = np.stack([mask_of(ids, num_words(V)) for ids in of_row.values()])
+        rows.sampler.restrict(RowMasks(tuple(of_row), words))
+        scores = logits(position, lines=3)
+        ids = rows.sample(scores, [5, 3, 1], [position] * 3)
+        assert ids[0] in of_row[5]
+        assert ids[1] in of_row[3]
+        assert ids[2] == scores[2].argmax()
+        drawn.add(ids[1])
+    assert drawn == some | one
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_a_line_left_out_at_first_and_drawn_later_is_as_if_drawn_at_once(device, params):
+    at_once, in_two = Rows(device), Rows(device)
+    for rows in (at_once, in_two):
+        for row in range(3):
+            rows.bind(row, seed=row, **params)
+    for position in range(2, 30):
+        scores, places = logits(position, lines=3), [position] * 3
+        ids = at_once.sample(scores, [0, 1, 2], places)
+        first = in_two.sample(scores, [0, -1, 2], places)
+        late = in_two.sample(scores, [-1, 1, -1], places)
+        assert [first[0], late[1], first[2]] == ids
+        assert at_once.last_ids.tolist() == in_two.last_ids.tolist()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

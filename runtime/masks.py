@@ -1,0 +1,30 @@
+"""Token masks: a bit for each token of the vocabulary, as `TokenMatcher.allowed` and the sampling tables have them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class RowMasks:
+    """`words` [n, V / 32 up] int32: what each of the device rows `rows` may draw in the step at hand."""
+
+    rows: tuple[int, ...]
+    words: Words
+
+
+def num_words(vocab_size: int) -> int:
+    return -(-vocab_size // 32)
+
+
+def mask_of(token_ids: Collection[int], words: int) -> Words:
+    """[words] int32 with the bits of `token_ids`."""
+    bits = np.zeros((words, 32), dtype=np.uint8)
+    bits.reshape(-1)[list(token_ids)] = 1
+    return np.packbits(bits, axis=1, bitorder="little").view("<i4")[:, 0].copy()

@@ -1,0 +1,289 @@
+"""Sequences under matchers, through the engine over a FakeRunner: what is drawn, when, and who ends how."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from runtime.api import FinishReason
+from tests.fake_runner import FakeRunner, Rule
+from tests.invariants import check_pool, check_tables
+from tests.runtime.test_engine import engine_on, read, request, turns, value
+
+STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
+
+
+class Made:
+    """A factory that remembers what it made."""
+
+    def __init__(self, rule) -> None:
+        self.rule = rule
+        self.matchers: list[Rule] = []
+
+    def __call__(self) -> Rule:
+        self.matchers.append(Rule(self.rule))
+        return self.matchers[-1]
+
+
+def from_last(ids: list[int]) -> set[int]:
+    """What may follow hangs on the last token drawn, and on how many there were."""
+    last = ids[-1] if ids else 0
+    return {(last * 7 + len(ids) + step) % 900 for step in (1, 2)}
+
+
+def drawn_by(rule, num: int, first: int) -> list[int]:
+    """What FakeRunner draws under `rule`, counting up from position `first`."""
+    ids: list[int] = []
+    for position in range(first, first + num):
+        allowed = rule(ids)
+        ids.append(min(allowed, key=lambda token: (token - position) % 1024))
+    return ids
+
+
+async def until(condition) -> None:
+    while not condition():
+        await turns(1)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+async def test_every_token_obeys_its_matcher_and_the_matcher_sees_every_token(steps_in_flight):
+    made = Made(from_last)
+    async with engine_on(FakeRunner(), steps_in_flight=steps_in_flight) as engine:
+        requests = [request(max_tokens=12, matchers=(made,)), request((5,) * 9, 7, matchers=(made,)), request()]
+        got = await read(engine.submit(requests))
+    assert got == {
+        0: (drawn_by(from_last, 12, 3), LENGTH),
+        1: (drawn_by(from_last, 7, 9), LENGTH),
+        2: ([3, 4, 5, 6], LENGTH),
+    }
+    seen = sorted((matcher.ids for matcher in made.matchers), key=len)
+    assert seen == [got[1][0][:-1], got[0][0][:-1]]  # the last token ends the sequence: nobody asks what follows
+
+
+async def test_the_forward_pass_is_launched_before_the_last_step_has_settled_and_drawn_after():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        stream = engine.submit([request(max_tokens=9, matchers=(lambda: Rule(from_last),)), request(max_tokens=9)])
+        await until(lambda: len(runner.batches) == 2)
+        await turns(20)
+        assert len(runner.drawn) == 1
+        assert all(row.token_ids == () for row in runner.batches[1].rows)  # its inputs are still on the device
+        runner.events[0].complete()
+        await until(lambda: len(runner.drawn) == 2)
+        await until(lambda: len(runner.batches) == 3)
+        assert len(runner.drawn) == 2
+        async with stream:
+            pass
+        runner.manual = False
+
+
+async def test_a_prompt_in_pieces_waits_for_no_mask_until_it_samples():
+    runner = FakeRunner()
+    async with engine_on(runner, budget=9) as engine:
+        got = await read(engine.submit([request((7,) * 30, 2, matchers=(lambda: Rule(from_last),))]))
+    assert got == {0: (drawn_by(from_last, 2, 30), LENGTH)}
+    assert [bool(batch.masked_rows) for batch in runner.batches] == [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+async def test_preempted_sequences_go_on_where_their_matchers_stand(steps_in_flight):
+    async with engine_on(FakeRunner(), num_blocks=16, steps_in_flight=steps_in_flight) as engine:
+        requests = [request((9, n), 40, name=str(n), matchers=(lambda: Rule(from_last),)) for n in range(6)]
+        got = await read(engine.submit(requests))
+        assert value(engine, "num_preemptions") > 0
+        check_pool(engine._scheduler)
+        check_tables(engine._scheduler)
+    assert list(got.values()) == [(drawn_by(from_last, 40, 2), LENGTH)] * 6
+
+
+async def test_eos_under_a_matcher_is_an_ordinary_stop():
+    def two_then_eos(ids):
+        return {999} if len(ids) == 2 else {5}
+
+    async with engine_on(FakeRunner()) as engine:
+        got = await read(engine.submit([request(max_tokens=9, matchers=(lambda: Rule(two_then_eos),))]))
+    assert got == {0: ([5, 5, 999], STOP)}
+
+
+async def test_a_matcher_with_nothing_to_add_completes_its_sequence():
+    async with engine_on(FakeRunner()) as engine:
+        requests = [
+            request(max_tokens=9, ignore_eos=True, matchers=(lambda: Rule(lambda ids: {7} if len(ids) < 3 else ()),)),
+            request(max_tokens=5),
+        ]
+        outputs = []
+        async with engine.submit(requests) as stream:
+            async for found in stream:
+                outputs += found
+        assert value(engine, "request_success", ("finished_reason", "stop")) == 1
+    assert [id for output in outputs if output.index == 0 for id in output.token_ids] == [7, 7, 7]
+    assert [(output.finish, output.complete) for output in outputs if output.finish and output.index == 0] == [
+        (STOP, True)
+    ]
+    assert [id for output in outputs if output.index == 1 for id in output.token_ids] == [3, 4, 5, 6, 7]
+
+
+async def test_min_tokens_gives_way_to_a_matcher_that_wants_nothing_but_the_end():
+    def end_after(num):
+        return lambda: Rule(lambda ids: {999} if len(ids) >= num else {6, 999})
+
+    async with engine_on(FakeRunner()) as engine:
+        (got,) = (await read(engine.submit([request(max_tokens=9, min_tokens=6, matchers=(end_after(2),))]))).values()
+    assert got == ([6, 6], STOP)
+
+
+async def test_a_token_must_please_every_matcher_and_the_allowed_ids():
+    def even(ids):
+        return range(0, 1000, 2)
+
+    def threes(ids):
+        return range(0, 1000, 3) if ids else None  # the first may be anything
+
+    matchers = (lambda: Rule(even), lambda: Rule(threes))
+    async with engine_on(FakeRunner()) as engine:
+        got = await read(
+            engine.submit(
+                [
+                    request(matchers=matchers),
+                    request(matchers=matchers, allowed_token_ids=frozenset({20, 21, 90})),
+                    request(matchers=(lambda: Rule(lambda ids: None),), allowed_token_ids=frozenset({40})),
+                ]
+            )
+        )
+    assert got == {0: ([4, 6, 6, 6], LENGTH), 1: ([20, 90, 90, 90], LENGTH), 2: ([40] * 4, LENGTH)}
+
+
+async def test_constraints_that_contradict_each_other_end_their_request_with_an_error():
+    matchers = (lambda: Rule(lambda ids: {4}), lambda: Rule(lambda ids: {5} if ids else {4}))
+    async with engine_on(FakeRunner()) as engine:
+        got = await read(engine.submit([request(matchers=matchers), request(max_tokens=6)]))
+    assert got == {0: ([4], ERROR), 1: ([3, 4, 5, 6, 7, 8], LENGTH)}
+
+
+class Broken(Rule):
+    def __init__(self, where: str) -> None:
+        super().__init__(lambda ids: None)
+        self.where = where
+        if where == "made":
+            raise RuntimeError("no such grammar")
+
+    def allowed(self):
+        if self.where == "asked":
+            raise RuntimeError("too complex")
+        return b"123" if self.where == "wrong size" else None
+
+    def accept(self, token_id):
+        if self.where == "told":
+            raise RuntimeError("not in the grammar")
+
+
+@pytest.mark.parametrize("where", ["made", "asked", "told", "wrong size"])
+async def test_a_matcher_that_fails_ends_its_own_request_only(where):
+    async with engine_on(FakeRunner()) as engine:
+        requests = [
+            request(matchers=(lambda: Broken(where),), name="broken"),
+            request(max_tokens=9, matchers=(lambda: Rule(from_last),)),
+            request(max_tokens=9),
+        ]
+        got = await read(engine.submit(requests))
+        assert engine.health().ok
+        check_pool(engine._scheduler)
+    assert got[0][1] is ERROR
+    assert len(got[0][0]) == (where == "told")
+    assert got[1] == (drawn_by(from_last, 9, 3), LENGTH)
+    assert got[2] == (list(range(3, 12)), LENGTH)
+
+
+async def test_who_leaves_while_its_mask_is_made_disturbs_nobody():
+    asked, answer = threading.Event(), threading.Event()
+
+    class Slow(Rule):
+        def allowed(self):
+            asked.set()
+            assert answer.wait(60)
+            return super().allowed()
+
+    async with engine_on(FakeRunner()) as engine:
+        stays = asyncio.create_task(read(engine.submit([request(max_tokens=9)])))
+        leaves = engine.submit([request(max_tokens=9, matchers=(lambda: Slow(from_last),))])
+        await until(asked.is_set)
+        async with leaves:
+            pass
+        answer.set()
+        assert await stays == {0: (list(range(3, 12)), LENGTH)}
+        check_pool(engine._scheduler)
+
+
+async def test_matchers_never_run_on_the_event_loop():
+    threads = set()
+
+    class Noted(Rule):
+        def allowed(self):
+            threads.add(threading.current_thread())
+            return super().allowed()
+
+        def accept(self, token_id):
+            threads.add(threading.current_thread())
+            super().accept(token_id)
+
+    def make() -> Noted:
+        threads.add(threading.current_thread())
+        return Noted(from_last)
+
+    async with engine_on(FakeRunner(), max_num_seqs=20) as engine:
+        await read(engine.submit([request(matchers=(make,)) for _ in range(20)]))
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+async def test_a_step_that_fails_before_the_draw_voids_the_forward_pass_behind_it():
+    runner = FakeRunner(manual=True)
+    async with engine_on(runner) as engine:
+        unlucky = engine.submit([request(name="unlucky", max_tokens=9)])
+        await until(lambda: len(runner.drawn) == 2)
+        lucky = engine.submit([request(max_tokens=5, name="lucky", matchers=(lambda: Rule(from_last),))])
+        runner.events[0].complete()
+        await until(lambda: len(runner.batches) == 3)
+        assert len(runner.drawn) == 2
+        runner.manual = False
+        runner.events[1].complete(RuntimeError())
+        runner.drawn.append(runner.batches[2])  # given up: it will never be drawn
+        assert (await read(unlucky))[0][1] is ERROR
+        assert await read(lucky) == {0: (drawn_by(from_last, 5, 3), LENGTH)}
+        check_pool(engine._scheduler)
+
+
+async def test_a_draw_that_cannot_be_launched_ends_its_requests_and_no_others():
+    class Short(FakeRunner):
+        def _draw(self, batch, masks):
+            if len(self.batches) == 2:
+                self.drawn.append(batch)
+                raise MemoryError
+            return super()._draw(batch, masks)
+
+    async with engine_on(Short()) as engine:
+        got = await read(engine.submit([request(max_tokens=9, matchers=(lambda: Rule(from_last),))]))
+        assert got == {0: (drawn_by(from_last, 1, 3), ERROR)}
+        assert await read(engine.submit([request()])) == {0: ([3, 4, 5, 6], LENGTH)}
+        assert engine.health().ok
+        check_pool(engine._scheduler)
+
+
+async def test_a_matcher_that_never_answers_shows_in_health(monkeypatch):
+    answer = threading.Event()
+
+    class Stuck(Rule):
+        def allowed(self):
+            assert answer.wait(60)
+            return super().allowed()
+
+    async with engine_on(FakeRunner()) as engine:
+        stream = engine.submit([request(matchers=(lambda: Stuck(from_last),))])
+        await until(lambda: engine._undrawn is not None)
+        assert engine.health().ok
+        monkeypatch.setattr("runtime.engine.STALL_S", -1.0)
+        assert "running for" in engine.health().reason
+        answer.set()
+        await read(stream)
