@@ -31,6 +31,10 @@ from ops.inputs import reference as inputs_reference
 from ops.inputs.tensors import StepTensors
 from ops.kv import native as kv_native
 from ops.kv import reference as kv_reference
+from ops.moe import native as moe_native
+from ops.moe import reference as moe_reference
+from ops.moe.routing import Routing
+from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights
 from ops.norm import native as norm_native
 from ops.norm import reference as norm_reference
 from ops.registry import Kernel, Op, ShapeClass, describe, force, forced
@@ -43,7 +47,11 @@ __all__ = [
     "FRESH_FROM",
     "AttentionHeads",
     "AttentionMeta",
+    "ClampedSwiglu",
+    "ExpertShape",
+    "ExpertWeights",
     "LinearWeight",
+    "Routing",
     "SamplingTables",
     "StepTensors",
     "activate",
@@ -58,7 +66,9 @@ __all__ = [
     "gated_linear",
     "layer_norm",
     "linear",
+    "moe",
     "paged_attention",
+    "prepare_experts",
     "prepare_linear",
     "rms_norm",
     "rope",
@@ -104,6 +114,15 @@ _prepare_linear = Op(
         Kernel("linear", "native", native.supports, gemm_native.NativeLinearWeight, native.about),
         Kernel("linear", "cuda", gemm_cuda.supports, gemm_cuda.CudaLinearWeight),
         Kernel("linear", "reference", _any, gemm_reference.ReferenceLinearWeight),
+    ],
+)
+_prepare_experts = Op(
+    "moe",
+    _USUAL,
+    [
+        Kernel("moe", "native", native.supports, moe_native.NativeExpertWeights, native.about),
+        Kernel("moe", "triton", _on_cuda, "ops.moe.triton_experts:TritonExpertWeights"),
+        Kernel("moe", "reference", _any, moe_reference.StackedExpertWeights),
     ],
 )
 _embedding = Op(
@@ -179,6 +198,27 @@ def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor
         return gated(w.matmul(x), activation)
     out = w.gated_matmul(x)
     return silu_mul(w.matmul(x)) if out is None else out
+
+
+def prepare_experts(shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> ExpertWeights:
+    """Room for the experts of one layer, each of which is then filled in, in the form that the chosen kernel reads."""
+    return _prepare_experts.runs[device, dtype](shape, dtype, device)
+
+
+def moe(
+    x: Tensor,
+    logits: Tensor,
+    experts: ExpertWeights,
+    routing: Routing,
+    correction: Tensor | None = None,
+    plus: Tensor | None = None,
+) -> Tensor:
+    """Mixture of experts: x [T, H] and its router's logits [T, E] -> [T, H], the weighted sum of the experts that `routing`
+    chooses for each token, and `plus` [T, H] on top (a shared expert's result).
+
+    correction [E] float32 is added to the scores where they choose (`Routing`). Any T; which experts are chosen stays on the
+    device. A NaN in a token's logits or x stays with that token."""
+    return experts.mix(x, logits, routing, correction, plus)
 
 
 def embedding(ids: Tensor, table: Tensor | LinearWeight) -> Tensor:

@@ -1,0 +1,106 @@
+"""Mixture of experts in plain torch, any float dtype, any device: it says what routing and mixing mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ops.moe.routing import Routing
+from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights, Half
+
+
+def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """logits [T, E] -> the chosen experts [T, top_k] int64 and their weights [T, top_k], in float32 at least.
+
+    correction [E]: added to the scores where they choose."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if routing.score == "sparsemixer":
+        return _sparsemixer(wide, routing)
+    scores = wide.softmax(-1) if routing.score == "softmax" else wide.sigmoid()
+    choice = scores if correction is None else scores + correction
+    if routing.num_groups > 1:
+        choice = _within_best_groups(choice, routing)
+    ids = choice.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(-1, ids)
+    if routing.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=routing.least_sum)
+    return ids, weights * routing.scale
+
+
+def _within_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+    grouped = choice.unflatten(-1, (routing.num_groups, -1))
+    judged = grouped.amax(-1) if routing.group_score == "best" else grouped.topk(2, dim=-1).values.sum(-1)
+    best = judged.topk(routing.top_groups, dim=-1).indices
+    left_out = torch.ones_like(judged, dtype=torch.bool).scatter_(-1, best, False)
+    return grouped.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+def _sparsemixer(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    ids, weights = [], []
+    left = logits
+    for _ in range(routing.top_k):
+        best, at = left.max(-1, keepdim=True)
+        far = (best - logits) / logits.abs().clamp(min=best) > 2 * routing.jitter
+        ids.append(at)
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(-1, at))
+        left = left.scatter(-1, at, -torch.inf)
+    return torch.cat(ids, -1), torch.cat(weights, -1)
+
+
+def gate(gate_up: Tensor, activation: ClampedSwiglu | None) -> Tensor:
+    """[..., 2 * I] -> [..., I]."""
+    gates, ups = gate_up.chunk(2, dim=-1)
+    if activation is None:
+        return functional.silu(gates) * ups
+    gates, ups = gates.clamp(max=activation.limit), ups.clamp(-activation.limit, activation.limit)
+    return (ups + 1) * gates * torch.sigmoid(activation.alpha * gates)
+
+
+def by_expert(ids: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Of chosen experts [T, top_k]: each that was chosen, ascending, and where it stands in the flattened ids, ascending."""
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    counts = flat.bincount().tolist()
+    for expert, places in enumerate(order.split(counts)):
+        if len(places):
+            yield expert, places
+
+
+class StackedExpertWeights(ExpertWeights):
+    """gate_up [E, 2 * I, H] and down [E, H, I] in one tensor each, with biases [E, 2 * I] and [E, H] or none."""
+
+    def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.weights: dict[Half, Tensor] = {}
+        self.biases: dict[Half, Tensor | None] = {}
+        halves: tuple[Half, Half] = ("gate_up", "down")
+        for half in halves:
+            out_features, in_features = shape.matrix(half)
+            self.weights[half] = torch.empty((shape.num_experts, out_features, in_features), dtype=dtype, device=device)
+            bias = torch.empty((shape.num_experts, out_features), dtype=dtype, device=device) if shape.bias else None
+            self.biases[half] = bias
+        kept = [*self.weights.values(), *(bias for bias in self.biases.values() if bias is not None)]
+        self.nbytes = sum(tensor.nbytes for tensor in kept)
+
+    def fill(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
+        self.weights[half][expert].copy_(weight)
+        biases = self.biases[half]
+        if biases is not None and bias is not None:
+            biases[expert].copy_(bias)
+
+    def mix(self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None) -> Tensor:
+        ids, weights = route(logits, routing, correction)
+        out = torch.zeros_like(x) if plus is None else plus.clone()
+        for expert, places in by_expert(ids):
+            tokens = places // routing.top_k
+            inner = gate(self._linear(x[tokens], "gate_up", expert), self.shape.activation)
+            part = self._linear(inner, "down", expert) * weights.flatten()[places, None]
+            out.index_add_(0, tokens, part.to(out.dtype))
+        return out
+
+    def _linear(self, x: Tensor, half: Half, expert: int) -> Tensor:
+        biases = self.biases[half]
+        return functional.linear(x, self.weights[half][expert], None if biases is None else biases[expert])

@@ -1,0 +1,54 @@
+"""ExpertWeights: the feed-forward experts of one layer, in whatever form their kernel wants to read; filled one by one at load.
+
+Expert e computes down_e(activation(gate_e(x), up_e(x))); gate and up are one matrix, gates first."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ops.moe.routing import Routing
+
+Half = Literal["gate_up", "down"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """(up + 1) * gate * sigmoid(alpha * gate), gate clamped to at most `limit` and up to both sides (GPT-OSS, 2025)."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """`activation` None: silu(gate) * up. `bias`: whether gate_up and down have one."""
+
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    bias: bool = False
+    activation: ClampedSwiglu | None = None
+
+    def matrix(self, half: Half) -> tuple[int, int]:
+        """(out, in) features of one expert's gate_up or down."""
+        gate_up = (2 * self.intermediate_size, self.hidden_size)
+        return gate_up if half == "gate_up" else (self.hidden_size, self.intermediate_size)
+
+
+class ExpertWeights(ABC):
+    """`nbytes` is what the experts filled so far keep in memory, or what was set aside for all of them."""
+
+    shape: ExpertShape
+    nbytes: int
+
+    @abstractmethod
+    def fill(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
+        """Take over one expert's matrix [out, in] and bias [out], as `shape.matrix` says; they are copied."""
+
+    @abstractmethod
+    def mix(self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None) -> Tensor:
+        """See `ops.moe`."""

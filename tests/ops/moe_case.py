@@ -1,0 +1,82 @@
+"""Experts with random weights, in float64 and in any other form, and what they make of tokens, one token at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+import ops
+from ops.moe.reference import route
+
+
+@dataclass(frozen=True)
+class MoeCase:
+    """Everything in float64. weights and biases by half, [E, out, in] and [E, out]."""
+
+    shape: ops.ExpertShape
+    routing: ops.Routing
+    weights: dict
+    biases: dict
+    x: Tensor
+    logits: Tensor
+    correction: Tensor | None
+    plus: Tensor | None
+
+    def fill(self, experts: ops.ExpertWeights, dtype: torch.dtype, device: str = "cpu") -> ops.ExpertWeights:
+        for half, weights in self.weights.items():
+            for expert, weight in enumerate(weights):
+                bias = self.biases[half][expert].to(device, dtype) if self.shape.bias else None
+                experts.fill(half, expert, weight.to(device, dtype), bias)
+        return experts
+
+    def inputs(self, dtype: torch.dtype, device: str = "cpu") -> dict:
+        """The tensor arguments of `ops.moe`, logits and correction in float32: rounded, they may choose others."""
+        plus = None if self.plus is None else self.plus.to(device, dtype)
+        correction = None if self.correction is None else self.correction.float().to(device)
+        return {
+            "x": self.x.to(device, dtype), "logits": self.logits.float().to(device), "correction": correction, "plus": plus,
+        }  # fmt: skip
+
+    def expected(self) -> Tensor:
+        """By the definition: every token asks each of its experts."""
+        ids, shares = route(self.logits, self.routing, self.correction)
+        out = torch.zeros_like(self.x) if self.plus is None else self.plus.clone()
+        for token, row in enumerate(self.x):
+            for expert, share in zip(ids[token].tolist(), shares[token], strict=True):
+                gate, up = self._linear("gate_up", expert, row).chunk(2)
+                clamp = self.shape.activation
+                if clamp is None:
+                    inner = silu(gate) * up
+                else:
+                    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+                    inner = gate * torch.sigmoid(gate * clamp.alpha) * (up + 1)
+                out[token] += share * self._linear("down", expert, inner)
+        return out
+
+    def _linear(self, half: str, expert: int, row: Tensor) -> Tensor:
+        return linear(row, self.weights[half][expert], self.biases[half][expert] if self.shape.bias else None)
+
+
+def moe_case(
+    num_tokens: int, shape: ops.ExpertShape, routing: ops.Routing, *, corrected: bool = False, plus: bool = False, seed: int = 0
+) -> MoeCase:  # fmt: skip
+    random = torch.Generator().manual_seed(seed)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=random, dtype=torch.float64)
+
+    experts, hidden = shape.num_experts, shape.hidden_size
+    matrices = {half: shape.matrix(half) for half in ("gate_up", "down")}
+    return MoeCase(
+        shape,
+        routing,
+        {half: draw(experts, out, into) / into**0.5 for half, (out, into) in matrices.items()},
+        {half: draw(experts, out) for half, (out, _) in matrices.items()},
+        draw(num_tokens, hidden),
+        draw(num_tokens, experts),
+        draw(experts) / 4 if corrected else None,
+        draw(num_tokens, hidden) if plus else None,
+    )
