@@ -24,7 +24,9 @@ class NativeExpertWeights(ExpertWeights):
         packed = self._packed[half, expert] = NativeLinearWeight(weight, bias)
         self.nbytes += packed.nbytes
 
-    def mix(self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None) -> Tensor:
+    def mix(
+        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+    ) -> Tensor:
         ids, weights = route(logits, routing, correction)
         out = torch.zeros_like(x) if plus is None else plus.clone()
         for expert, places in by_expert(ids):

@@ -91,7 +91,9 @@ class StackedExpertWeights(ExpertWeights):
         if biases is not None and bias is not None:
             biases[expert].copy_(bias)
 
-    def mix(self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None) -> Tensor:
+    def mix(
+        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+    ) -> Tensor:
         ids, weights = route(logits, routing, correction)
         out = torch.zeros_like(x) if plus is None else plus.clone()
         for expert, places in by_expert(ids):

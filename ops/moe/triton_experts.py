@@ -154,7 +154,9 @@ class TritonExpertWeights(StackedExpertWeights):
         super().__init__(shape, dtype, device)
         self._choices = FLOAT32_CHOICES if dtype == torch.float32 else CHOICES
 
-    def mix(self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None) -> Tensor:
+    def mix(
+        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+    ) -> Tensor:
         num_tokens, num_experts = logits.shape
         if not num_tokens:
             return torch.empty_like(x)

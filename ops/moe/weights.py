@@ -50,5 +50,7 @@ class ExpertWeights(ABC):
         """Take over one expert's matrix [out, in] and bias [out], as `shape.matrix` says; they are copied."""
 
     @abstractmethod
-    def mix(self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None) -> Tensor:
+    def mix(
+        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+    ) -> Tensor:
         """See `ops.moe`."""

@@ -48,7 +48,11 @@ def candidates(num_tokens: int) -> Iterator[Tiles]:
     if 4 <= per_expert <= 64:
         yield from (Tiles(32, columns, depth, 4, 4) for columns in (32, 64, 128) for depth in (64, 128))
     if per_expert >= 8:
-        yield from (Tiles(64, columns, 64, warps, stages) for columns, warps in ((64, 4), (128, 4), (128, 8)) for stages in (3, 4))
+        yield from (
+            Tiles(64, columns, 64, warps, stages)
+            for columns, warps in ((64, 4), (128, 4), (128, 8))
+            for stages in (3, 4)
+        )
     if per_expert >= 32:
         yield from (Tiles(128, columns, 64, 8, stages) for columns in (64, 128, 256) for stages in (3, 4))
         yield from (Tiles(128, 128, 128, 8, 2), Tiles(128, 64, 64, 4, 4))

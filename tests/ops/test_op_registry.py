@@ -26,6 +26,7 @@ NATIVE = {
     "store_kv",
     "paged_attention",
     "silu_mul",
+    "moe",
 }  # ops that have such a kernel
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def by_pair(routed, num_tokens: int, top_k: int) -> torch.Tensor:
     """The expert of each pair, [T, top_k], read out of the sorted list; within an expert pairs must rise."""
     experts = torch.full((num_tokens * top_k,), -1)
     starts = routed.starts.tolist()
-    for expert, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for expert, (start, end) in enumerate(pairwise(starts)):
         pairs = routed.order[start:end].cpu().long()
         assert torch.equal(pairs, pairs.sort().values)
         experts[pairs] = expert
@@ -114,14 +116,18 @@ def test_every_size_of_tile_gives_the_same_result(choice, dtype, tolerance, devi
 def test_all_tokens_may_choose_the_same_experts(device):
     case = moe_case(40, ops.ExpertShape(32, 48, 16), ops.Routing(2, renormalize=True))
     case.logits[:] = case.logits[0]
-    out = ops.moe(**case.inputs(torch.float32, device), experts=filled(case, torch.float32, device), routing=case.routing)
+    out = ops.moe(
+        **case.inputs(torch.float32, device), experts=filled(case, torch.float32, device), routing=case.routing
+    )
     assert error(out, case.expected()) < 1e-5
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_tokens_are_nothing_to_do(device):
     case = moe_case(0, ops.ExpertShape(4, 16, 16), ops.Routing(2))
-    out = ops.moe(**case.inputs(torch.float32, device), experts=filled(case, torch.float32, device), routing=case.routing)
+    out = ops.moe(
+        **case.inputs(torch.float32, device), experts=filled(case, torch.float32, device), routing=case.routing
+    )
     assert out.shape == (0, 16)
 
 
