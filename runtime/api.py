@@ -39,9 +39,11 @@ MatcherFactory = Callable[[], TokenMatcher]
 class SamplingParams:
     """How to choose tokens for one sequence. Validated by the server at parse; the engine takes it at its word.
 
-    temperature 0 is greedy. top_k 0 and top_p 1.0 switch their filters off. `logit_bias` maps token id to an additive
-    bias. `logprobs` k: with each token its log-probability and the k most likely ones. `seed` None draws a fresh one per
-    request; with a seed the draw for output position p depends on (seed, p) only.
+    max_tokens 0 computes the prompt and generates nothing. temperature 0 is greedy. top_k 0 and top_p 1.0 switch their
+    filters off. `logit_bias` maps token id to an additive bias. `logprobs` k: with each token its log-probability and the k
+    most likely ones, or those of `logprob_token_ids` where there are any; `prompt_logprobs` k: the same for the prompt's
+    tokens, with the k most likely. `seed` None draws a fresh one per request; with a seed the draw for output position p
+    depends on (seed, p) only.
     `stop_token_ids` are client wishes; the model's own end-of-sequence ids come from `ModelInfo`.
     `matchers`: each makes a fresh matcher for a sequence, off the event loop; a token must please all of them. `min_tokens`
     gives way to a matcher that wants nothing but the end."""
@@ -60,6 +62,8 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()  # only together with `logprobs`
+    prompt_logprobs: int | None = None
     allowed_token_ids: frozenset[int] | None = None  # not empty; None allows all
     matchers: tuple[MatcherFactory, ...] = ()
 
@@ -95,9 +99,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely the model itself found a sampled token, before temperature, penalties and filters; natural logarithms.
+    """How likely the model itself found a token, before temperature, penalties and filters; natural logarithms.
 
-    `rank` counts from 1, the most likely. `top`: (id, log-probability) of the most likely tokens, as many as were asked for."""
+    `rank` counts from 1, the most likely. `top`: (id, log-probability) of the most likely tokens, as many as were asked for, or
+    of those that were asked for by id, in that order."""
 
     logprob: float
     rank: int
@@ -112,7 +117,8 @@ class Output:
     `index`: which request of the `submit` call. `token_ids` includes the token that ended it (EOS or stop token), unless the
     sequence is `complete`: a matcher had nothing to add, and the reason is STOP without a token that says so.
     `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
-    `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked."""
+    `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked.
+    `prompt_logprobs`: if asked, with the request's first Output, one for each token of the prompt but the first."""
 
     index: int
     token_ids: list[int]
@@ -122,6 +128,7 @@ class Output:
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     complete: bool = False
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class TokenStream(Protocol):
@@ -159,7 +166,9 @@ class EngineError(Exception):
 
 class ContextTooLong(EngineError):
     def __init__(self, prompt_tokens: int, limit: int) -> None:
-        super().__init__(f"the prompt has {prompt_tokens} tokens; at most {limit - 1} fit with one token to generate")
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens; the context holds {limit}, those to be generated included"
+        )
         self.prompt_tokens = prompt_tokens
         self.limit = limit
 

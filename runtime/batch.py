@@ -21,6 +21,16 @@ class RowBinding:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredSpan:
+    """Tokens [start, start + len(token_ids)) of a prompt: how likely the model finds each of them behind those before it, and
+    which `count` it finds most likely there. What tells is the logits of tokens start - 1 and on, computed in the same step."""
+
+    start: int
+    token_ids: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledRow:
     """Tokens [start, start + num_tokens) of one sequence.
 
@@ -38,6 +48,7 @@ class ScheduledRow:
     samples: bool
     binding: RowBinding | None
     masked: bool = False
+    scored: ScoredSpan | None = None
 
     @property
     def end(self) -> int:
@@ -57,3 +68,7 @@ class ScheduledBatch:
     @property
     def masked_rows(self) -> tuple[ScheduledRow, ...]:
         return tuple(row for row in self.rows if row.masked)
+
+    @property
+    def scoring_rows(self) -> tuple[ScheduledRow, ...]:
+        return tuple(row for row in self.rows if row.scored is not None)

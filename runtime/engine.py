@@ -44,6 +44,7 @@ T = TypeVar("T")
 
 STALL_S = 120.0  # a step older than this is a hang, not a long prompt
 REPORT_S = 10.0  # a throughput line this often, while busy
+NOT_FINITE_ERROR = "the model's output for this request is not finite"
 
 
 class Engine:
@@ -101,7 +102,7 @@ class Engine:
                 raise ValueError("a prompt needs at least one token")
             if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._model.vocab_size:
                 raise ValueError(f"token ids go from 0 to {self._model.vocab_size - 1}")
-            if len(request.prompt_ids) >= self._model.max_model_len:
+            if len(request.prompt_ids) + min(request.params.max_tokens, 1) > self._model.max_model_len:
                 raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
         waiting = self._num_queued
         if waiting >= self._max_queue:
@@ -242,15 +243,16 @@ class Engine:
         step = self._in_flight[0]
         try:
             sampled_ids = await step.sampled_ids()
+            scores = await step.prompt_logprobs()
         except Exception:
             log.exception("a step failed; its %d requests end with an error", len(step.batch.rows))
             await self._fail()
             return False
         self._in_flight.popleft()
-        self._settle(step, sampled_ids)
+        self._settle(step, sampled_ids, scores)
         return True
 
-    def _settle(self, step: Step, sampled_ids: list[int]) -> None:
+    def _settle(self, step: Step, sampled_ids: list[int], scores: list[list[TokenLogprobs] | None]) -> None:
         now = time.monotonic()
         self._stats.step_time.observe(now - max(step.launched_s, self._last_settle_s))
         if step.launched_s < self._last_settle_s and (idle_s := step.idle_before_s()) is not None:
@@ -259,6 +261,8 @@ class Engine:
         found = step.read_logprobs()  # nearly always empty
         rows = step.batch.sampling_rows if found else ()
         logprobs = {row.sequence: entry for row, entry in zip(rows, found, strict=True)}
+        for row, entries in zip(step.batch.scoring_rows if scores else (), scores, strict=True):
+            self._hold(row.sequence, entries)
         for settled in self._scheduler.settle(step.batch, sampled_ids):
             self._deliver(settled, now, logprobs.get(settled.sequence))
         self._report.maybe(now, self._scheduler)
@@ -291,9 +295,14 @@ class Engine:
     def _deliver(self, settled: Settled, now: float, logprobs: TokenLogprobs | None) -> None:
         sequence = settled.sequence
         stream, index = self._sinks[sequence]
-        if settled.token_id is None:
+        if settled.finish is FinishReason.ERROR:
             self._forget(sequence)
-            stream.put(index, None, 0, settled.finish, error="the model's output for this request is not finite")
+            stream.put(index, None, 0, settled.finish, error=NOT_FINITE_ERROR)
+            return
+        if settled.token_id is None:
+            self._note_prompt(sequence, now)
+            self._forget(sequence)
+            stream.put(index, None, sequence.num_cached_tokens, settled.finish)
             return
         self._note_token(sequence, now)
         self._constraints.note(sequence, settled.token_id)
@@ -305,6 +314,14 @@ class Engine:
         stream.put(
             index, settled.token_id, sequence.num_cached_tokens, settled.finish, stop_token_id, logprobs=logprobs
         )
+
+    def _hold(self, sequence: Sequence, entries: list[TokenLogprobs] | None) -> None:
+        """What a step told of a prompt, None where it was no number."""
+        if entries is None:
+            self._end(sequence, FinishReason.ERROR, NOT_FINITE_ERROR)
+        elif sequence in self._sinks:
+            stream, index = self._sinks[sequence]
+            stream.hold_prompt_logprobs(index, entries)
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
         """The reader's doing: it has all it wants (STOP), or is gone (ABORT)."""
@@ -377,15 +394,19 @@ class Engine:
         stats.generation_tokens += 1
         if sequence.first_token_s is None:
             sequence.first_token_s = now
-            stats.prompt_tokens += sequence.num_prompt_tokens
-            stats.prompt_tokens_cached += sequence.num_cached_tokens
-            stats.request_computed_tokens.observe(sequence.num_prompt_tokens - sequence.num_cached_tokens)
+            self._note_prompt(sequence, now)
             stats.time_to_first_token.observe(now - sequence.request.arrival_s)
-            if sequence.first_scheduled_s is not None:
-                stats.prefill_time.observe(now - sequence.first_scheduled_s)
         elif sequence.last_token_s is not None:
             stats.inter_token_latency.observe(now - sequence.last_token_s)
         sequence.last_token_s = now
+
+    def _note_prompt(self, sequence: Sequence, now: float) -> None:
+        stats = self._stats
+        stats.prompt_tokens += sequence.num_prompt_tokens
+        stats.prompt_tokens_cached += sequence.num_cached_tokens
+        stats.request_computed_tokens.observe(sequence.num_prompt_tokens - sequence.num_cached_tokens)
+        if sequence.first_scheduled_s is not None:
+            stats.prefill_time.observe(now - sequence.first_scheduled_s)
 
 
 class _Report:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.api import FinishReason
-from runtime.batch import NOT_FINITE, RowBinding, ScheduledBatch, ScheduledRow
+from runtime.batch import NOT_FINITE, RowBinding, ScheduledBatch, ScheduledRow, ScoredSpan
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import Policy
@@ -41,7 +41,8 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """One sampled token that counts, None where the model failed to give one, and how it ended its sequence, if it did."""
+    """One sampled token that counts, None where the model failed to give one or none was wanted, and how it ended its sequence,
+    if it did."""
 
     sequence: Sequence
     token_id: int | None
@@ -106,6 +107,10 @@ class Scheduler:
                 self.finish(sequence, FinishReason.ERROR)
                 settled.append(Settled(sequence, None, FinishReason.ERROR))
                 continue
+            if not sequence.request.params.max_tokens:
+                self.finish(sequence, FinishReason.LENGTH)
+                settled.append(Settled(sequence, None, FinishReason.LENGTH))
+                continue
             sequence.token_ids.append(token_id)
             finish = self._finish_reason(sequence, token_id)
             if finish is not None:
@@ -128,6 +133,8 @@ class Scheduler:
         for batch in batches:
             for row in batch.rows:
                 row.sequence.num_in_flight -= row.samples
+                if row.scored is not None:
+                    row.sequence.next_scored = min(row.sequence.next_scored, row.scored.start)
                 if row.sequence.status is Status.RUNNING:
                     self._preempt(row.sequence)
         for sequence in list(self.running):  # they may share blocks with the above
@@ -170,6 +177,7 @@ class Scheduler:
             samples=samples,
             binding=self._binding(sequence) if sequence.needs_bind else None,
             masked=samples and sequence.has_matchers,
+            scored=self._score(sequence, end) if sequence.next_scored < sequence.num_prompt_tokens else None,
         )
         sequence.needs_bind = False
         sequence.num_computed_tokens = end
@@ -180,6 +188,14 @@ class Scheduler:
     def _binding(self, sequence: Sequence) -> RowBinding:
         ids, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
         return RowBinding(sequence.request.params, sequence.seed, tuple(ids[:num_prompt]), tuple(ids[num_prompt:]))
+
+    def _score(self, sequence: Sequence, end: int) -> ScoredSpan | None:
+        """What a step that computes up to `end` tells for the first time: a sequence that is computed again tells nothing twice."""
+        start, count = sequence.next_scored, sequence.request.params.prompt_logprobs
+        if count is None or end < start:
+            return None
+        sequence.next_scored = min(end + 1, sequence.num_prompt_tokens)
+        return ScoredSpan(start, tuple(sequence.token_ids[start : sequence.next_scored]), count)
 
     def _register_blocks(self, sequence: Sequence) -> None:
         """Offer the blocks that this step fills. Before they are written: whoever hits them runs in this step or later,
@@ -232,8 +248,7 @@ class Scheduler:
         """Blocks for all its known tokens, cached ones shared, or nothing. Reserving the whole of it means that a
         prompt which starts can finish; one spare block for each running sequence keeps it from being preempted at once."""
         self.cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)
-        # At least one token must be computed, since its logits are wanted.
-        hits = self.cache.match(sequence.chain, (sequence.num_tokens - 1) // self.cache.block_size)
+        hits = self.cache.match(sequence.chain, sequence.num_reusable // self.cache.block_size)
         idle_hits = sum(self.pool.count(block_id) == 0 for block_id in hits)
         missing = sequence.table.num_missing(sequence.num_tokens) - len(hits)
         if missing + idle_hits + len(self.running) > self.pool.num_free:

@@ -27,8 +27,14 @@ class Sequence:
         self.has_matchers = bool(request.params.matchers)
         self.token_ids = list(request.prompt_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.max_tokens_total = min(self.num_prompt_tokens + request.params.max_tokens, max_model_len)
+        max_tokens = request.params.max_tokens
+        # A prompt that is only computed may fill the context; it ends with the token it would be followed by, which is dropped.
+        self.max_tokens_total = (
+            min(self.num_prompt_tokens + max_tokens, max_model_len) if max_tokens else 1 + self.num_prompt_tokens
+        )
         self.num_computed_tokens = 0
+        # The first token of the prompt whose log-probability is wanted and which no step has been asked for.
+        self.next_scored = self.num_prompt_tokens if request.params.prompt_logprobs is None else 1
         self.num_in_flight = 0
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
@@ -55,6 +61,12 @@ class Sequence:
     def num_to_compute(self) -> int:
         """Tokens between what is computed and what is known; 0 where nothing more is wanted."""
         return 0 if self.is_full else self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens that may come out of a cache: those behind them must be computed, since their logits are wanted."""
+        unscored = self.next_scored < self.num_prompt_tokens
+        return self.next_scored - 1 if unscored else self.num_tokens - 1
 
     @property
     def is_full(self) -> bool:

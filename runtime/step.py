@@ -4,6 +4,7 @@ A batch with masked rows takes two launches: its forward pass at once, and the d
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ class Step:
     read_logprobs: Callable[[], list[TokenLogprobs | None]] = (
         list  # one per sampling row, or none at all; valid once `done`
     )
+    # For each scoring row, in row order, or None where its logits are not finite. Valid once `done`; takes long.
+    read_prompt_logprobs: Callable[[], list[list[TokenLogprobs] | None]] | None = None
     idle_before_s: Callable[[], float | None] = lambda: (
         None
     )  # the device's pause since the step before; valid once `done`
@@ -32,6 +35,10 @@ class Step:
         """One id per sampling row, in row order. Raises what the device raised."""
         await self.done.wait()
         return self.read_ids()
+
+    async def prompt_logprobs(self) -> list[list[TokenLogprobs] | None]:
+        """What there is to tell of prompts, one entry per scoring row. Only after `sampled_ids`."""
+        return [] if self.read_prompt_logprobs is None else await asyncio.to_thread(self.read_prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)

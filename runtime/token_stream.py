@@ -21,10 +21,15 @@ class EngineTokenStream:
         self._end = end
         self._open = set(range(num_requests))  # may still produce something
         self._fresh: dict[int, Output] = {}  # since the last read
+        self._prompts: dict[int, list[TokenLogprobs]] = {}  # until the first Output
         self._create_future = asyncio.get_running_loop().create_future
         self._reader: asyncio.Future[None] | None = None
 
     # --- the engine's side ----------------------------------------------------------------------------------------
+
+    def hold_prompt_logprobs(self, index: int, more: list[TokenLogprobs]) -> None:
+        """The next of the prompt's; the request's first Output will have them all."""
+        self._prompts.setdefault(index, []).extend(more)
 
     def put(
         self,
@@ -51,6 +56,8 @@ class EngineTokenStream:
             output.num_cached_tokens = num_cached_tokens
             if logprobs is not None:
                 output.logprobs = [*(output.logprobs or ()), logprobs]
+        if index in self._prompts:
+            self._fresh[index].prompt_logprobs = self._prompts.pop(index)
         if finish is not None:
             self._open.discard(index)
         self._wake()

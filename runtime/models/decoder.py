@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,6 +18,13 @@ from runtime.models.blocks.rope import cos_sin_table
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec import DecoderSpec, layer_name
+
+
+class Hidden(NamedTuple):
+    """What the last layer adds, x [T, H] or None where it has added it, and what it adds it to, residual [T, H]."""
+
+    x: Tensor | None
+    residual: Tensor
 
 
 class Decoder:
@@ -60,14 +68,22 @@ class Decoder:
         meta: ops.AttentionMeta,
         logit_tokens: Tensor | None = None,
     ) -> Tensor:
-        """One step: input_ids, positions and slots [T] int64 -> logits [S, V] in the model's dtype.
+        """One step: input_ids, positions and slots [T] int64 -> logits [S, V] in the model's dtype. See `hidden` and `logits`."""
+        return self.logits(self.hidden(input_ids, positions, kv, slots, meta), logit_tokens)
 
-        `kv`: one entry a layer; the tokens' keys and values are written to `slots`, then attended to through `meta`.
-        `logit_tokens` [S] int64: the tokens whose logits are wanted, all where it is None."""
+    def hidden(
+        self, input_ids: Tensor, positions: Tensor, kv: Sequence[LayerKV], slots: Tensor, meta: ops.AttentionMeta
+    ) -> Hidden:
+        """`kv`: one entry a layer; the tokens' keys and values are written to `slots`, then attended to through `meta`."""
         residual = self._vocabulary.embed(input_ids, positions)
         x: Tensor | None = None
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             x = layer.forward(x, residual, positions, layer_kv, slots, meta)
-        if logit_tokens is not None:
-            x, residual = None if x is None else x[logit_tokens], residual[logit_tokens]
+        return Hidden(x, residual)
+
+    def logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
+        """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""
+        x, residual = hidden
+        if tokens is not None:
+            x, residual = None if x is None else x[tokens], residual[tokens]
         return self._vocabulary.logits(x, residual)

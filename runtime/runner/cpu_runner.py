@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +20,25 @@ from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.step_inputs import StepInputs
 from runtime.runner.worker import Worker
 from runtime.sample.logprobs import LogprobWishes
+from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
 from runtime.step import ForwardPass, Step
 
-_Computed = tuple[StepInputs, Tensor]  # with logits, a line for each sampling row
-_Drawn = tuple[list[int], list[TokenLogprobs | None]]  # ids, one per sampling row, and what was asked about them
+
+class _Computed(NamedTuple):
+    """`logits`: a line for each sampling row."""
+
+    inputs: StepInputs
+    logits: Tensor
+    scores: PromptLogprobs | None
+
+
+class _Drawn(NamedTuple):
+    """Of each sampling row its id and what was asked about it; of each scoring row what was asked about its prompt."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    prompt_logprobs: list[list[TokenLogprobs] | None]
 
 
 class CpuRunner:
@@ -55,15 +70,10 @@ class CpuRunner:
         )
 
     def _submit(self, batch: ScheduledBatch, run: Callable[[], _Drawn]) -> Step:
-        sampled_ids: list[int] = []
-        logprobs: list[TokenLogprobs | None] = []
-
-        def work() -> None:
-            ids, found = run()
-            sampled_ids.extend(ids)
-            logprobs.extend(found)
-
-        return Step(batch, self._worker.submit(work), lambda: sampled_ids, lambda: logprobs)
+        drawn: list[_Drawn] = []
+        done = self._worker.submit(lambda: drawn.append(run()))
+        read_scores = (lambda: drawn[0].prompt_logprobs) if batch.scoring_rows else None
+        return Step(batch, done, lambda: drawn[0].ids, lambda: drawn[0].logprobs, read_scores)
 
     async def close(self) -> None:
         await self._worker.close()
@@ -79,20 +89,26 @@ class CpuRunner:
                 self._sampler.bind(row.row, row.binding)
                 self._logprobs.bind(row.row, row.binding)
         inputs = self._inputs.fill(batch)
-        logits = self._decoder.forward(
-            inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta, inputs.logit_tokens
+        hidden = self._decoder.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
+        scores = PromptLogprobs.compute(
+            batch.rows,
+            self._decoder.spec.vocab_size,
+            inputs.ids.device,
+            lambda tokens: self._decoder.logits(hidden, tokens),
         )
-        return inputs, logits
+        return _Computed(inputs, self._decoder.logits(hidden, inputs.logit_tokens), scores)
 
     @torch.inference_mode()
     def _draw(self, batch: ScheduledBatch, computed: _Computed, masks: RowMasks | None = None) -> _Drawn:
-        inputs, logits = computed
+        inputs, logits, scores = computed
         if masks is not None:
             self._sampler.restrict(masks)
         ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
         sampled: list[int] = ids.tolist()
-        found = self._logprobs.compute(logits, ids, batch.sampling_rows)
-        if found is None:
-            return sampled, []
-        by_line = found.by_line()
-        return sampled, [by_line.get(line) for line in range(len(sampled))]
+        logprobs = self._logprobs.compute(logits, ids, batch.sampling_rows)
+        by_line = {} if logprobs is None else logprobs.by_line()
+        return _Drawn(
+            sampled,
+            [by_line.get(line) for line in range(len(sampled))] if by_line else [],
+            [] if scores is None else [*scores.by_row().values()],
+        )

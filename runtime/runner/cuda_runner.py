@@ -21,6 +21,7 @@ from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
 from runtime.runner.graph_pool import GraphPool, Sampled
 from runtime.runner.step_inputs import StepInputs
 from runtime.sample.logprobs import LogprobWishes
+from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
 from runtime.step import ForwardPass, Step
 
@@ -95,6 +96,7 @@ class CudaRunner:
         output.copy_(ids[: len(order)], non_blocking=True)
         logprobs = self._logprobs.compute(begun.sampled.logits, ids, begun.rows)
         on_host = None if logprobs is None else logprobs.to_host()
+        scores = None if begun.sampled.scores is None else begun.sampled.scores.to_host()
         ended = torch.cuda.Event(enable_timing=True, blocking=True)
         ended.record()
         previous, self._last_end = self._last_end, ended
@@ -110,10 +112,22 @@ class CudaRunner:
             by_row = {index: by_line.get(line) for line, index in enumerate(order)}
             return [by_row[index] for index, row in enumerate(batch.rows) if row.samples]
 
+        def read_scores() -> list[list[TokenLogprobs] | None]:
+            assert scores is not None
+            by_row = {order[line]: entries for line, entries in scores.by_row().items()}
+            return [by_row[index] for index in sorted(by_row)]
+
         def idle_before_s() -> float | None:
             return None if previous is None else previous.elapsed_time(started) / 1e3
 
-        return Step(batch, self._waiter.after(ended), read_ids, read_logprobs, idle_before_s)
+        return Step(
+            batch,
+            self._waiter.after(ended),
+            read_ids,
+            read_logprobs,
+            None if scores is None else read_scores,
+            idle_before_s,
+        )
 
     def _enqueue(self, rows: tuple[ScheduledRow, ...], num_tokens: int, *, eager: bool = False) -> Sampled:
         """One line for each of `rows`, and perhaps more."""
@@ -123,22 +137,26 @@ class CudaRunner:
                 self._logprobs.bind(row.row, row.binding)
         # A new row may share blocks that its neighbours fill in this very step, so it must be stored before it is read.
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
-        planned = eager or any(row.start == 0 and row.num_tokens >= ops.FRESH_FROM for row in rows)
+        planned = eager or any(
+            row.scored is not None or (row.start == 0 and row.num_tokens >= ops.FRESH_FROM) for row in rows
+        )
         shape = None if planned else self._graphs.find(num_tokens, len(rows), uniform=uniform)
         if shape is not None:
             self._inputs.fill(rows, shape)
             return self._graphs.replay(shape)
         shape = StepShape(num_tokens, len(rows), uniform)
         self._inputs.fill(rows, shape)
-        return self.compute(self._inputs.view(shape, spans_of(rows)))
+        return self.compute(self._inputs.view(shape, spans_of(rows)), rows)
 
-    def compute(self, inputs: StepInputs) -> Sampled:
-        """Enqueue one step without a graph."""
-        logits = self._decoder.forward(
-            inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta, inputs.logit_tokens
+    def compute(self, inputs: StepInputs, rows: tuple[ScheduledRow, ...] = ()) -> Sampled:
+        """Enqueue one step without a graph, and what `rows` ask about their prompts."""
+        hidden = self._decoder.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
+        scores = PromptLogprobs.compute(
+            rows, self._decoder.spec.vocab_size, inputs.ids.device, lambda tokens: self._decoder.logits(hidden, tokens)
         )
+        logits = self._decoder.logits(hidden, inputs.logit_tokens)
         ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
-        return Sampled(ids, logits)
+        return Sampled(ids, logits, scores)
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> None:

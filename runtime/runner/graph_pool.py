@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from runtime.runner.device_inputs import StepShape
+from runtime.sample.prompt_logprobs import PromptLogprobs
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
@@ -38,10 +39,11 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 class Sampled(NamedTuple):
-    """ids [L] int64, and the logits [L, V] they were drawn from."""
+    """ids [L] int64, and the logits [L, V] they were drawn from. `scores`: what was asked about prompts, which no graph tells."""
 
     ids: torch.Tensor
     logits: torch.Tensor
+    scores: PromptLogprobs | None = None
 
 
 class _Memory:

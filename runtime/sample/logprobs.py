@@ -15,61 +15,97 @@ from runtime.batch import RowBinding, ScheduledRow
 
 
 @dataclass(frozen=True, slots=True)
-class StepLogprobs:
-    """For n of a step's lines: `facts` [n, 2] float32, the sampled token's log-probability and its rank; `top` [n, k] float32 and
-    `top_ids` [n, k] int64, the most likely. `lines` and `counts`: whose, and how many of the k each asked for."""
+class Facts:
+    """Of n tokens: `own` [n, 2] float32, each one's log-probability and rank; `top` [n, k] float32 and `top_ids` [n, k] int64:
+    others that may be shown beside it."""
 
-    lines: tuple[int, ...]
-    counts: tuple[int, ...]
-    facts: Tensor
+    own: Tensor
     top: Tensor
     top_ids: Tensor
 
-    def to_host(self) -> StepLogprobs:
+    @classmethod
+    def of(cls, logits: Tensor, ids: Tensor, count: int, asked: Tensor | None = None) -> Facts:
+        """logits [n, V], ids [n] int64: with the `count` most likely tokens, and behind them those `asked` for, [n, m] int64."""
+        logits = logits.float()
+        total = torch.logsumexp(logits, dim=-1, keepdim=True)
+        own = logits.gather(1, ids[:, None])
+        rank = (logits > own).sum(dim=-1, keepdim=True) + 1
+        top, top_ids = torch.topk(logits, min(count, logits.shape[1]), dim=-1)
+        if asked is not None:
+            top, top_ids = torch.cat([top, logits.gather(1, asked)], dim=1), torch.cat([top_ids, asked], dim=1)
+        return cls(torch.cat([own - total, rank.float()], dim=1), top - total, top_ids)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Facts]) -> Facts:
+        return cls(*(torch.cat(parts) for parts in zip(*((p.own, p.top, p.top_ids) for p in pieces), strict=True)))
+
+    def to_host(self) -> Facts:
         """The same, on its way to pinned memory: to be read once the work enqueued before has run."""
-        facts, top, top_ids = (
-            torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda).copy_(t, non_blocking=True)
-            for t in (self.facts, self.top, self.top_ids)
+        return Facts(
+            *(
+                torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda).copy_(t, non_blocking=True)
+                for t in (self.own, self.top, self.top_ids)
+            )
         )
-        return StepLogprobs(self.lines, self.counts, facts, top, top_ids)
+
+    def read(self, shown: Sequence[slice]) -> list[TokenLogprobs]:
+        """`shown`: which of its k each token shows. Reads the tensors, so they must be there."""
+        own, top, top_ids = self.own.tolist(), self.top.tolist(), self.top_ids.tolist()
+        return [
+            TokenLogprobs(own[i][0], int(own[i][1]), tuple(zip(top_ids[i][which], top[i][which], strict=True)))
+            for i, which in enumerate(shown)
+        ]
+
+
+def index_on(device: torch.device, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    """int64, without waiting for the device."""
+    index = torch.tensor(values, dtype=torch.int64)
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogprobs:
+    """Facts of the tokens sampled in some of a step's lines. `lines` and `shown`: whose, and which of the facts each asked for."""
+
+    lines: tuple[int, ...]
+    shown: tuple[slice, ...]
+    facts: Facts
+
+    def to_host(self) -> StepLogprobs:
+        return StepLogprobs(self.lines, self.shown, self.facts.to_host())
 
     def by_line(self) -> dict[int, TokenLogprobs]:
         """Reads the tensors, so they must be there."""
-        facts, top, top_ids = self.facts.tolist(), self.top.tolist(), self.top_ids.tolist()
-        return {
-            line: TokenLogprobs(
-                facts[i][0], int(facts[i][1]), tuple(zip(top_ids[i][:count], top[i][:count], strict=True))
-            )
-            for i, (line, count) in enumerate(zip(self.lines, self.counts, strict=True))
-        }
+        return dict(zip(self.lines, self.facts.read(self.shown), strict=True))
 
 
 class LogprobWishes:
-    """Which rows want log-probabilities, and of how many tokens."""
+    """Which rows want log-probabilities, and of how many or of which tokens."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._wishes: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        self._counts.pop(row, None)
-        if binding.params.logprobs is not None:
-            self._counts[row] = binding.params.logprobs
+        self._wishes.pop(row, None)
+        params = binding.params
+        if params.logprobs is not None:
+            self._wishes[row] = (0 if params.logprob_token_ids else params.logprobs, params.logprob_token_ids)
 
     def compute(self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow]) -> StepLogprobs | None:
         """logits [S, V], ids [S] int64 sampled from them, the scheduled row of each line.
 
         None where nobody asks, which costs a look at each row at most."""
-        if not self._counts:
+        if not self._wishes:
             return None
-        lines = tuple(line for line, row in enumerate(rows) if row.samples and row.row in self._counts)
+        lines = tuple(line for line, row in enumerate(rows) if row.samples and row.row in self._wishes)
         if not lines:
             return None
-        counts = tuple(self._counts[rows[line].row] for line in lines)
-        chosen = torch.tensor(lines)
-        if logits.is_cuda:
-            chosen = chosen.pin_memory().to(logits.device, non_blocking=True)  # else the host would wait for the device
-        logprobs = torch.log_softmax(logits[chosen].float(), dim=-1)
-        sampled = logprobs.gather(1, ids[chosen].clamp(min=0)[:, None])
-        rank = (logprobs > sampled).sum(dim=-1, keepdim=True) + 1
-        top = torch.topk(logprobs, min(max(counts), logprobs.shape[1]), dim=-1)
-        return StepLogprobs(lines, counts, torch.cat([sampled, rank.float()], dim=1), top.values, top.indices)
+        wishes = [self._wishes[rows[line].row] for line in lines]
+        count = min(max(count for count, _ in wishes), logits.shape[1])
+        most_asked = max(len(asked) for _, asked in wishes)
+        shown = tuple(slice(count, count + len(asked)) if asked else slice(own) for own, asked in wishes)
+        asked_ids = None
+        if most_asked:
+            asked_ids = index_on(logits.device, [[*asked, *[0] * (most_asked - len(asked))] for _, asked in wishes])
+        chosen = index_on(logits.device, lines)
+        return StepLogprobs(lines, shown, Facts.of(logits[chosen], ids[chosen].clamp(min=0), count, asked_ids))

@@ -1,20 +1,23 @@
-"""Log-probabilities are transformers' own, to 1e-4 in float32, however the engine cuts the work."""
+"""Log-probabilities of answers and of prompts are transformers' own, to 1e-4 in float32, however the engine cuts the work."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from copy import copy
 
 import pytest
 import torch
 import transformers
 
-from runtime.api import Request, SamplingParams, TokenLogprobs
+from runtime.api import FinishReason, Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
+from runtime.sample import prompt_logprobs
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import engine_parts
+from tests.equality.scored import check, exact_logprobs, generate
 
 VOCAB, COUNT, MAX_TOKENS = 97, 5, 12
 
@@ -34,29 +37,16 @@ def pair(tmp_path_factory):
     return theirs, ours
 
 
-async def generate(
-    decoder, config: EngineConfig, requests: list[Request]
-) -> list[tuple[list[int], list[TokenLogprobs]]]:
-    parts = await engine_parts(decoder, config)
-    engine = Engine(parts.scheduler, parts.runner, parts.model, steps_in_flight=config.steps_in_flight)
-    answers: list[tuple[list[int], list[TokenLogprobs]]] = [([], []) for _ in requests]
-    try:
-        async with engine.submit(requests) as stream:
-            async for outputs in stream:
-                for output in outputs:
-                    answers[output.index][0].extend(output.token_ids)
-                    answers[output.index][1].extend(output.logprobs or ())
-    finally:
-        await engine.close()
-    return answers
+OPTIONS = {
+    "as it comes": {},
+    "in chunks": {"max_num_batched_tokens": 16},
+    "with preemption": {"num_kv_blocks": 14, "max_model_len": 120},
+    "in step": {"steps_in_flight": 1},
+}
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"max_num_batched_tokens": 16}, {"num_kv_blocks": 14, "max_model_len": 120}, {"steps_in_flight": 1}],
-    ids=["as it comes", "in chunks", "with preemption", "in step"],
-)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_they_equal_transformers(pair, options):
     theirs, ours = pair
     rng = random.Random(4)
@@ -68,14 +58,80 @@ def test_they_equal_transformers(pair, options):
     ]
     config = EngineConfig(**{"num_kv_blocks": 64, **options})
     answers = asyncio.run(generate(ours, config, requests))
-    assert answers[3][1] == []
-    for prompt, (ids, found) in zip(prompts[:3], answers[:3], strict=True):
-        assert len(ids) == len(found) == MAX_TOKENS
-        logits = theirs(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        exact = torch.log_softmax(logits.float(), dim=-1)
-        for line, token_id, entry in zip(exact, ids, found, strict=True):
-            assert entry.logprob == pytest.approx(float(line[token_id]), abs=1e-4)
-            assert entry.rank == int((line > line[token_id]).sum()) + 1
-            best = line.topk(COUNT)
-            assert [other for other, _ in entry.top] == best.indices.tolist()
-            assert [logprob for _, logprob in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert answers[3].logprobs == []
+    for prompt, answer in zip(prompts[:3], answers[:3], strict=True):
+        assert len(answer.ids) == MAX_TOKENS
+        exact = exact_logprobs(theirs, prompt + answer.ids)
+        check(exact[len(prompt) - 1 : -1], answer.ids, answer.logprobs, COUNT)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("slice_tokens", [1, 7, 10_000])
+def test_those_of_prompts_equal_transformers_and_disturb_nobody(pair, monkeypatch, options, slice_tokens):
+    monkeypatch.setattr(prompt_logprobs, "SLICE_BYTES", 4 * VOCAB * slice_tokens)
+    theirs, ours = pair
+    rng = random.Random(5)
+    stem = [rng.randrange(VOCAB) for _ in range(40)]
+    prompts = [[rng.randrange(VOCAB)], stem, [*stem, 3, 4], stem[:33], [rng.randrange(VOCAB) for _ in range(90)]]
+    counts = [COUNT, COUNT, None, 0, 1]
+    lengths = [MAX_TOKENS, 0, MAX_TOKENS, MAX_TOKENS, 1]
+    plain = [Request(str(i), prompt, SamplingParams(MAX_TOKENS, temperature=0.0)) for i, prompt in enumerate(prompts)]
+    scored = [
+        Request(str(i), prompt, SamplingParams(length, temperature=0.0, prompt_logprobs=count))
+        for i, (prompt, length, count) in enumerate(zip(prompts, lengths, counts, strict=True))
+    ]
+    config = EngineConfig(**{"num_kv_blocks": 64, **options})
+    usual = asyncio.run(generate(ours, config, plain))
+    answers = asyncio.run(generate(ours, config, scored, rounds=2))
+    for prompt, count, length, answer, other in zip(prompts, counts, lengths, answers, usual, strict=True):
+        assert answer.ids == other.ids[:length]
+        assert answer.finish is FinishReason.LENGTH
+        if count is None:
+            assert answer.prompt is None
+        else:
+            exact = exact_logprobs(theirs, prompt)[:-1]
+            check(exact, prompt[1:], answer.prompt or [], count)
+
+
+@torch.inference_mode()
+def test_tokens_may_be_asked_for_by_id(pair):
+    theirs, ours = pair
+    wanted = (5, 96, 0)
+    params = [
+        SamplingParams(MAX_TOKENS, temperature=0.0, logprobs=0, logprob_token_ids=wanted),
+        SamplingParams(MAX_TOKENS, temperature=0.0, logprobs=COUNT),
+        SamplingParams(MAX_TOKENS, temperature=0.0, logprobs=1, logprob_token_ids=(7,)),
+    ]
+    prompt = [4, 8, 15]
+    requests = [Request(str(i), prompt, wish) for i, wish in enumerate(params)]
+    by_id, usual, single = asyncio.run(generate(ours, EngineConfig(num_kv_blocks=64), requests))
+    exact = exact_logprobs(theirs, prompt + usual.ids)[2:-1]
+    check(exact, usual.ids, usual.logprobs, COUNT)
+    for line, entry, one in zip(exact, by_id.logprobs, single.logprobs, strict=True):
+        assert [token_id for token_id, _ in entry.top] == list(wanted)
+        assert [logprob for _, logprob in entry.top] == pytest.approx(line[list(wanted)].tolist(), abs=1e-4)
+        assert [token_id for token_id, _ in one.top] == [7]
+    assert [entry.rank for entry in by_id.logprobs] == [1] * MAX_TOKENS
+
+
+async def test_a_prompt_whose_logits_are_no_numbers_ends_alone(pair):
+    _, ours = pair
+    broken = copy(ours)
+    broken.logits = lambda hidden, tokens=None: spoiled(ours.logits(hidden, tokens), tokens)  # type: ignore[method-assign]
+
+    def spoiled(logits: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+        logits[(tokens == 9).nonzero()] = torch.nan  # the tenth token of the step, which belongs to the first row
+        return logits
+
+    parts = await engine_parts(broken, EngineConfig(num_kv_blocks=64))
+    engine = Engine(parts.scheduler, parts.runner, parts.model)
+    wish = SamplingParams(3, temperature=0.0, prompt_logprobs=0)
+    found: dict[int, list[FinishReason | None]] = {0: [], 1: []}
+    async with engine.submit([Request("a", [7] * 20, wish), Request("b", [8] * 20, wish)]) as stream:
+        async for outputs in stream:
+            for output in outputs:
+                found[output.index].append(output.finish)
+                assert output.index or "not finite" in (output.error or "")
+    await engine.close()
+    assert (found[0][-1], found[1][-1]) == (FinishReason.ERROR, FinishReason.LENGTH)

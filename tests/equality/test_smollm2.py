@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 import transformers
 
+from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.models.load import load_model
 from runtime.weights.fetch import DEFAULT_MODEL, resolve
 from tests.equality.greedy import compare, run, transformers_greedy
 from tests.equality.prompts import CHAT, CODE, LONG, PLAIN, UNICODE
+from tests.equality.scored import check, exact_logprobs, generate
 
 MAX_TOKENS = 24
+SCORED = 400  # tokens, whose logits are computed in three slices
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +35,11 @@ def model():
     assert len(prompts) >= 24
     assert min(len(prompt) for prompt in prompts[-len(LONG) :]) > 3000
     references = [transformers_greedy(theirs, prompt, MAX_TOKENS) for prompt in prompts]
+    with torch.inference_mode():
+        exact = exact_logprobs(theirs, prompts[-1][:SCORED])[:-1]
     del theirs
     ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
-    return ours, prompts, references
+    return ours, prompts, references, exact
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,7 @@ def model():
     ids=["one by one, unlimited", "together, unlimited", "together, 512, again with prefix hits", "together, 16"],
 )
 def test_greedy_equals_transformers(model, budget, together, rounds):
-    decoder, prompts, references = model
+    decoder, prompts, references, _ = model
     config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=1024)
     outcome = run(decoder, config, prompts, MAX_TOKENS, together=together, rounds=rounds)
     print(f"{compare(outcome, references)} of {len(prompts)} left at a tie; {outcome.num_cached_tokens} tokens cached")
@@ -49,7 +56,7 @@ def test_greedy_equals_transformers(model, budget, together, rounds):
 
 
 def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks(model):
-    decoder, prompts, references = model
+    decoder, prompts, references, _ = model
     longest = max(len(prompt) for prompt in prompts) + MAX_TOKENS
     config = EngineConfig(
         max_num_batched_tokens=512,
@@ -61,3 +68,13 @@ def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks
     print(f"{compare(outcome, references)} of {len(prompts)} left at a tie; {outcome.num_preemptions} preemptions")
     assert outcome.num_preemptions > 0
     assert outcome.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("budget", [8192, 64])
+def test_a_prompt_is_scored_as_transformers_does(model, budget):
+    decoder, prompts, _, exact = model
+    prompt = prompts[-1][:SCORED]
+    request = Request("r", prompt, SamplingParams(0, prompt_logprobs=1))
+    config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=64, max_num_seqs=16)
+    (answer,) = asyncio.run(generate(decoder, config, [request]))
+    check(exact, prompt[1:], answer.prompt or [], 1)

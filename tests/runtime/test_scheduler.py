@@ -66,12 +66,21 @@ def next_token(context: list[int]) -> int:
 
 def expected(seq: Sequence) -> list[int]:
     ids = list(seq.request.prompt_ids)
-    while len(ids) < seq.max_tokens_total:
+    while seq.request.params.max_tokens and len(ids) < seq.max_tokens_total:
         ids.append(next_token(ids))
     return ids
 
 
-def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, max_steps=10_000) -> int:
+def note_scores(batch: ScheduledBatch, told: dict[Sequence, list[int]]) -> None:
+    """Which prompt positions `batch` tells of; it computes what it takes to tell."""
+    for row in batch.scoring_rows:
+        end = row.scored.start + len(row.scored.token_ids)
+        assert row.start < row.scored.start < end <= row.end + 1
+        assert list(row.scored.token_ids) == row.sequence.token_ids[row.scored.start : end]
+        told.setdefault(row.sequence, []).extend(range(row.scored.start, end))
+
+
+def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, told=None, max_steps=10_000) -> int:
     in_flight: deque[tuple[ScheduledBatch, list[int]]] = deque()
     for step in range(max_steps):
         batch = scheduler.schedule()
@@ -85,6 +94,7 @@ def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, max_steps=10_000) 
         check_pool(scheduler)
         check_tables(scheduler)
         if batch is None or len(in_flight) >= depth:
+            note_scores(in_flight[0][0], {} if told is None else told)
             scheduler.settle(*in_flight.popleft())
     raise AssertionError("the scheduler did not finish")
 
@@ -235,6 +245,44 @@ def test_a_failed_step_leaves_nothing_to_hit_and_the_rest_starts_over():
     assert second.token_ids == expected(second)
 
 
+def test_a_prompt_to_be_scored_is_computed_whole_though_it_is_cached():
+    scheduler = make(budget=64)
+    prompt = list(range(20, 37))
+    for number, wish in enumerate([None, 1, None]):
+        scheduler.add(sequence(number, prompt, prompt_logprobs=wish))
+    batch = scheduler.schedule()
+    assert [row.num_tokens for row in batch.rows] == [17, 17, 1]
+    (row,) = batch.scoring_rows
+    assert (row.scored.start, row.scored.token_ids) == (1, tuple(prompt[1:]))
+
+
+def test_what_was_told_of_a_prompt_is_not_computed_again_to_be_told():
+    scheduler = make(budget=9, num_blocks=32)
+    memory = Memory(scheduler)
+    seq = sequence(1, range(20, 40), prompt_logprobs=0)
+    scheduler.add(seq)
+    told: dict[Sequence, list[int]] = {}
+    first = scheduler.schedule()
+    note_scores(first, told)
+    scheduler.settle(first, memory.run(first))
+    scheduler._preempt(seq)
+    again = scheduler.schedule()
+    assert again.rows[0].start == 8  # two blocks are cached, and token 9 is what token 10 is told by
+    note_scores(again, told)
+    scheduler.settle(again, memory.run(again))
+    run_to_end(scheduler, memory, told=told)
+    assert told == {seq: list(range(1, 20))}
+
+
+def test_a_prompt_to_be_computed_only_ends_with_its_last_token_and_may_fill_the_context():
+    scheduler = make(budget=16)
+    memory = Memory(scheduler)
+    seq = sequence(1, range(20, 44), max_tokens=0, limit=24)
+    scheduler.add(seq)
+    run_to_end(scheduler, memory)
+    assert (seq.finish, seq.num_output_tokens) == (FinishReason.LENGTH, 0)
+
+
 def test_a_budget_that_cannot_serve_all_rows_is_refused():
     with pytest.raises(ValueError, match="max_num_batched_tokens"):
         SchedulerLimits(8, 8, frozenset())
@@ -257,13 +305,15 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and
     scheduler = make(num_blocks, seqs, budget, policy, caching)
     memory = Memory(scheduler)
     alive: list[Sequence] = []
+    told: dict[Sequence, list[int]] = {}
     in_flight: deque[tuple[ScheduledBatch, list[int]]] = deque()
     number = 0
     for _ in range(200):
         if rng.random() < 0.4:
             number += 1
             prompt = [10 + i % 5 for i in range(rng.randrange(1, 20))] + [rng.randrange(10, 14)]
-            seq = sequence(number, prompt, rng.randrange(1, 12), rng.randrange(3), rng.choice([None, "x"]), limit=32)
+            salt, scores = rng.choice([None, "x"]), rng.choice([None, None, 1])
+            seq = sequence(number, prompt, rng.randrange(12), rng.randrange(3), salt, limit=32, prompt_logprobs=scores)
             alive.append(seq)
             scheduler.add(seq)
         if alive and rng.random() < 0.1:
@@ -282,12 +332,18 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and
             scheduler.forget_step([batch for batch, _ in in_flight])
             in_flight.clear()
         if in_flight and (batch is None or len(in_flight) >= depth):
+            note_scores(in_flight[0][0], told)
             for settled in scheduler.settle(*in_flight.popleft()):
-                assert settled.token_id == expected_at(settled.sequence)
+                assert settled.token_id is None or settled.token_id == expected_at(settled.sequence)
     while in_flight:
+        note_scores(in_flight[0][0], told)
         scheduler.settle(*in_flight.popleft())
-    run_to_end(scheduler, memory, depth)
-    assert all(seq.token_ids == expected(seq) for seq in alive if seq.finish is FinishReason.LENGTH)
+    run_to_end(scheduler, memory, depth, told)
+    for seq in alive:
+        if seq.finish is FinishReason.LENGTH:
+            assert seq.token_ids == expected(seq)
+            wanted = [] if seq.request.params.prompt_logprobs is None else list(range(1, seq.num_prompt_tokens))
+            assert told.get(seq, []) == wanted
     assert scheduler.pool.num_free == num_blocks
     assert all(scheduler.pool.count(block_id) == 0 for block_id in range(num_blocks))
 

@@ -1,0 +1,66 @@
+"""Log-probabilities of prompts: how likely the model found each token behind those before it.
+
+Where a decode needs the logits of one token, these need those of nearly all: a long prompt's are computed and reduced in slices,
+so the memory they take does not grow with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from runtime.api import TokenLogprobs
+from runtime.batch import ScheduledRow, ScoredSpan
+from runtime.sample.logprobs import Facts, index_on
+
+SLICE_BYTES = 32 << 20  # of float32 logits at a time
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Facts of all tokens of `spans`, one after the other; `rows`: where in the step each span's row stands."""
+
+    rows: tuple[int, ...]
+    spans: tuple[ScoredSpan, ...]
+    facts: Facts
+
+    @classmethod
+    def compute(
+        cls, rows: Sequence[ScheduledRow], vocab_size: int, device: torch.device, logits_of: Callable[[Tensor], Tensor]
+    ) -> PromptLogprobs | None:
+        """`rows` in the order of the step's tokens; `logits_of` token indices [n] int64 gives logits [n, vocab_size].
+
+        None where nobody asks."""
+        wanted = [(number, row.scored) for number, row in enumerate(rows) if row.scored is not None]
+        if not wanted:
+            return None
+        firsts = list(accumulate((row.num_tokens for row in rows), initial=0))
+        numbers, spans = zip(*wanted, strict=True)
+        tokens: list[int] = []
+        for number, span in wanted:
+            before = firsts[number] + span.start - 1 - rows[number].start  # its logits are about the token behind it
+            tokens.extend(range(before, before + len(span.token_ids)))
+        token_index = index_on(device, tokens)
+        targets = index_on(device, [id for span in spans for id in span.token_ids])
+        count = min(max(span.count for span in spans), vocab_size)
+        size = max(1, SLICE_BYTES // (4 * vocab_size))
+        pieces = [
+            Facts.of(logits_of(some), ids, count)
+            for some, ids in zip(torch.split(token_index, size), torch.split(targets, size), strict=True)
+        ]
+        return cls(numbers, spans, Facts.joined(pieces))
+
+    def to_host(self) -> PromptLogprobs:
+        return PromptLogprobs(self.rows, self.spans, self.facts.to_host())
+
+    def by_row(self) -> dict[int, list[TokenLogprobs] | None]:
+        """None where the logits were not finite. Reads the tensors, so they must be there."""
+        found = self.facts.read([slice(span.count) for span in self.spans for _ in span.token_ids])
+        by_row: dict[int, list[TokenLogprobs] | None] = {}
+        for number, span in zip(self.rows, self.spans, strict=True):
+            entries, found = found[: len(span.token_ids)], found[len(span.token_ids) :]
+            by_row[number] = None if any(entry.logprob != entry.logprob for entry in entries) else entries  # NaN
+        return by_row
