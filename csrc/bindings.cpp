@@ -59,32 +59,72 @@ void packed_rows(const PackedLinear& packed, nb::handle ids_, nb::handle out_) {
     packed.rows(ids.data<int64_t>(), ids.size(0), out.data<float>());
 }
 
-void bind_rms_norm(nb::handle x_, nb::handle weight_, float eps, nb::handle out_) {
-    const Tensor x(x_, "x"), weight(weight_, "weight"), out(out_, "out");
+// Rows [outer, inner, h] of a tensor with one to three dimensions, strided in all but the last, and where they are written.
+struct Rows {
+    int64_t outer, inner, h, stride_outer, stride_inner;
+};
+
+Rows check_norm_rows(const Tensor& x, const Tensor& out) {
     const int64_t rank = x.rank();
     if (rank < 1 || rank > 3) x.fail("has " + std::to_string(rank) + " dimensions, expected 1 to 3");
-    const int64_t outer = rank > 1 ? x.size(0) : 1, inner = rank > 2 ? x.size(1) : 1, h = x.size(rank - 1);
+    const Rows rows{rank > 1 ? x.size(0) : 1, rank > 2 ? x.size(1) : 1, x.size(rank - 1), rank > 1 ? x.stride(0) : 0,
+                    rank > 2 ? x.stride(1) : 0};
     x.typed(Type::kFloat32).row_contiguous();
-    weight.typed(Type::kFloat32).shaped({h}).contiguous();
     out.typed(Type::kFloat32).contiguous();
-    if (rank == 1) out.shaped({h});
-    if (rank == 2) out.shaped({outer, h});
-    if (rank == 3) out.shaped({outer, inner, h});
+    if (rank == 1) out.shaped({rows.h});
+    if (rank == 2) out.shaped({rows.outer, rows.h});
+    if (rank == 3) out.shaped({rows.outer, rows.inner, rows.h});
+    return rows;
+}
+
+void check_add_rows(const Tensor& x, const Tensor& residual, const Tensor& out) {
+    x.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
+    residual.typed(Type::kFloat32).shaped({x.size(0), x.size(1)}).row_contiguous();
+    out.typed(Type::kFloat32).shaped({x.size(0), x.size(1)}).contiguous();
+}
+
+const float* check_vector(const Tensor& vector, int64_t h) {
+    return vector.typed(Type::kFloat32).shaped({h}).contiguous().data<float>();
+}
+
+const float* check_optional(nb::handle vector, const char* name, int64_t h) {
+    return vector.is_none() ? nullptr : check_vector(Tensor(vector, name), h);
+}
+
+void bind_rms_norm(nb::handle x_, nb::handle weight_, float eps, nb::handle out_) {
+    const Tensor x(x_, "x"), weight(weight_, "weight"), out(out_, "out");
+    const Rows rows = check_norm_rows(x, out);
+    const float* scale = check_vector(weight, rows.h);
     nb::gil_scoped_release unlocked;
-    rms_norm(x.data<float>(), outer, inner, rank > 1 ? x.stride(0) : 0, rank > 2 ? x.stride(1) : 0, h,
-             weight.data<float>(), eps, out.data<float>());
+    rms_norm(x.data<float>(), rows.outer, rows.inner, rows.stride_outer, rows.stride_inner, rows.h, scale, eps, out.data<float>());
 }
 
 void bind_add_rms_norm(nb::handle x_, nb::handle residual_, nb::handle weight_, float eps, nb::handle out_) {
     const Tensor x(x_, "x"), residual(residual_, "residual"), weight(weight_, "weight"), out(out_, "out");
-    x.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
-    const int64_t rows = x.size(0), h = x.size(1);
-    residual.typed(Type::kFloat32).shaped({rows, h}).row_contiguous();
-    weight.typed(Type::kFloat32).shaped({h}).contiguous();
-    out.typed(Type::kFloat32).shaped({rows, h}).contiguous();
+    check_add_rows(x, residual, out);
+    const float* scale = check_vector(weight, x.size(1));
     nb::gil_scoped_release unlocked;
-    add_rms_norm(x.data<float>(), x.stride(0), residual.data<float>(), residual.stride(0), rows, h, weight.data<float>(),
-                 eps, out.data<float>());
+    add_rms_norm(x.data<float>(), x.stride(0), residual.data<float>(), residual.stride(0), x.size(0), x.size(1), scale, eps,
+                 out.data<float>());
+}
+
+void bind_layer_norm(nb::handle x_, nb::handle weight_, nb::handle bias_, float eps, nb::handle out_) {
+    const Tensor x(x_, "x"), out(out_, "out");
+    const Rows rows = check_norm_rows(x, out);
+    const float *scale = check_optional(weight_, "weight", rows.h), *shift = check_optional(bias_, "bias", rows.h);
+    nb::gil_scoped_release unlocked;
+    layer_norm(x.data<float>(), rows.outer, rows.inner, rows.stride_outer, rows.stride_inner, rows.h, scale, shift, eps,
+               out.data<float>());
+}
+
+void bind_add_layer_norm(nb::handle x_, nb::handle residual_, nb::handle weight_, nb::handle bias_, float eps, nb::handle out_) {
+    const Tensor x(x_, "x"), residual(residual_, "residual"), out(out_, "out");
+    check_add_rows(x, residual, out);
+    const int64_t h = x.size(1);
+    const float *scale = check_optional(weight_, "weight", h), *shift = check_optional(bias_, "bias", h);
+    nb::gil_scoped_release unlocked;
+    add_layer_norm(x.data<float>(), x.stride(0), residual.data<float>(), residual.stride(0), x.size(0), h, scale, shift, eps,
+                   out.data<float>());
 }
 
 void bind_rope(nb::handle q_, nb::handle k_, nb::handle positions_, nb::handle cos_sin_, bool interleaved) {
@@ -148,7 +188,7 @@ void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, 
 }
 
 void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache_, nb::handle starts_, nb::handle lens_,
-                          nb::handle tables_, float scale, nb::handle out_) {
+                          nb::handle tables_, float scale, nb::handle out_, int64_t window, float softcap) {
     const Tensor q(q_, "q"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache"), starts(starts_, "query_starts"),
         lens(lens_, "context_lens"), tables(tables_, "block_tables"), out(out_, "out");
     check_heads(q, -1, -1, -1);
@@ -165,23 +205,46 @@ void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache
     starts.typed(Type::kInt32).shaped({lens.size(0) + 1}).contiguous();
     tables.typed(Type::kInt32).shaped({lens.size(0), -1}).row_contiguous();
     check_rows(starts, lens, tables, tokens, blocks, block_size);
+    if (window < 0) throw nb::value_error("window is negative");
+    if (!(softcap >= 0)) throw nb::value_error("softcap is negative");
     if (tokens == 0 || num_heads == 0) return;
     const AttentionArgs args{q.data<float>(), q.stride(0), q.stride(1), k.data, v.data, k.stride_b, k.stride_h, k.stride_s,
                              v.stride_b, v.stride_h, v.stride_s, type == Type::kBFloat16, block_size, head_size,
-                             num_heads / kv_heads, scale};
+                             num_heads / kv_heads, scale, window ? window : kNoWindow, softcap};
     nb::gil_scoped_release unlocked;
     paged_attention(args, lens.size(0), kv_heads, starts.data<int32_t>(), lens.data<int32_t>(), tables.data<int32_t>(),
                     tables.stride(0), out.data<float>(), out.stride(0), out.stride(1));
 }
 
-void bind_silu_mul(nb::handle gate_up_, nb::handle out_) {
+Activation activation_called(const std::string& name) {
+    if (name == "silu") return Activation::kSilu;
+    if (name == "gelu") return Activation::kGelu;
+    if (name == "gelu_tanh") return Activation::kGeluTanh;
+    if (name == "relu") return Activation::kRelu;
+    if (name == "relu2") return Activation::kRelu2;
+    throw nb::value_error(("no activation is called " + name).c_str());
+}
+
+void bind_gated(nb::handle gate_up_, const std::string& activation, nb::handle out_) {
     const Tensor gate_up(gate_up_, "gate_up"), out(out_, "out");
+    const Activation kind = activation_called(activation);
     gate_up.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
     if (gate_up.size(1) % 2) gate_up.fail("has an odd number of columns");
     const int64_t rows = gate_up.size(0), half = gate_up.size(1) / 2;
     out.typed(Type::kFloat32).shaped({rows, half}).contiguous();
     nb::gil_scoped_release unlocked;
-    silu_mul(gate_up.data<float>(), gate_up.stride(0), rows, half, out.data<float>());
+    gated(kind, gate_up.data<float>(), gate_up.stride(0), rows, half, out.data<float>());
+}
+
+void bind_silu_mul(nb::handle gate_up, nb::handle out) { bind_gated(gate_up, "silu", out); }
+
+void bind_activate(nb::handle x_, const std::string& activation, nb::handle out_) {
+    const Tensor x(x_, "x"), out(out_, "out");
+    const Activation kind = activation_called(activation);
+    x.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
+    out.typed(Type::kFloat32).shaped({x.size(0), x.size(1)}).contiguous();
+    nb::gil_scoped_release unlocked;
+    activate(kind, x.data<float>(), x.stride(0), x.size(0), x.size(1), out.data<float>());
 }
 
 }  // namespace
@@ -210,9 +273,13 @@ NB_MODULE(oneloop_native, m) {
 
     m.def("rms_norm", &bind_rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a);
     m.def("add_rms_norm", &bind_add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a, "out"_a);
+    m.def("layer_norm", &bind_layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "out"_a);
+    m.def("add_layer_norm", &bind_add_layer_norm, "x"_a, "residual"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "out"_a);
     m.def("rope", &bind_rope, "q"_a, "k"_a, "positions"_a, "cos_sin"_a, "interleaved"_a);
     m.def("store_kv", &bind_store_kv, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "slots"_a);
     m.def("paged_attention", &bind_paged_attention, "q"_a, "k_cache"_a, "v_cache"_a, "query_starts"_a, "context_lens"_a,
-          "block_tables"_a, "scale"_a, "out"_a);
+          "block_tables"_a, "scale"_a, "out"_a, "window"_a = 0, "softcap"_a = 0.0f);
     m.def("silu_mul", &bind_silu_mul, "gate_up"_a, "out"_a);
+    m.def("gated", &bind_gated, "gate_up"_a, "activation"_a, "out"_a);
+    m.def("activate", &bind_activate, "x"_a, "activation"_a, "out"_a);
 }

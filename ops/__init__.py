@@ -156,9 +156,14 @@ _add_rms_norm = _op(
     norm_reference.add_rms_norm,
     triton_run="ops.norm.triton_norm:add_rms_norm",
 )
-_layer_norm = Op("layer_norm", _USUAL, [Kernel("layer_norm", "reference", _any, norm_reference.layer_norm)])
-_add_layer_norm = Op(
-    "add_layer_norm", _USUAL, [Kernel("add_layer_norm", "reference", _any, norm_reference.add_layer_norm)]
+_layer_norm = _op(
+    "layer_norm", norm_native.layer_norm, norm_reference.layer_norm, triton_run="ops.norm.triton_norm:layer_norm"
+)
+_add_layer_norm = _op(
+    "add_layer_norm",
+    norm_native.add_layer_norm,
+    norm_reference.add_layer_norm,
+    triton_run="ops.norm.triton_norm:add_layer_norm",
 )
 _rope = _op("rope", rope_native.rope, rope_reference.rope)
 _store_kv = _op("store_kv", kv_native.store_kv, kv_reference.store_kv, _USUAL_ATTENTION)
@@ -174,11 +179,21 @@ _silu_mul = _op(
     "silu_mul",
     activation_native.silu_mul,
     activation_reference.silu_mul,
-    triton_run="ops.activation.triton_silu:silu_mul",
+    triton_run="ops.activation.triton_activation:silu_mul",
 )
 
-_gated = Op("gated", _USUAL, [Kernel("gated", "reference", _any, activation_reference.gated)])
-_activate = Op("activate", _USUAL, [Kernel("activate", "reference", _any, activation_reference.activate)])
+_gated = _op(
+    "gated",
+    activation_native.gated,
+    activation_reference.gated,
+    triton_run="ops.activation.triton_activation:gated",
+)
+_activate = _op(
+    "activate",
+    activation_native.activate,
+    activation_reference.activate,
+    triton_run="ops.activation.triton_activation:activate",
+)
 
 
 def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -265,13 +280,17 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     _store_kv.runs[k.device, k.dtype, k_cache.dtype, k.shape[2]](k, v, k_cache, v_cache, slots)
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:  # fmt: skip
     """Causal attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
 
     k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head
-    h // (Hq // Hkv). Query i of row r sees keys 0 to its own position."""
+    h // (Hq // Hkv). Query i of row r sees keys 0 to its own position, or only the last `window` of them.
+    Where `softcap` is given, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024)."""
     run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2]]
-    return run(q, k_cache, v_cache, meta, scale)
+    return run(q, k_cache, v_cache, meta, scale, window, softcap)
 
 
 def attend(
@@ -296,7 +315,7 @@ def _attend_in_parts(
         k = rms_norm(k, heads.norms[1], heads.norm_eps)
     rope(q, k, positions, heads.cos_sin)
     store_kv(k, v, k_cache, v_cache, slots)
-    return paged_attention(q, k_cache, v_cache, meta, heads.scale).flatten(1)
+    return paged_attention(q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap).flatten(1)
 
 
 _attend = Op(

@@ -30,18 +30,19 @@ int64_t state_floats(int64_t rows, int64_t head_size) { return round_up(rows, 16
 
 // The parts of one row of the step, longest first within it; returns the floats of state they need.
 int64_t cut_row(AttentionTask whole, int64_t kv_heads, int64_t group, int64_t head_size, int64_t states,
-                std::vector<Part>& parts) {
+                int64_t window, std::vector<Part>& parts) {
     const int64_t per_tile = std::max<int64_t>(1, kTileRows / group), first = whole.query, count = whole.num_queries;
     const int64_t first_position = whole.position;
     for (int64_t end = count; end > 0; end = (end - 1) / per_tile * per_tile) {
         const int64_t begin = (end - 1) / per_tile * per_tile;
         whole.query = first + begin, whole.num_queries = end - begin, whole.position = first_position + begin;
-        const int64_t keys = first_position + end, segments = (keys + kSegment - 1) / kSegment;
+        const int64_t keys = first_position + end, low = hidden_before(whole.position, window) / kSegment * kSegment;
+        const int64_t segments = (keys - low + kSegment - 1) / kSegment;
         const bool split = count <= per_tile && segments > 1;
         for (whole.kv_head = 0; whole.kv_head < kv_heads; whole.kv_head++) {
             for (int64_t s = 0; s < (split ? segments : 1); s++) {
-                whole.key_begin = split ? s * kSegment : 0;
-                whole.key_end = split ? std::min(keys, (s + 1) * kSegment) : keys;
+                whole.key_begin = split ? low + s * kSegment : low;
+                whole.key_end = split ? std::min(keys, low + (s + 1) * kSegment) : keys;
                 parts.push_back({whole, split ? states : -1, split && s == 0 ? segments : 0});
                 if (split) states += state_floats(whole.num_queries * group, head_size);
             }
@@ -70,8 +71,8 @@ void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, 
         const int64_t queries = starts[r + 1] - starts[r];
         if (queries == 0) continue;
         AttentionTask whole{tables + r * stride_table, starts[r], queries, lens[r] - queries, 0, 0, lens[r]};
-        states = cut_row(whole, kv_heads, args.group, args.head_size, states, parts);
-        work += queries * lens[r] * args.head_size * args.group * kv_heads;
+        states = cut_row(whole, kv_heads, args.group, args.head_size, states, args.window, parts);
+        work += queries * std::min<int64_t>(lens[r], args.window + queries) * args.head_size * args.group * kv_heads;
     }
     float* shared = states ? scratch_floats(Slot::kStates, states) : nullptr;
     auto attend = [&](int64_t i, const AttentionTask* next) {

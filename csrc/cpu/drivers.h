@@ -36,6 +36,11 @@ void rms_norm(const float* x, int64_t outer, int64_t inner, int64_t stride_outer
               const float* weight, float eps, float* y);
 void add_rms_norm(const float* x, int64_t stride_x, float* residual, int64_t stride_residual, int64_t rows, int64_t h,
                   const float* weight, float eps, float* y);
+// The same, less the mean; weight and bias may be null.
+void layer_norm(const float* x, int64_t outer, int64_t inner, int64_t stride_outer, int64_t stride_inner, int64_t h,
+                const float* weight, const float* bias, float eps, float* y);
+void add_layer_norm(const float* x, int64_t stride_x, float* residual, int64_t stride_residual, int64_t rows, int64_t h,
+                    const float* weight, const float* bias, float eps, float* y);
 
 struct Heads {
     float* data;
@@ -52,7 +57,9 @@ struct Cache {
 void store_kv(Heads k, Heads v, Cache k_cache, Cache v_cache, bool bfloat16, int64_t block_size, int64_t d,
               const int64_t* slots, int64_t tokens);
 
-void silu_mul(const float* gate_up, int64_t stride, int64_t rows, int64_t half, float* y);
+// y [rows, n] = activation(x); y [rows, half] = activation(first half of gate_up) * second half.
+void activate(Activation kind, const float* x, int64_t stride, int64_t rows, int64_t n, float* y);
+void gated(Activation kind, const float* gate_up, int64_t stride, int64_t rows, int64_t half, float* y);
 
 // starts [rows + 1], lens [rows], tables [rows] with the given row stride: consistent with each other and with q.
 void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts,

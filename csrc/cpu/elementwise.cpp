@@ -13,7 +13,7 @@ constexpr int64_t kTaskElements = 1 << 13;  // some three microseconds of one co
 // row(i) for every row, in tasks of about kTaskElements.
 template <typename Row>
 void for_rows(int64_t rows, int64_t elements_per_row, Row&& row) {
-    const int64_t step = elements_per_row > 0 ? (kTaskElements + elements_per_row - 1) / elements_per_row : rows;
+    const int64_t step = elements_per_row > 0 ? (kTaskElements + elements_per_row - 1) / elements_per_row : rows + 1;
     if (rows < 2 * step) {
         for (int64_t i = 0; i < rows; i++) row(i);
         return;
@@ -39,6 +39,22 @@ void add_rms_norm(const float* x, int64_t stride_x, float* residual, int64_t str
                   const float* weight, float eps, float* y) {
     const auto run = kernels().rms_norm;
     for_rows(rows, h, [&](int64_t i) { run(x + i * stride_x, residual + i * stride_residual, weight, eps, y + i * h, h); });
+}
+
+void layer_norm(const float* x, int64_t outer, int64_t inner, int64_t stride_outer, int64_t stride_inner, int64_t h,
+                const float* weight, const float* bias, float eps, float* y) {
+    const auto run = kernels().layer_norm;
+    for_rows(outer, inner * h, [&](int64_t i) {
+        for (int64_t j = 0; j < inner; j++)
+            run(x + i * stride_outer + j * stride_inner, nullptr, weight, bias, eps, y + (i * inner + j) * h, h);
+    });
+}
+
+void add_layer_norm(const float* x, int64_t stride_x, float* residual, int64_t stride_residual, int64_t rows, int64_t h,
+                    const float* weight, const float* bias, float eps, float* y) {
+    const auto run = kernels().layer_norm;
+    for_rows(rows, h,
+             [&](int64_t i) { run(x + i * stride_x, residual + i * stride_residual, weight, bias, eps, y + i * h, h); });
 }
 
 void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const float* cos_sin, int64_t stride_cos_sin,
@@ -72,9 +88,14 @@ void store_kv(Heads k, Heads v, Cache k_cache, Cache v_cache, bool bfloat16, int
     });
 }
 
-void silu_mul(const float* gate_up, int64_t stride, int64_t rows, int64_t half, float* y) {
-    const auto run = kernels().silu_mul;
-    for_rows(rows, half * 2, [&](int64_t i) { run(gate_up + i * stride, gate_up + i * stride + half, y + i * half, half); });
+void activate(Activation kind, const float* x, int64_t stride, int64_t rows, int64_t n, float* y) {
+    const auto run = kernels().activate;
+    for_rows(rows, n, [&](int64_t i) { run(kind, x + i * stride, nullptr, y + i * n, n); });
+}
+
+void gated(Activation kind, const float* gate_up, int64_t stride, int64_t rows, int64_t half, float* y) {
+    const auto run = kernels().activate;
+    for_rows(rows, half * 2, [&](int64_t i) { run(kind, gate_up + i * stride, gate_up + i * stride + half, y + i * half, half); });
 }
 
 }  // namespace oneloop

@@ -13,6 +13,8 @@ constexpr int kPanel = 16;     // output columns stored side by side in a packed
 constexpr int kKeyTile = 64;   // keys scored at once; tiles lie at multiples of this in the context
 constexpr int kSegment = 512;  // keys of one softmax state; states are merged in position order
 
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kRelu2 };
+
 // Rows of x for one call, cut into tiles of at most max_tile_rows rows. Tile t holds rows [row_start[t], row_start[t+1]);
 // its data, [K][rows of the tile], begins at data + row_start[t] * K.
 struct PackedRows {
@@ -42,7 +44,11 @@ struct AttentionArgs {
     bool bfloat16;
     int64_t block_size, head_size, group;  // group = query heads of one kv head
     float scale;
+    int64_t window;  // a query sees as many keys, itself the last; kNoWindow for all
+    float softcap;   // scores become softcap * tanh(score / softcap); 0 for none
 };
+
+constexpr int64_t kNoWindow = int64_t{1} << 40;
 
 // Queries [query, query + num_queries) of the step, all heads of kv_head's group; the first stands at `position`.
 // They read keys [key_begin, key_end); key_begin is a multiple of kSegment.
@@ -50,6 +56,9 @@ struct AttentionTask {
     const int32_t* block_table;
     int64_t query, num_queries, position, kv_head, key_begin, key_end;
 };
+
+// Up to where no query of a task that begins at `position` sees anything.
+inline int64_t hidden_before(int64_t position, int64_t window) { return position < window ? 0 : position + 1 - window; }
 
 // Softmax state of `rows` = num_queries * group rows, query-major: values [rows, padded head size] not yet divided by
 // `sum` [rows]; `max` [rows] is what the exponents were taken against.
@@ -67,9 +76,12 @@ struct Kernels {
     void (*linear)(const LinearArgs&);
     // y [h] = x / sqrt(mean(x^2) + eps) * weight; with `residual`, residual += x first and x is the sum.
     void (*rms_norm)(const float* x, float* residual, const float* weight, float eps, float* y, int64_t h);
+    // y [h] = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, `residual` as above; weight and bias may be null.
+    void (*layer_norm)(const float* x, float* residual, const float* weight, const float* bias, float eps, float* y, int64_t h);
     // Turns one head in place by cos [half] and sin [half].
     void (*rope)(float* head, const float* cos_sin, int64_t half, bool interleaved);
-    void (*silu_mul)(const float* gate, const float* up, float* y, int64_t n);
+    // y [n] = activation(x), times `up` unless that is null.
+    void (*activate)(Activation activation, const float* x, const float* up, float* y, int64_t n);
     void (*to_bfloat16)(const float* x, uint16_t* y, int64_t n);
     // Fills `state` for the task; `scratch` has attention_scratch_floats() floats, 64-byte aligned. `next`, or null, is what
     // this thread will do after it: its first keys are fetched early.

@@ -9,6 +9,7 @@
 
 namespace {
 
+using oneloop::Activation;
 using oneloop::AttentionArgs;
 using oneloop::AttentionState;
 using oneloop::AttentionTask;
@@ -24,6 +25,7 @@ constexpr int kVecsPerPanel = kPanel / W;
 
 inline int lanes(int64_t left) { return left < W ? static_cast<int>(left) : W; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // e^x within 2 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, a Taylor-like polynomial in r (Cephes' expf coefficients), then 2^n.
@@ -192,6 +194,38 @@ void rms_norm(const float* x, float* residual, const float* weight, float eps, f
     }
 }
 
+// In two passes: a variance from a difference of squares would lose what the mean has in common with every element.
+void layer_norm(const float* x, float* residual, const float* weight, const float* bias, float eps, float* y, int64_t h) {
+    Vec sums[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
+    for (int64_t i = 0, lane = 0; i < h; i += W, lane = (lane + 1) % 4) {
+        const int n = lanes(h - i);
+        Vec value = Vec::load(x + i, n);
+        if (residual) {
+            value = Vec::load(residual + i, n) + value;
+            value.store(residual + i, n);
+        }
+        sums[lane] = sums[lane] + value;
+    }
+    const float* from = residual ? residual : x;
+    const Vec mean = Vec::broadcast(((sums[0] + sums[1]) + (sums[2] + sums[3])).sum() / static_cast<float>(h));
+    Vec squares[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
+    for (int64_t i = 0, lane = 0; i < h; i += W, lane = (lane + 1) % 4) {
+        const int n = lanes(h - i);
+        const Vec last = Vec::broadcast(static_cast<float>(n - 1));
+        const Vec apart = Vec::select_le(Vec::lane_index(), last, Vec::load(from + i, n) - mean, Vec::zero());
+        squares[lane] = Vec::fma(apart, apart, squares[lane]);
+    }
+    const float variance = ((squares[0] + squares[1]) + (squares[2] + squares[3])).sum() / static_cast<float>(h);
+    const Vec scale = Vec::broadcast(1.0f / __builtin_sqrtf(variance + eps));
+    for (int64_t i = 0; i < h; i += W) {
+        const int n = lanes(h - i);
+        Vec value = (Vec::load(from + i, n) - mean) * scale;
+        if (weight) value = value * Vec::load(weight + i, n);
+        if (bias) value = value + Vec::load(bias + i, n);
+        value.store(y + i, n);
+    }
+}
+
 void rope(float* head, const float* cos_sin, int64_t half, bool interleaved) {
     if (interleaved) {
         for (int64_t i = 0; i < half; i++) {
@@ -210,12 +244,56 @@ void rope(float* head, const float* cos_sin, int64_t half, bool interleaved) {
     }
 }
 
-void silu_mul(const float* gate, const float* up, float* y, int64_t n) {
-    const Vec one = Vec::broadcast(1.0f);
+// x / (1 + e^-z): x times the logistic function of z.
+inline Vec times_sigmoid(Vec x, Vec z) { return x / (Vec::broadcast(1.0f) + exp(Vec::zero() - z)); }
+
+// 1 - erf(x) for x >= 0, within 4e-7: e^-x^2 times a polynomial in t = 1 / (1 + 0.3 x), fitted to the relative error.
+inline Vec erfc_of_positive(Vec x) {
+    const Vec t = Vec::broadcast(1.0f) / Vec::fma(x, Vec::broadcast(0.3f), Vec::broadcast(1.0f));
+    Vec p = Vec::broadcast(-0.12786619365215302f);
+    p = Vec::fma(p, t, Vec::broadcast(0.47773340344429016f));
+    p = Vec::fma(p, t, Vec::broadcast(-0.4965445399284363f));
+    p = Vec::fma(p, t, Vec::broadcast(0.5302015542984009f));
+    p = Vec::fma(p, t, Vec::broadcast(-0.082855723798275f));
+    p = Vec::fma(p, t, Vec::broadcast(0.21001958847045898f));
+    p = Vec::fma(p, t, Vec::broadcast(0.14956806600093842f));
+    p = Vec::fma(p, t, Vec::broadcast(0.17054608464241028f));
+    p = Vec::fma(p, t, Vec::broadcast(0.16919778287410736f));
+    return p * t * exp_upto_89(Vec::zero() - x * x);
+}
+
+template <Activation kind>
+inline Vec activation(Vec x) {
+    if constexpr (kind == Activation::kSilu) return times_sigmoid(x, x);
+    if constexpr (kind == Activation::kGelu) {  // x times the normal distribution's integral up to x
+        const Vec tail = Vec::broadcast(0.5f) * erfc_of_positive(Vec::max(x, Vec::zero() - x) * Vec::broadcast(0.70710678118654752f));
+        return x * Vec::select_le(x, Vec::zero(), tail, Vec::broadcast(1.0f) - tail);
+    }
+    if constexpr (kind == Activation::kGeluTanh) {  // (1 + tanh(z)) / 2 is the logistic function of 2 z
+        const Vec cubed = Vec::fma(x * x * x, Vec::broadcast(0.044715f), x);
+        return times_sigmoid(x, cubed * Vec::broadcast(1.59576912160573071f));
+    }
+    const Vec positive = Vec::max(Vec::zero(), x);
+    return kind == Activation::kRelu2 ? positive * positive : positive;
+}
+
+template <Activation kind>
+void activate_by(const float* x, const float* up, float* y, int64_t n) {
     for (int64_t i = 0; i < n; i += W) {
         const int count = lanes(n - i);
-        const Vec g = Vec::load(gate + i, count);
-        (g / (one + exp(Vec::zero() - g)) * Vec::load(up + i, count)).store(y + i, count);
+        Vec value = activation<kind>(Vec::load(x + i, count));
+        if (up) value = value * Vec::load(up + i, count);
+        value.store(y + i, count);
+    }
+}
+
+void activate(Activation kind, const float* x, const float* up, float* y, int64_t n) {
+    switch (kind) {
+        case Activation::kSilu: return activate_by<Activation::kSilu>(x, up, y, n);
+        case Activation::kGelu: return activate_by<Activation::kGelu>(x, up, y, n);
+        case Activation::kGeluTanh: return activate_by<Activation::kGeluTanh>(x, up, y, n);
+        case Activation::kRelu: return activate_by<Activation::kRelu>(x, up, y, n);
+        case Activation::kRelu2: return activate_by<Activation::kRelu2>(x, up, y, n);
     }
 }
 
@@ -436,6 +514,20 @@ void value_columns(const float* weights, const float* decay, const float* const*
     }
 }
 
+// tanh within 3 ulp: Cephes' odd polynomial for small x, by e^-2|x| for others.
+inline Vec tanh(Vec x) {
+    const Vec square = x * x, away = Vec::max(x, Vec::zero() - x);
+    Vec p = Vec::broadcast(-5.70498872745e-3f);
+    p = Vec::fma(p, square, Vec::broadcast(2.06390887954e-2f));
+    p = Vec::fma(p, square, Vec::broadcast(-5.37397155531e-2f));
+    p = Vec::fma(p, square, Vec::broadcast(1.33314422036e-1f));
+    p = Vec::fma(p, square, Vec::broadcast(-3.33332819422e-1f));
+    const Vec one = Vec::broadcast(1.0f), e = exp_upto_89(away * Vec::broadcast(-2.0f));
+    const Vec large = (one - e) / (one + e);
+    return Vec::select_le(away, Vec::broadcast(0.625f), Vec::fma(p * square, x, x),
+                          Vec::select_le(x, Vec::zero(), Vec::zero() - large, large));
+}
+
 template <int MR>
 void value_tile(const float* weights, const float* decay, const float* const* rows, int64_t count, Fetcher& coming,
                 float* values, int64_t padded) {
@@ -446,16 +538,19 @@ void value_tile(const float* weights, const float* decay, const float* const* ro
     for (; column < used; column += W) value_columns<MR, 1>(weights, decay, rows, column, count, coming, values, padded);
 }
 
-// One row of scores becomes weights in place, against the larger of its old maximum and this tile's.
-inline void softmax_row(float* scores, int64_t visible, float* max, float* decay, float* sums) {
+// One row of scores becomes weights in place, against the larger of its old maximum and this tile's. Keys [hidden, visible)
+// of the tile count.
+inline void softmax_row(float* scores, int64_t hidden, int64_t visible, float* max, float* decay, float* sums) {
     Vec s[kKeyVecs];
     Vec top = Vec::broadcast(kLowest);
-    if (visible < kKeyTile) {
-        const Vec limit = Vec::broadcast(static_cast<float>(visible) - 1.0f), hidden = Vec::broadcast(-__builtin_inff());
+    if (hidden > 0 || visible < kKeyTile) {
+        const Vec limit = Vec::broadcast(static_cast<float>(visible) - 1.0f), nothing = Vec::broadcast(-__builtin_inff());
+        const Vec before = Vec::broadcast(static_cast<float>(hidden) - 1.0f);
         ONELOOP_UNROLL
         for (int j = 0; j < kKeyVecs; j++) {
             const Vec index = Vec::lane_index() + Vec::broadcast(static_cast<float>(j * W));
-            s[j] = Vec::select_le(index, limit, Vec::load(scores + j * W), hidden);
+            s[j] = Vec::select_le(index, limit, Vec::load(scores + j * W), nothing);
+            s[j] = Vec::select_le(index, before, nothing, s[j]);
             top = Vec::max(top, s[j]);
         }
     } else {
@@ -465,14 +560,14 @@ inline void softmax_row(float* scores, int64_t visible, float* max, float* decay
             top = Vec::max(top, s[j]);
         }
     }
-    const float tile_max = top.largest(), before = *max;
-    const float now = tile_max > before ? tile_max : before;
+    const float tile_max = top.largest(), earlier = *max;
+    const float now = tile_max > earlier ? tile_max : earlier;
     *max = now;
     // Seldom taken after the first tiles. Multiplying by exactly 1 would give the same bits, so this only saves time.
     Vec total = Vec::load(sums);
     *decay = 1.0f;
-    if (now != before) {
-        const Vec shrink = exp_upto_89(Vec::broadcast(before - now));
+    if (now != earlier) {
+        const Vec shrink = exp_upto_89(Vec::broadcast(earlier - now));
         shrink.store(decay, 1);
         total = total * shrink;
     }
@@ -486,21 +581,26 @@ inline void softmax_row(float* scores, int64_t visible, float* max, float* decay
     total.store(sums);
 }
 
-// Rows are in the order of their positions, so the last row of the tile sees the most; what none of them sees is left
-// out. It would add exact zeros.
+// Rows are in the order of their positions, so the last row of the tile sees the latest keys and the first one the
+// earliest; what none of them sees is left out. It would add exact zeros, or whatever stands in memory nobody wrote.
 template <int MR>
 void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, const Places& places,
                  Fetcher& coming, const Scratch& s, AttentionState state, int64_t padded) {
     const int64_t before = task.position + 1 - places.first;  // visible = before + query, where that is positive
     const int64_t most = smaller(before + (tile + MR - 1) / args.group, places.count);
-    if (most <= 0) return;
+    const int64_t first = larger(before + tile / args.group - args.window, 0);
+    if (most <= first) return;
     score_tile<MR>(s.queries + tile * args.head_size, s.keys, args.head_size, coming, s.scores);
+    if (args.softcap > 0) {
+        const Vec cap = Vec::broadcast(args.softcap);
+        for (int i = 0; i < MR * kKeyTile; i += W) (tanh(Vec::load(s.scores + i) / cap) * cap).store(s.scores + i);
+    }
     for (int i = 0; i < MR; i++) {
         const int64_t row = tile + i, visible = before + row / args.group;
-        softmax_row(s.scores + i * kKeyTile, visible < 0 ? 0 : smaller(visible, places.count), state.max + row,
-                    s.decay + i, s.sums + row * W);
+        softmax_row(s.scores + i * kKeyTile, larger(visible - args.window, 0), larger(smaller(visible, places.count), 0),
+                    state.max + row, s.decay + i, s.sums + row * W);
     }
-    value_tile<MR>(s.scores, s.decay, s.value_rows, most, coming, state.values + tile * padded, padded);
+    value_tile<MR>(s.scores + first, s.decay, s.value_rows + first, most - first, coming, state.values + tile * padded, padded);
 }
 
 using AttendRows = void (*)(const AttentionArgs&, const AttentionTask&, int64_t, const Places&, Fetcher&,
@@ -531,7 +631,7 @@ void attend_segment(const AttentionArgs& args, const AttentionTask& task, int64_
     for (int64_t i = 0; i < rows; i++) state.max[i] = kLowest;
     Places places[2];
     Fetcher coming;
-    locate(args, task, begin, end, places[0]);
+    locate(args, task, larger(begin, oneloop::hidden_before(task.position, args.window) / kKeyTile * kKeyTile), end, places[0]);
     for (int turn = 0; places[turn].count > 0; turn ^= 1) {
         locate(args, task, places[turn].first + kKeyTile, end, places[turn ^ 1]);
         coming.aim(args, places[turn ^ 1].count > 0 ? places[turn ^ 1] : after);
@@ -595,7 +695,7 @@ void finish(AttentionState state, const AttentionArgs& args, const AttentionTask
 }
 
 constexpr oneloop::Kernels make_kernels(const char* name) {
-    return {name, W, kTileRows, linear, rms_norm, rope, silu_mul, to_bfloat16, attention, merge, finish};
+    return {name, W, kTileRows, linear, rms_norm, layer_norm, rope, activate, to_bfloat16, attention, merge, finish};
 }
 
 }  // namespace

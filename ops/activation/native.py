@@ -1,4 +1,4 @@
-"""Gated activations by oneloop_native."""
+"""Activations by oneloop_native, alone and gating."""
 
 from __future__ import annotations
 
@@ -11,4 +11,17 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, width = gate_up.shape
     out = gate_up.new_empty(tokens, width // 2)
     native.silu_mul(gate_up, out)
+    return out
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    tokens, width = gate_up.shape
+    out = gate_up.new_empty(tokens, width // 2)
+    native.gated(gate_up, activation, out)
+    return out
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    out = x.new_empty(*x.shape)
+    native.activate(x, activation, out)
     return out

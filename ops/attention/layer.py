@@ -37,7 +37,7 @@ def attend(
         k_cache, v_cache, slots,
     )  # fmt: skip
     fresh_from = triton_paged.NEVER
-    if meta.spans is not None and qkv.dtype in HALVES and heads.head_size <= 256:
+    if meta.spans is not None and qkv.dtype in HALVES and not sdpa.refusal(heads):
         sdpa.prefill_attention(qkv, out, heads.num_heads, heads.num_kv_heads, heads.head_size, meta, heads.scale)
         fresh_from = FRESH_FROM
     has_singles = meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)
@@ -45,6 +45,15 @@ def attend(
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=False)
     q = heads.split(qkv)[0]
     triton_paged.paged_attention(
-        q, k_cache, v_cache, meta, heads.scale, out=out, fresh_from=fresh_from, singles=not own
+        q,
+        k_cache,
+        v_cache,
+        meta,
+        heads.scale,
+        heads.window,
+        heads.softcap,
+        out=out,
+        fresh_from=fresh_from,
+        singles=not own,
     )
     return out.flatten(1)

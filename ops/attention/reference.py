@@ -12,7 +12,10 @@ from ops.attention.meta import AttentionMeta
 QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prompt
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:  # fmt: skip
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts, lens = meta.query_starts.tolist(), meta.context_lens.tolist()
     for row, context_len in enumerate(lens):
@@ -23,7 +26,10 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: Attention
         keys, values = (_gather(cache, table, context_len) for cache in (k_cache, v_cache))
         for chunk in range(start, end, QUERY_CHUNK):
             stop = min(chunk + QUERY_CHUNK, end)
-            out[chunk:stop] = _attend(q[chunk:stop], keys, values, context_len - (end - chunk), scale)
+            first = context_len - (end - chunk)  # position of the chunk's first query, which sees the earliest key
+            low = 0 if window is None else max(0, first + 1 - window)
+            seen = keys[:, low:], values[:, low:]
+            out[chunk:stop] = _attend(q[chunk:stop], *seen, first - low, scale, window, softcap)
     return out
 
 
@@ -34,14 +40,22 @@ def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
     return blocks.transpose(0, 1).flatten(1, 2)[:, :context_len]
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, first_position: int, scale: float) -> Tensor:
-    """q [n, Hq, D] at positions first_position and on; keys, values [Hkv, context, D]. Returns [n, Hq, D]."""
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, first_position: int, scale: float, window: int | None,
+    softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """q [n, Hq, D], the first one beside key `first_position`; keys, values [Hkv, context, D]. Returns [n, Hq, D]."""
     wide = torch.promote_types(q.dtype, torch.float32)
     num_queries, num_heads, head_size = q.shape
     groups = q.to(wide).transpose(0, 1).reshape(keys.shape[0], -1, head_size)  # a kv head's query heads side by side
     scores = (groups @ keys.to(wide).transpose(1, 2) * scale).view(num_heads, num_queries, -1)
     query_positions = torch.arange(first_position, first_position + num_queries, device=q.device)
-    hidden = torch.arange(keys.shape[1], device=q.device) > query_positions[:, None]
+    key_positions = torch.arange(keys.shape[1], device=q.device)
+    hidden = key_positions > query_positions[:, None]
+    if window is not None:
+        hidden |= key_positions <= query_positions[:, None] - window
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
     weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
     mixed = weights.view(keys.shape[0], -1, keys.shape[1]) @ values.to(wide)
     return mixed.view(num_heads, num_queries, head_size).transpose(0, 1).to(q.dtype)

@@ -13,12 +13,22 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from ops.attention.heads import AttentionHeads
 from ops.attention.meta import FRESH_FROM, AttentionMeta
 
 _BACKENDS = {
     "cuda": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
     "cpu": [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],
 }
+
+
+def refusal(heads: AttentionHeads) -> str | None:
+    """Why these heads cannot be served, None if they can."""
+    if heads.head_size > 256:
+        return "torch's kernels serve head sizes up to 256"
+    return (
+        None if heads.window is None and heads.softcap is None else "torch's kernels know neither windows nor soft caps"
+    )
 
 
 def prefill_attention(

@@ -8,7 +8,7 @@ keys that every query of the tile sees, unmasked, then those on the diagonal."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 import triton
@@ -21,6 +21,13 @@ from ops.launch import num_processors, overlap, wait_for_previous
 LOG2E = 1.4426950408889634  # exp2 is one instruction on the device, exp two
 NEVER = 2**31 - 1
 MOST_SPLITS = 32
+
+
+class Limits(TypedDict):
+    """What a query sees, as the kernels' constants: 0 for no limit, so that plain heads compile to code without any."""
+
+    WINDOW: int
+    SOFTCAP: float
 
 
 class Tiles(NamedTuple):
@@ -88,6 +95,12 @@ def _fold(scores, v, best, total, mixed, scale_log2, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _capped(scores, scale_log2, SOFTCAP: tl.constexpr):
+    # SOFTCAP * tanh(scores * scale / SOFTCAP), in the units that `_fold` wants: with a scale of LOG2E.
+    return SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(scores * (scale_log2 * (2.0 / SOFTCAP))) + 1.0)
+
+
+@triton.jit
 def _table(tables_ptr, rows_ptr, table_stride, line):
     row = line
     if rows_ptr is not None:
@@ -97,7 +110,7 @@ def _table(tables_ptr, rows_ptr, table_stride, line):
 
 @triton.jit
 def _split_span(context, num_splits, TILE: tl.constexpr):
-    # Keys per split, whole tiles: `_decode` and `_join` agree on it.
+    # Of `context` keys, those per split, whole tiles: `_decode` and `_join` agree on it.
     return tl.cdiv(tl.cdiv(context, TILE), num_splits) * TILE
 
 
@@ -106,7 +119,8 @@ def _decode(
     q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale_log2,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (line, kv head, split); lines that have not exactly one query are not ours. part [lines, heads, splits,
     # HEAD] and lse [lines, heads, splits] float32, base 2. GROUP_PAD >= 16: the least number of rows of a matrix product.
@@ -118,8 +132,11 @@ def _decode(
     wait_for_previous(PDL)
     token = tl.load(starts_ptr + line)
     context = tl.load(lens_ptr + line)
-    span = _split_span(context, num_splits, TILE)
-    first = split * span
+    low = 0  # the first key, down to a whole tile, that the query sees
+    if WINDOW > 0:
+        low = tl.maximum(context - WINDOW, 0) // TILE * TILE
+    span = _split_span(context - low, num_splits, TILE)
+    first = low + split * span
     if (tl.load(starts_ptr + line + 1) - token != 1) | (first >= context):
         return
     last = tl.minimum(first + span, context)
@@ -134,9 +151,14 @@ def _decode(
     best = tl.full((GROUP_PAD,), -1e30, tl.float32)
     total = tl.zeros((GROUP_PAD,), tl.float32)
     mixed = tl.zeros((GROUP_PAD, LANES), tl.float32)
+    fold_scale = scale_log2
+    if SOFTCAP > 0:
+        fold_scale = 1.4426950408889634
     keys_at = _keys_at(table_ptr, first, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
     for start in range(first, last, TILE):
         inside = start + tl.arange(0, TILE) < last
+        if WINDOW > 0:
+            inside = inside & (start + tl.arange(0, TILE) >= context - WINDOW)
         loaded = inside[:, None]
         if HEAD != LANES:
             loaded = loaded & (dim < HEAD)[None, :]
@@ -145,10 +167,13 @@ def _decode(
         v = tl.load(v_ptr + where, mask=loaded, other=0.0)
         # The next tile's blocks, a turn early: its keys need not wait for their addresses.
         keys_at = _keys_at(table_ptr, start + TILE, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
-        scores = tl.where(inside[None, :], tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION), -1e30)
-        best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
+        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
+        if SOFTCAP > 0:
+            scores = _capped(scores, scale_log2, SOFTCAP)
+        scores = tl.where(inside[None, :], scores, -1e30)
+        best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     mixed = mixed / total[:, None]
-    if span >= context:
+    if span >= context - low:
         out_at = (token * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
         tl.store(out_ptr + out_at, mixed.to(out_ptr.dtype.element_ty), mask=is_member)
     else:
@@ -160,7 +185,7 @@ def _decode(
 @triton.jit(do_not_specialize=["num_splits"])
 def _join(
     part_ptr, lse_ptr, starts_ptr, lens_ptr, out_ptr, num_splits, HEADS: tl.constexpr, HEAD: tl.constexpr,
-    LANES: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+    LANES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (head, line): the splits' averages, weighted by their share of the softmax's sum. SPLITS >= num_splits.
     head = tl.program_id(0)
@@ -168,6 +193,8 @@ def _join(
     wait_for_previous(PDL)
     token = tl.load(starts_ptr + line)
     context = tl.load(lens_ptr + line)
+    if WINDOW > 0:
+        context -= tl.maximum(context - WINDOW, 0) // TILE * TILE  # those that were mixed
     span = _split_span(context, num_splits, TILE)
     if (tl.load(starts_ptr + line + 1) - token != 1) | (span >= context):
         return  # not a single query, or `_decode` needed one split and wrote the result itself
@@ -190,8 +217,8 @@ def _spans(
     q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, num_lines, fresh_from,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (line, kv head, tile of TOKENS queries, query head), or one for the whole group when it is packed (PACK
     # > 1, a power of two >= GROUP); row m of the product is query m // PACK of the tile and head m % PACK of the group.
@@ -241,25 +268,41 @@ def _spans(
     first_position = context - num_queries + tile * TOKENS
     end = tl.minimum(context, first_position + TOKENS)
     unmasked = (first_position + 1) // TILE * TILE  # every query of the tile sees the keys before this one
-    keys_at = _keys_at(table_ptr, 0, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
-    for begin in range(0, unmasked, TILE):
+    low = 0
+    if WINDOW > 0:  # every tile of keys is masked: the tiles at the window's edge are not worth a third loop
+        low = tl.maximum(first_position + 1 - WINDOW, 0) // TILE * TILE
+        unmasked = low
+    fold_scale = scale_log2
+    if SOFTCAP > 0:
+        fold_scale = 1.4426950408889634
+    keys_at = _keys_at(table_ptr, low, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
+    for begin in range(low, unmasked, TILE):
         where = keys_at[:, None] + dim[None, :]
         k = _load(k_ptr, where, in_head, HEAD != LANES)
         v = _load(v_ptr, where, in_head, HEAD != LANES).to(q.dtype)
         keys_at = _keys_at(table_ptr, begin + TILE, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)  # a turn early
         scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
-        best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
+        if SOFTCAP > 0:
+            scores = _capped(scores, scale_log2, SOFTCAP)
+        best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     for begin in range(unmasked, end, TILE):
         key = begin + tl.arange(0, TILE)
         loaded = (key < context)[:, None]
+        if WINDOW > 0:
+            loaded = loaded & (key > first_position - WINDOW)[:, None]
         if HEAD != LANES:
             loaded = loaded & in_head
         where = _keys_at(table_ptr, begin, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)[:, None] + dim[None, :]
         k = tl.load(k_ptr + where, mask=loaded, other=0.0)
         v = tl.load(v_ptr + where, mask=loaded, other=0.0)
         scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
-        scores = tl.where(key[None, :] <= position[:, None], scores, -1e30)
-        best, total, mixed = _fold(scores, v, best, total, mixed, scale_log2, PRECISION)
+        if SOFTCAP > 0:
+            scores = _capped(scores, scale_log2, SOFTCAP)
+        visible = key[None, :] <= position[:, None]
+        if WINDOW > 0:
+            visible = visible & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(visible, scores, -1e30)
+        best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD + dim[None, :]
     tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
 
@@ -270,6 +313,8 @@ def paged_attention(
     v_cache: Tensor,
     meta: AttentionMeta,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
     *,
     out: Tensor | None = None,
     fresh_from: int = NEVER,
@@ -285,25 +330,27 @@ def paged_attention(
     num_tokens, num_lines = q.shape[0], meta.context_lens.shape[0]
     if not num_tokens:
         return out
+    limits: Limits = {"WINDOW": window or 0, "SOFTCAP": softcap or 0.0}
     lengths = None
     if meta.spans is not None:
         fresh = (end - start >= fresh_from and end - start == context for start, end, context in meta.spans)
         lengths = [end - start for (start, end, _), left_out in zip(meta.spans, fresh, strict=True) if not left_out]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, out, fresh_from, lengths)
+        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, limits, out, fresh_from, lengths)
     if singles and num_lines and (lengths is None or 1 in lengths):
-        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, out)
+        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, out)
     return out
 
 
 def _run_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits, out: Tensor
 ) -> None:
     num_lines, (num_heads, head_size) = meta.context_lens.shape[0], q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
     lanes = max(64, triton.next_power_of_2(head_size))
     how = DECODE[lanes]
-    splits = _num_splits(num_lines * kv_heads, meta.max_context_len, how.least, q.device)
+    most_keys = min(meta.max_context_len, limits["WINDOW"] + how.keys - 1 if limits["WINDOW"] else NEVER)
+    splits = _num_splits(num_lines * kv_heads, most_keys, how.least, q.device)
     shape = (num_lines, num_heads, splits) if splits > 1 else (1,)
     part = torch.empty((*shape, head_size), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -313,19 +360,19 @@ def _run_decode(
         q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, part, lse,
         scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size, LANES=lanes, BLOCK=block_size,
-        TILE=how.keys, WIDE=_is_wide(k_cache), PRECISION=_precision(q), num_warps=how.warps,
+        TILE=how.keys, **limits, WIDE=_is_wide(k_cache), PRECISION=_precision(q), num_warps=how.warps,
         num_stages=how.stages, **launch,
     )  # fmt: skip
     if splits > 1:
         _join[(num_heads, num_lines)](
             part, lse, meta.query_starts, meta.context_lens, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
-            TILE=how.keys, SPLITS=MOST_SPLITS, num_warps=4, **launch,
+            TILE=how.keys, WINDOW=limits["WINDOW"], SPLITS=MOST_SPLITS, num_warps=4, **launch,
         )  # fmt: skip
 
 
 def _run_spans(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, out: Tensor, fresh_from: int,
-    lengths: list[int] | None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits, out: Tensor,
+    fresh_from: int, lengths: list[int] | None,
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
@@ -342,7 +389,7 @@ def _run_spans(
         q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, scale_log2,
         num_lines, fresh_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
-        LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), WIDE=_is_wide(k_cache),
+        LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), **limits, WIDE=_is_wide(k_cache),
         PRECISION=_precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),
     )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""RMS norm in Triton, one program per token: the row is read once and stays in registers, for any hidden size up to 64 Ki."""
+"""RMS and layer norm in Triton, one program per token: the row is read once and stays in registers, for any hidden size up to
+64 Ki."""
 
 from __future__ import annotations
 
@@ -11,15 +12,20 @@ from ops.launch import overlap, wait_for_previous
 
 
 @triton.jit
-def _rms_norm(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, eps,
-    HIDDEN: tl.constexpr, LANES: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+def _norm(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, eps,
+    HIDDEN: tl.constexpr, LANES: tl.constexpr, ADD: tl.constexpr, CENTER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # x, residual, out [tokens, HIDDEN]; LANES the next power of two. Sums in float32 whatever the dtype.
+    # x, residual, out [tokens, HIDDEN]; LANES the next power of two. Sums in float32 whatever the dtype. CENTER: less the mean.
     row = tl.program_id(0).to(tl.int64) * HIDDEN
     lane = tl.arange(0, LANES)
     inside = lane < HIDDEN
-    weight = tl.load(weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+    weight = 1.0
+    bias = 0.0
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + lane, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
     x = tl.load(x_ptr + row + lane, mask=inside, other=0.0).to(tl.float32)
     if ADD:
@@ -27,26 +33,41 @@ def _rms_norm(
         stored = x.to(residual_ptr.dtype.element_ty)
         tl.store(residual_ptr + row + lane, stored, mask=inside)
         x = stored.to(tl.float32)  # norm what the next layer will read, not what rounding took off it
+    if CENTER:
+        x = tl.where(inside, x - tl.sum(x, 0) / HIDDEN, 0.0)
     scale = tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
-    tl.store(out_ptr + row + lane, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
+    result = x * scale * weight
+    if bias_ptr is not None:
+        result += bias
+    tl.store(out_ptr + row + lane, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _launch(x, x, weight, eps, add=False)
+    return _launch(x, x, weight, None, eps, add=False, center=False)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _launch(x, residual, weight, eps, add=True)
+    return _launch(x, residual, weight, None, eps, add=True, center=False)
 
 
-def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, add: bool) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return _launch(x, x, weight, bias, eps, add=False, center=True)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return _launch(x, residual, weight, bias, eps, add=True, center=True)
+
+
+def _launch(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, add: bool, center: bool
+) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     hidden = x.shape[-1]
     lanes = triton.next_power_of_2(hidden)
     if x.numel():
-        _rms_norm[(x.numel() // hidden,)](
-            x, residual, weight, out, eps, HIDDEN=hidden, LANES=lanes, ADD=add,
+        _norm[(x.numel() // hidden,)](
+            x, residual, weight, bias, out, eps, HIDDEN=hidden, LANES=lanes, ADD=add, CENTER=center,
             num_warps=max(1, min(8, lanes // 512)), **overlap(x.device),
         )  # fmt: skip
     return out

@@ -160,7 +160,9 @@ class QKNorm:
 class Attention:
     """Causal attention over the paged context, grouped queries.
 
-    `rope` None: q and k do not turn. Scores are q k^T * `scale`. `clip` bounds what comes out of the qkv projection."""
+    `rope` None: q and k do not turn. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
+    Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds what comes out
+    of the qkv projection."""
 
     num_heads: int
     num_kv_heads: int
@@ -169,6 +171,8 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QKNorm | None = None
+    window: int | None = None
+    softcap: float | None = None
     score_scale: float | None = None  # head_size ** -0.5 where None
     clip: float | None = None
 

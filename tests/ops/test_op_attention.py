@@ -23,9 +23,12 @@ class Case:
     meta: ops.AttentionMeta
     keys: list[Tensor]
     values: list[Tensor]
+    window: int | None = None
+    softcap: float | None = None
 
     def run(self) -> Tensor:
-        return ops.paged_attention(self.q, self.k_cache, self.v_cache, self.meta, self.q.shape[2] ** -0.5)
+        scale = self.q.shape[2] ** -0.5
+        return ops.paged_attention(self.q, self.k_cache, self.v_cache, self.meta, scale, self.window, self.softcap)
 
     def expected(self) -> Tensor:
         out, starts = torch.empty(self.q.shape, dtype=torch.float64), self.meta.query_starts.tolist()
@@ -33,8 +36,11 @@ class Case:
         for row, context in enumerate(self.meta.context_lens.tolist()):
             for i in range(starts[row], starts[row + 1]):
                 seen = context - (starts[row + 1] - i) + 1
-                k, v = (x[row][:seen].repeat_interleave(group, 1) for x in (self.keys, self.values))
+                first = 0 if self.window is None else max(0, seen - self.window)
+                k, v = (x[row][first:seen].repeat_interleave(group, 1) for x in (self.keys, self.values))
                 scores = torch.einsum("hd,shd->hs", self.q[i].double(), k) * self.q.shape[2] ** -0.5
+                if self.softcap is not None:
+                    scores = self.softcap * torch.tanh(scores / self.softcap)
                 out[i] = torch.einsum("hs,shd->hd", scores.softmax(-1), v)
         return out
 
@@ -96,6 +102,34 @@ def test_long_contexts_cross_segments(kernel: str, queries: int) -> None:
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
 
 
+def forget(case: Case) -> None:
+    """Make NaN what no query of a row sees any more, as if its blocks had become somebody else's."""
+    block_size, starts = case.k_cache.shape[2], case.meta.query_starts.tolist()
+    for row, context in enumerate(case.meta.context_lens.tolist()):
+        for position in range(max(0, context - (starts[row + 1] - starts[row]) + 1 - case.window)):
+            block = case.meta.block_tables[row, position // block_size]
+            for cache in (case.k_cache, case.v_cache):
+                cache[block, :, position % block_size] = JUNK
+
+
+@pytest.mark.parametrize("window", [1, 5, 64, 100, 600, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_hides_what_stands_before_it(kernel: str, window: int, dtype: torch.dtype) -> None:
+    case = make([(1, 1), (70, 3), (130, 33), (1100, 1), (700, 257), (600, 600)], 16, 2, 3, dtype=dtype)
+    case.window = window
+    forget(case)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("softcap", [1.0, 20.0])
+def test_scores_are_capped_softly(kernel: str, softcap: float, window: int | None) -> None:
+    case = make([(1, 1), (70, 3), (600, 1), (130, 33)], 24, 2, 3)
+    case.window, case.softcap = window, softcap
+    case.q *= 4
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
 def test_scores_of_any_size_give_finite_weights(kernel: str) -> None:
     case = make([(150, 40)])
     for factor in (1e-30, 1e2, 1e4):
@@ -105,8 +139,12 @@ def test_scores_of_any_size_give_finite_weights(kernel: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("context", [70, 600, 1300])
-def test_a_chunked_prompt_gives_the_same_bits_as_a_whole_one(isa: str, context: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("window", [None, 100, 700])
+def test_a_chunked_prompt_gives_the_same_bits_as_a_whole_one(
+    isa: str, context: int, dtype: torch.dtype, window: int | None
+) -> None:
     case = make([(context, context)], 32, 1, 3, dtype=dtype)
+    case.window = window
     whole = case.run()
     for chunk in (1, 16, 100, 512):
         for begin in {0, chunk, context // chunk * chunk // 2 // chunk * chunk, (context - 1) // chunk * chunk}:
@@ -116,7 +154,7 @@ def test_a_chunked_prompt_gives_the_same_bits_as_a_whole_one(isa: str, context: 
             part = Case(
                 case.q[begin:end], case.k_cache, case.v_cache,
                 ops.AttentionMeta(int32([0, end - begin]), int32([end]), case.meta.block_tables, end - begin, end),
-                case.keys, case.values,
+                case.keys, case.values, window,
             )  # fmt: skip
             assert torch.equal(part.run(), whole[begin:end])
 

@@ -1,4 +1,4 @@
-"""rms_norm, rope, silu_mul and store_kv: right to rounding at odd sizes and through views."""
+"""Norms, rope, activations and store_kv: right to rounding at odd sizes and through views."""
 
 from __future__ import annotations
 
@@ -45,6 +45,52 @@ def test_add_rms_norm_adds_in_place_and_norms_the_sum(kernel: str, hidden: int) 
         torch.testing.assert_close(out.double(), norm64(total, weight), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("hidden", [1, 7, 64, 576])
+@pytest.mark.parametrize("parts", ["weight and bias", "weight", "neither"])
+def test_layer_norms_match_float64(kernel: str, hidden: int, parts: str) -> None:
+    weight = None if parts == "neither" else torch.randn(hidden)
+    bias = torch.randn(hidden) if parts == "weight and bias" else None
+    wide = [None if part is None else part.double() for part in (weight, bias)]
+    for tokens in TOKENS:
+        x, residual = torch.randn(tokens, hidden) + 5, torch.randn(tokens, hidden)
+        total = x + residual
+        expected = functional.layer_norm(x.double(), (hidden,), *wide, EPS)
+        torch.testing.assert_close(ops.layer_norm(x, weight, bias, EPS).double(), expected, rtol=1e-5, atol=1e-5)
+        out = ops.add_layer_norm(x, residual, weight, bias, EPS)
+        assert torch.equal(residual, total)
+        expected = functional.layer_norm(total.double(), (hidden,), *wide, EPS)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(9,), (4, 9), (4, 3, 9), (2, 4, 3, 9)])
+def test_layer_norm_keeps_the_shape_and_reads_views(kernel: str, shape: tuple[int, ...]) -> None:
+    x, bias = torch.randn(*shape[:-1], 2 * shape[-1])[..., : shape[-1]], torch.randn(shape[-1])
+    out = ops.layer_norm(x, None, bias, EPS)
+    torch.testing.assert_close(out, functional.layer_norm(x, shape[-1:], None, bias, EPS), rtol=1e-5, atol=1e-5)
+
+
+EXACT = {
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "gelu": lambda x: x * torch.special.ndtr(x),
+    "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    "relu": lambda x: x.clamp(min=0),
+    "relu2": lambda x: x.clamp(min=0) ** 2,
+}
+
+
+@pytest.mark.parametrize("activation", EXACT)
+def test_activations_match_float64(kernel: str, activation: str) -> None:
+    x = torch.cat([torch.linspace(-12, 12, 1001), torch.tensor([-200.0, -1e-30, 0.0, 1e-30, 200.0])])
+    for width in (1, 7, 16, 1006):
+        both = torch.stack([x[:width], torch.randn(width)]).repeat(3, 1)  # a row of them, then one of random numbers
+        got = ops.activate(both, activation)
+        torch.testing.assert_close(got.double(), EXACT[activation](both.double()), rtol=1e-6, atol=1e-6)
+        gate_up = both.view(3, 2 * width)
+        expected = EXACT[activation](gate_up[:, :width].double()) * gate_up[:, width:].double()
+        torch.testing.assert_close(ops.gated(gate_up, activation).double(), expected, rtol=1e-6, atol=1e-6)
+    assert ops.activate(torch.tensor([[torch.nan]]), activation).isnan().all()
+
+
 def turned(x: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
     """The rotation as a complex product, in float64."""
     half = cos_sin.shape[1] // 2
@@ -60,7 +106,7 @@ def turned(x: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> 
     return out
 
 
-@pytest.mark.parametrize(("head_size", "rotated"), [(64, 64), (64, 32), (8, 8), (96, 24), (10, 6)])
+@pytest.mark.parametrize(("head_size", "rotated"), [(64, 64), (64, 32), (8, 8), (96, 24), (10, 6), (16, 0)])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_turns_views_into_one_qkv_tensor(kernel: str, head_size: int, rotated: int, interleaved: bool) -> None:
     cos_sin = torch.randn(500, rotated)
@@ -138,6 +184,10 @@ def test_wrong_arguments_raise_and_write_nothing(isa: str) -> None:
         ops.rms_norm(torch.randn(64, 4).t(), weight, EPS)
     with pytest.raises(ValueError, match="odd number of columns"):
         ops.silu_mul(torch.randn(2, 7))
+    with pytest.raises(ValueError, match="no activation is called swash"):
+        ops.activate(x, "swash")
+    with pytest.raises(ValueError, match="bias has shape"):
+        ops.layer_norm(x, weight, weight[:63], EPS)
     q, k, cos_sin = torch.randn(2, 4, 8), torch.randn(2, 2, 8), torch.randn(10, 8)
     for positions in ([0, 10], [-1, 0]):
         with pytest.raises(ValueError, match="positions holds"):

@@ -43,15 +43,15 @@ def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0
     return qkv[:, : heads * head_size].unflatten(1, (heads, head_size)), k, v, meta
 
 
-def check(q, k, v, meta, tolerance, got=None):
+def check(q, k, v, meta, tolerance, got=None, window=None, softcap=None):
     """Tokens of lines match the reference; others may hold anything."""
     used = int(meta.query_starts[-1])
     scale = q.shape[2] ** -0.5
     if got is None:
-        got = triton_paged.paged_attention(q, k, v, meta, scale)
+        got = triton_paged.paged_attention(q, k, v, meta, scale, window, softcap)
     assert got.shape == q.shape
     got = got[:used].double()
-    wanted = reference.paged_attention(q[:used].double(), k.double(), v.double(), meta, scale)
+    wanted = reference.paged_attention(q[:used].double(), k.double(), v.double(), meta, scale, window, softcap)
     assert got.isfinite().all()
     assert ((got - wanted).norm() / wanted.norm()) < tolerance
 
@@ -93,6 +93,34 @@ def test_a_group_packed_into_one_tile_matches_the_reference(monkeypatch, device,
 @pytest.mark.parametrize("block_size", [8, 24, 128])
 def test_blocks_may_be_smaller_or_larger_than_a_tile_or_neither(device, dtype, tolerance, block_size):
     check(*case(device, [(20, 150), (1, 131)], 4, 2, 64, dtype, block_size=block_size), tolerance)
+
+
+def forget(k, v, meta, window):
+    """Make NaN what no query of a line sees any more, as if its blocks had become somebody else's."""
+    block_size, starts = k.shape[2], meta.query_starts.tolist()
+    for line, context in enumerate(meta.context_lens.tolist()):
+        table = meta.block_tables[meta.rows[line]]
+        first_query = context - (starts[line + 1] - starts[line])
+        for position in range(max(0, first_query + 1 - window)):
+            for cache in (k, v):
+                cache[table[position // block_size], :, position % block_size] = torch.nan
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize("window", [1, 70, 1000])
+@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
+def test_a_window_hides_what_stands_before_it(device, dtype, tolerance, window, spans):
+    q, k, v, meta = case(device, spans, 4, 2, 64, dtype)
+    forget(k, v, meta, window)
+    check(q, k, v, meta, tolerance, window=window)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), places(2e-5, 2e-3, 1e-2))
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
+def test_scores_are_capped_softly(device, dtype, tolerance, window, spans):
+    q, k, v, meta = case(device, spans, 4, 2, 64, dtype)
+    check(q * 8, k, v, meta, tolerance, window=window, softcap=5.0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

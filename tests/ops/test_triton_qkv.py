@@ -19,7 +19,7 @@ def inputs(tokens, heads, kv_heads, head_size, turned, dtype, device, normed=Tru
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_size, generator=random)
     norms = tuple(torch.rand(head_size, generator=random).to(device, dtype) + 0.5 for _ in "qk") if normed else None
     positions = torch.randint(MAX_POSITION, (tokens,), generator=random)
-    angles = torch.arange(MAX_POSITION)[:, None] * 100 ** -(torch.arange(0, turned, 2) / turned)
+    angles = torch.arange(MAX_POSITION)[:, None] * 100 ** -(torch.arange(0, turned, 2) / max(1, turned))
     cos_sin = torch.cat([angles.cos(), angles.sin()], 1).to(device)
     num_blocks = tokens // BLOCK + 3
     slots = torch.randperm(num_blocks * BLOCK, generator=random)[:tokens]
@@ -55,6 +55,8 @@ def by_parts(qkv, heads, kv_heads, head_size, norms, positions, cos_sin, caches,
         (6, 4, 4, 96, 32, False),
         (37, 40, 20, 64, 32, True),
         (0, 4, 2, 64, 64, True),
+        (5, 4, 2, 96, 0, True),
+        (5, 6, 1, 64, 0, False),
     ],
 )
 def test_matches_its_parts(device, dtype, tolerance, tokens, heads, kv_heads, head_size, turned, normed):
