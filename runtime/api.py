@@ -250,8 +250,9 @@ class EngineClient(Protocol):
     @property
     def model(self) -> ModelInfo: ...
 
-    def submit(self, requests: Sequence[Request]) -> TokenStream:
-        """Admit all of them or none.
+    def submit(self, requests: Sequence[Request], *, continues: bool = False) -> TokenStream:
+        """Admit all of them or none. `continues`: they are the next part of what was admitted before, so they are not refused for
+        a full queue.
 
         Raises ContextTooLong, QueueFull or EngineStopped."""
         ...

@@ -94,7 +94,7 @@ class Engine:
     def model(self) -> ModelInfo:
         return self._model
 
-    def submit(self, requests: Several[Request]) -> EngineTokenStream:
+    def submit(self, requests: Several[Request], *, continues: bool = False) -> EngineTokenStream:
         if not self._accepting:
             raise EngineStopped(self._death or "the server is shutting down")
         for request in requests:
@@ -105,7 +105,7 @@ class Engine:
             if len(request.prompt_ids) + min(request.params.max_tokens, 1) > self._model.max_model_len:
                 raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
         waiting = self._num_queued
-        if waiting >= self._max_queue:
+        if waiting >= self._max_queue and not continues:
             self._stats.admission_rejections += 1
             raise QueueFull(waiting, self._max_queue)
         sequences = [self._sequence(request) for request in requests]

@@ -79,7 +79,7 @@ class FakeEngine:
 
     # --- EngineClient ---------------------------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Request]) -> EngineTokenStream:
+    def submit(self, requests: Sequence[Request], *, continues: bool = False) -> EngineTokenStream:
         if self.refuse is not None:
             raise self.refuse
         live: list[_Live] = []

@@ -157,6 +157,7 @@ async def test_a_prompt_that_cannot_fit_and_a_full_queue_are_refused_at_once():
         streams.append(engine.submit([request()]))
         with pytest.raises(QueueFull):
             engine.submit([request()])
+        streams.append(engine.submit([request()], continues=True))  # of what was let in before
         for stream in streams:
             async with stream:
                 pass

@@ -1,0 +1,208 @@
+"""Beam search: of all beginnings of an answer, the few most likely go on, token by token, until none can still win.
+
+Done over the engine: a step asks it for the next token of every beam, with its likeliest alternatives. The prefix cache holds
+what a beam has in common with its parent, so a step computes a block's worth of tokens for each at most. The candidates, what
+ends and what wins are as in transformers' generate (num_beams, length_penalty, early_stopping); nothing is drawn, so the same
+request gets the same answer. To its reader a BeamSearch is a TokenStream whose answers come whole. Knows no text."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import TracebackType
+from typing import Literal, Self
+
+from runtime.api import EngineClient, FinishReason, Output, Request, SamplingParams, TokenLogprobs
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """`width` beams, of which the `num_best` best are the answer. An answer's score is its log-probability by its length to the
+    power of `length_penalty`: above 0, longer ones gain.
+
+    `early_stopping`: True ends when `width` answers are complete; False when no beam would beat the worst of them if it ended
+    now; "never" when none would even if it grew to the greatest length."""
+
+    width: int
+    num_best: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+
+
+class BeamSearch:
+    """`requests`: one per prompt. Of its params count max_tokens, min_tokens, stop_token_ids, ignore_eos, logprobs and
+    prompt_logprobs; the vocabulary holds `width` tokens that do not end an answer.
+
+    Outputs are indexed prompt by prompt, `num_best` each, the best first. Raises EngineError where the engine takes none."""
+
+    def __init__(self, engine: EngineClient, requests: Sequence[Request], params: BeamParams) -> None:
+        self._engine = engine
+        self._params = params
+        eos = engine.model.eos_token_ids
+        self._searches = [_Search(number, request, params, eos) for number, request in enumerate(requests)]
+        self._asked = self._questions()
+        self._stream = engine.submit([request for _, request in self._asked])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stream.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Output]:
+        while self._asked:
+            outputs = list(self._settle(await self._replies()))
+            self._asked = self._questions()
+            if self._asked:
+                self._stream = self._engine.submit([request for _, request in self._asked], continues=True)
+            if outputs:
+                return outputs
+        raise StopAsyncIteration
+
+    def stop(self, index: int) -> None:
+        """An answer comes whole, with its end: there is nothing left to stop."""
+
+    def _questions(self) -> list[tuple[_Search, Request]]:
+        return [(search, request) for search in self._searches if not search.over for request in search.questions()]
+
+    async def _replies(self) -> list[Output]:
+        """By question."""
+        replies: dict[int, Output] = {}
+        async for outputs in self._stream:
+            replies |= {output.index: output for output in outputs}  # of one token, so there is one each
+        return [replies[index] for index in range(len(self._asked))]
+
+    def _settle(self, replies: Sequence[Output]) -> Iterator[Output]:
+        """Every search goes on by a token; the answers of those that are over."""
+        of_search: dict[_Search, list[Output]] = {}
+        for (search, _), reply in zip(self._asked, replies, strict=True):
+            of_search.setdefault(search, []).append(reply)
+        for search, own in of_search.items():
+            search.advance(own)
+            if search.over:
+                yield from search.answers()
+
+
+@dataclass(frozen=True, slots=True)
+class _Beam:
+    token_ids: tuple[int, ...] = ()
+    score: float = 0.0  # the sum of their log-probabilities
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: FinishReason | None = None
+
+
+class _Search:
+    """The beams of one prompt. Over when `answers` has something to say."""
+
+    def __init__(self, number: int, request: Request, params: BeamParams, eos_token_ids: frozenset[int]) -> None:
+        asked = request.params
+        self._request = request
+        self._params = params
+        self._first_index = number * params.num_best
+        self._ends = asked.stop_token_ids | (frozenset() if asked.ignore_eos else eos_token_ids)
+        # Enough that `width` are left which end nothing.
+        self._num_candidates = max(2, 1 + len(self._ends)) * params.width
+        self._running = [_Beam()]
+        self._complete: list[tuple[float, _Beam]] = []  # the best so far, best first
+        self._length = 0
+        self._first_reply: Output | None = None
+        self._failed: Output | None = None
+
+    @property
+    def over(self) -> bool:
+        if self._failed is not None or not self._running:
+            return True
+        if len(self._complete) < self._params.width:
+            return False
+        if self._params.early_stopping is True:
+            return True
+        grows = self._params.early_stopping == "never" and self._params.length_penalty > 0
+        length = self._request.params.max_tokens if grows else self._length
+        return self._score(self._running[0].score, length) <= self._complete[-1][0]
+
+    def questions(self) -> Iterator[Request]:
+        """For the next token of every beam."""
+        request, banned = self._request, len(self._ends) if self._must_go_on else 0
+        params = SamplingParams(1, temperature=0.0, ignore_eos=True, logprobs=self._num_candidates + banned)
+        if not self._length:
+            yield replace(request, params=replace(params, prompt_logprobs=request.params.prompt_logprobs))
+            return
+        now = time.monotonic()
+        for number, beam in enumerate(self._running):
+            yield replace(
+                request,
+                id=f"{request.id}.{self._length}.{number}",
+                prompt_ids=(*request.prompt_ids, *beam.token_ids),
+                params=params,
+                arrival_s=now,
+            )
+
+    def advance(self, replies: Sequence[Output]) -> None:
+        """`replies`: of each beam, in order."""
+        self._first_reply = self._first_reply or replies[0]
+        self._failed = next((reply for reply in replies if reply.finish is not FinishReason.LENGTH), None)
+        if self._failed is not None:
+            return
+        banned = self._ends if self._must_go_on else frozenset[int]()
+        self._length += 1
+        grown = [self._grown(beam, reply, banned) for beam, reply in zip(self._running, replies, strict=True)]
+        likeliest = heapq.merge(*grown, key=lambda beam: -beam.score)  # equals stay in the order of their beams
+        going_on = []
+        for place, beam in enumerate(islice(likeliest, self._num_candidates)):
+            if beam.finish is None:
+                going_on.append(beam)
+            elif place < self._params.width:
+                self._complete.append((self._score(beam.score, self._length), beam))
+        self._running = going_on[: self._params.width]
+        self._complete.sort(key=lambda scored: -scored[0])
+        del self._complete[self._params.width :]
+
+    def answers(self) -> Iterator[Output]:
+        assert self._first_reply is not None, "it has advanced"
+        cached, prompt_logprobs = self._first_reply.num_cached_tokens, self._first_reply.prompt_logprobs
+        for place in range(self._params.num_best):
+            index = self._first_index + place
+            if self._failed is not None:
+                yield Output(index, [], self._failed.finish, num_cached_tokens=cached, error=self._failed.error)
+                continue
+            beam = self._complete[place][1]
+            last, asked = beam.token_ids[-1], self._request.params
+            yield Output(
+                index, list(beam.token_ids), beam.finish,
+                last if beam.finish is FinishReason.STOP and last in asked.stop_token_ids else None,
+                cached, None,
+                None if asked.logprobs is None else [replace(one, top=one.top[: asked.logprobs]) for one in beam.logprobs],
+                prompt_logprobs=None if place else prompt_logprobs,
+            )  # fmt: skip
+
+    @property
+    def _must_go_on(self) -> bool:
+        return self._length < self._request.params.min_tokens
+
+    def _score(self, logprob: float, length: int) -> float:
+        return float(logprob / length**self._params.length_penalty)
+
+    def _grown(self, beam: _Beam, reply: Output, banned: frozenset[int]) -> Iterator[_Beam]:
+        """`beam` with each of the tokens that may follow, the likeliest first."""
+        assert reply.logprobs, "they were asked for"
+        top = reply.logprobs[0].top
+        for rank, (token_id, logprob) in enumerate(top, start=1):
+            if token_id in banned:
+                continue
+            finish = None
+            if token_id in self._ends:
+                finish = FinishReason.STOP
+            elif self._length == self._request.params.max_tokens:
+                finish = FinishReason.LENGTH
+            logprobs = (*beam.logprobs, TokenLogprobs(logprob, rank, top))
+            yield _Beam((*beam.token_ids, token_id), beam.score + logprob, logprobs, finish)
