@@ -5,6 +5,12 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+#ifdef FLOAT16
+#define HALF "f16"
+#else
+#define HALF "bf16"
+#endif
+
 struct alignas(16) Vec {  // eight 16-bit floats
   u32 word[4];
 };

@@ -43,7 +43,8 @@ def missing() -> str | None:
 
 
 class Kernel:
-    """A compiled function of one device. Arguments: tensors and None are passed by address, ints as int, floats as float."""
+    """A compiled function of one device. Arguments: tensors and None are passed by address, ints as int, floats as float,
+    structures by value."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -79,14 +80,20 @@ class Kernel:
 
 
 class Program:
-    """`sources`: files put together behind common.cuh; `instances`: what to make of their templates, as source text."""
+    """`sources`: files put together behind common.cuh; `instances`: what to make of their templates, as source text.
 
-    def __init__(self, sources: Sequence[Path], instances: str) -> None:
+    `architecture`: the only one that it can be compiled for, None for any."""
+
+    def __init__(self, sources: Sequence[Path], instances: str, architecture: str | None = None) -> None:
         self._sources = sources
         self._instances = instances
+        self._architecture = architecture
         self._modules: dict[tuple[int, torch.dtype], Any] = {}
         self._loading = threading.Lock()
         _programs.append(self)
+
+    def runs_on(self, device: torch.device) -> bool:
+        return self._architecture in (None, _architecture(device), _architecture(device) + "a")
 
     def kernel(self, name: str, dtype: torch.dtype, device: torch.device) -> Kernel:
         """Compiled at the first call. Raises RuntimeError with the compiler's words."""
@@ -111,8 +118,11 @@ class Program:
         from cuda.bindings import nvrtc
 
         text = "\n".join([*(path.read_text() for path in (_COMMON, *self._sources)), self._instances])
-        major, minor = torch.cuda.get_device_capability(device)
-        options = ["--std=c++17", f"--gpu-architecture=sm_{major}{minor}", *_DTYPE_FLAGS[dtype]]
+        options = [
+            "--std=c++17",
+            f"--gpu-architecture={self._architecture or _architecture(device)}",
+            *_DTYPE_FLAGS[dtype],
+        ]
         version = _check(nvrtc.nvrtcVersion())
         digest = hashlib.sha256(repr((text, options, version)).encode()).hexdigest()
         cached = _cache_folder() / f"{digest[:32]}.cubin"
@@ -127,7 +137,14 @@ def compile_ahead(dtype: torch.dtype, device: torch.device) -> None:
     """Begin to compile every program, each on a thread of its own; whoever needs one waits for it."""
     if missing() is None and dtype in _DTYPE_FLAGS:
         for program in _programs:
+            if not program.runs_on(device):
+                continue
             threading.Thread(target=program.module, args=(dtype, device), name="oneloop-nvrtc", daemon=True).start()
+
+
+def _architecture(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
 
 
 def _compile(text: str, options: Sequence[str]) -> bytes:
@@ -186,6 +203,8 @@ def _as_argument(value: Any) -> tuple[Any, Any]:
             return value.data_ptr(), ctypes.c_void_p
         case None:
             return 0, ctypes.c_void_p
+        case ctypes.Structure():
+            return value, None
         case int():
             return value, ctypes.c_int
         case float():

@@ -1,4 +1,4 @@
-"""Linear layers on CUDA, our own stream of the weight and cuBLAS behind one LinearWeight, against float64."""
+"""Linear layers on CUDA, two kernels of our own and cuBLAS behind one LinearWeight, against float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import ops
-from ops.gemm.cuda import MOST_ROWS, VARIANTS, CudaLinearWeight, choose, few_rows
+from ops.gemm import few_rows, tiled
+from ops.gemm.cuda import CudaLinearWeight
 
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 SHAPES = [
@@ -17,6 +18,9 @@ SHAPES = [
     (96, 32),
     (2080, 1056),
 ]  # out, in: neither a power of two nor many multiples of anything
+FEATURES = (32, 1024, 3072, 14336)
+SHARED_BYTES = 227 << 10  # of a block, on Hopper
+on_hopper = pytest.mark.skipif(tiled.missing() is not None, reason=str(tiled.missing()))
 
 
 def drawn(num_rows: int, out_features: int, in_features: int, dtype: torch.dtype):
@@ -39,20 +43,37 @@ def error(out: torch.Tensor, exact: torch.Tensor) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_every_variant_at_every_shape(variant, dtype):
+@pytest.mark.parametrize("variant", few_rows.VARIANTS, ids=lambda variant: variant.name)
+def test_every_stream_at_every_shape(variant, dtype):
     for out_features, in_features in SHAPES:
         for num_rows in sorted({1, 8 * variant.tiles - 3, 8 * variant.tiles}):
             x, weight, bias = drawn(num_rows, out_features, in_features, dtype)
             for maybe_bias in (bias, None):
-                out = few_rows(x, weight, maybe_bias, gated=variant.gated, variant=variant)
+                out = few_rows.few_rows(x, weight, maybe_bias, gated=variant.gated, variant=variant)
                 exact = expected(x, weight, maybe_bias, gated=variant.gated)
                 assert error(out, exact) < TOLERANCE[dtype], (num_rows, out_features, in_features)
 
 
+@on_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("num_rows", [0, 1, 5, 8, 9, 31, 32, 33, 100])
+@pytest.mark.parametrize("tile", tiled.TILES, ids=lambda tile: tile.name)
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_every_tile_at_every_shape_however_k_is_cut(splits, tile, dtype):
+    for out_features, in_features in [*SHAPES, (48, 520)]:
+        for num_rows in sorted({1, tile.rows - 3, tile.rows}):
+            x, weight, bias = drawn(num_rows, out_features, in_features, dtype)
+            for maybe_bias in (bias, None):
+                out = tiled.tiled(
+                    x, weight, maybe_bias, gated=tile.gated, tile=tile, splits=min(splits, -(-in_features // 64))
+                )
+                exact = expected(x, weight, maybe_bias, gated=tile.gated)
+                assert error(out, exact) < 2 * TOLERANCE[dtype], (num_rows, out_features, in_features)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 8, 9, 16, 17, 33, 64, 65, 128, 129])
 def test_any_number_of_rows(num_rows, dtype):
     x, weight, bias = drawn(num_rows, 208, 96, dtype)
     prepared = CudaLinearWeight(weight, bias)
@@ -66,11 +87,12 @@ def test_any_number_of_rows(num_rows, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("out_features", "in_features"), [(200, 96), (208, 90), (7, 33)])
-def test_shapes_that_the_stream_cannot_cut_go_to_cublas(out_features, in_features):
-    x, weight, bias = drawn(3, out_features, in_features, torch.bfloat16)
-    prepared = CudaLinearWeight(weight, bias)
-    assert prepared.gated_matmul(x) is None
-    assert error(prepared.matmul(x), expected(x, weight, bias, gated=False)) < TOLERANCE[torch.bfloat16]
+def test_shapes_that_cannot_be_cut_go_to_cublas(out_features, in_features):
+    for num_rows in (3, 40):
+        x, weight, bias = drawn(num_rows, out_features, in_features, torch.bfloat16)
+        prepared = CudaLinearWeight(weight, bias)
+        assert prepared.gated_matmul(x) is None
+        assert error(prepared.matmul(x), expected(x, weight, bias, gated=False)) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.gpu
@@ -80,9 +102,22 @@ def test_a_tied_embedding_is_read_out_of_the_weight():
     assert torch.equal(CudaLinearWeight(weight, None).rows(ids), weight[ids])
 
 
-def test_the_variant_that_is_chosen_exists_and_holds_all_rows():
-    for num_rows, features, gated in itertools.product(range(1, MOST_ROWS + 1), (32, 1024, 3072, 14336), (False, True)):
-        variant = choose(num_rows, features, features, gated)
-        assert variant in VARIANTS
+def test_what_is_chosen_exists_and_holds_all_rows():
+    for num_rows, features, gated in itertools.product(range(1, few_rows.MOST_ROWS + 1), FEATURES, (False, True)):
+        variant = few_rows.choose(num_rows, features, features, gated)
+        assert variant in few_rows.VARIANTS
         assert variant.tiles * 8 >= num_rows
-        assert variant.shared_bytes <= 227 << 10  # of a block, on Hopper
+        assert variant.shared_bytes <= SHARED_BYTES
+    for num_rows, num_blocks, gated in itertools.product(
+        range(1, tiled.MOST_ROWS + 1), (8, 132, 133, 1000), (False, True)
+    ):
+        tile = tiled.choose(num_rows, num_blocks, gated)
+        assert tile in tiled.TILES
+        assert tile.rows >= num_rows
+        assert tile.shared_bytes * (2 if num_blocks > 132 else 1) <= SHARED_BYTES
+
+
+def test_k_is_cut_into_whole_stages_of_enough_work():
+    for in_features, out_features in itertools.product(FEATURES, (16, 1024, 4096, 28672, 151_936)):
+        splits = tiled.choose_splits(in_features, out_features)
+        assert splits == 1 or in_features // splits >= 256

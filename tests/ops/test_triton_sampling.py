@@ -192,7 +192,7 @@ def test_a_captured_graph_serves_rows_bound_after_the_capture():
     for first in range(0, len(WISHES) - 4, 4):
         wishes = WISHES[first : first + 4]
         bound = fill(wishes, 151_936)
-        for name in ("records", "counts", "bias_ids", "bias_values", "ban_ids"):
+        for name in ("records", "counts", "bias_ids", "bias_values", "ban_ids", "masks"):
             getattr(tables, name).copy_(getattr(bound, name))
         graph.replay()
         wanted = reference.sample(scores.cpu(), rows.cpu(), positions.cpu(), last_ids.cpu(), bound)

@@ -1,0 +1,82 @@
+"""Linear layers of a few rows on CUDA: a stream of the weight, multiplied in registers (few_rows.cu)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ops.cuda.program import Kernel, Program
+
+MOST_ROWS = 16
+_FEW_SLABS = 132  # a multiprocessor each: below this, more warps share a slab
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One instance of few_rows.cu: `tiles` of 8 rows of x, `batches` of weights under way in each of `warps`."""
+
+    warps: int
+    batches: int
+    tiles: int
+    gated: bool
+
+    @property
+    def name(self) -> str:
+        return f"few_rows_{self.warps}_{self.batches}_{self.tiles}_{self.gated:d}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """The queues, and two buffers of partial sums."""
+        return self.warps * (self.batches * 4096 + 2 * self.tiles * 512)
+
+
+VARIANTS = [
+    Variant(warps, batches, tiles, gated)
+    for warps in (8, 16)
+    for batches in (1, 2)
+    for tiles in (1, 2)
+    for gated in (False, True)
+]
+
+_PROGRAM = Program(
+    [Path(__file__).with_name("few_rows.cu")],
+    "\n".join(f"FEW_ROWS({v.name}, {v.warps}, {v.batches}, {v.tiles}, {v.gated:d})" for v in VARIANTS),
+)
+
+
+def fits(weight: Tensor) -> bool:
+    """Weight [N, K]: whether it can be cut into slabs."""
+    return weight.shape[1] % 32 == 0 and weight.shape[0] % 16 == 0 and weight.data_ptr() % 16 == 0
+
+
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, variant: Variant | None = None) -> Tensor:
+    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MOST_ROWS, and `fits(weight)`."""
+    (num_rows, in_features), out_features = x.shape, weight.shape[0]
+    variant = variant or choose(num_rows, in_features, out_features, gated)
+    out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
+    kernel, resident = _kernel(variant, x.dtype, x.device)
+    kernel.launch(
+        (min(out_features // 16, resident), 1, 1), variant.warps * 32, variant.shared_bytes,
+        x.contiguous(), weight, bias, out, num_rows, out_features, in_features,
+    )  # fmt: skip
+    return out
+
+
+def choose(num_rows: int, in_features: int, out_features: int, gated: bool) -> Variant:
+    tiles = 1 if num_rows <= 8 else 2
+    warps = 16 if out_features // 16 < _FEW_SLABS else 8
+    batches = -(-in_features // (32 * 4 * warps))  # in a warp's share of K; more queue than that is wasted
+    return Variant(warps, min(2, batches), tiles, gated)
+
+
+@functools.cache
+def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[Kernel, int]:
+    """The kernel, and how many blocks of it are resident at once."""
+    kernel = _PROGRAM.kernel(variant.name, dtype, device)
+    kernel.allow_shared_bytes(variant.shared_bytes)
+    blocks = kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)
+    return kernel, blocks * torch.cuda.get_device_properties(device).multi_processor_count

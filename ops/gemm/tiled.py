@@ -1,0 +1,144 @@
+"""Linear layers of some tens of rows on Hopper: tiles of the weight stream past the matrix units (tiled.cu).
+
+Where few_rows.cu multiplies in registers and cuBLAS waits for its predecessor to end before it reads a weight, this reads
+early and multiplies out of shared memory. A token's result does not depend on how many rows are beside it, as long as the
+same way of cutting is chosen."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ops.cuda import program
+from ops.cuda.program import Kernel, Program
+from ops.cuda.tensor_map import TensorMap, tensor_map
+
+_HERE = Path(__file__).parent
+_TILE_ROWS = 128  # of the weight, in one block
+_COLUMNS = 64  # of one stage
+_THREADS = 288
+_ALIGNMENT = 1024
+_MULTIPROCESSORS = 132  # of an H100 or H200; more or fewer cost speed only
+_MOST_SPLIT_BLOCKS = 100  # measured
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One instance of tiled.cu: up to `rows` rows of x, `stages` tiles under way."""
+
+    rows: int
+    stages: int
+    gated: bool
+
+    @property
+    def name(self) -> str:
+        return f"tiled_{self.rows}_{self.stages}_{self.gated:d}"
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * (_TILE_ROWS + self.rows) * _COLUMNS * 2 + _ALIGNMENT
+
+
+# Two blocks find room on a multiprocessor, or one with twice as much under way.
+STAGES = {32: (5, 10), 64: (4, 8), 128: (3, 6)}
+TILES = [Tile(rows, stages, gated) for rows, both in STAGES.items() for stages in both for gated in (False, True)]
+MOST_ROWS = max(STAGES)
+
+
+def _products(rows: int) -> str:
+    """The matrix instruction for `rows` rows of x, whose operands cannot be counted in C++."""
+    count = rows // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    bound = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    return f"""
+template <> __device__ __forceinline__ void Products<{rows}>::add(float (&sums)[{count}], u64 weight, u64 x, int begun) {{
+  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{rows}k16.f32." HALF "." HALF
+    " {{{sums}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;}}" : {bound} : "l"(weight), "l"(x), "r"(begun));
+}}"""
+
+
+_PROGRAM = Program(
+    [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "tiled.cu"],
+    "\n".join(
+        [
+            *(_products(rows) for rows in sorted({tile.rows for tile in TILES})),
+            *(f"TILED({tile.name}, {tile.rows}, {tile.stages}, {tile.gated:d})" for tile in TILES),
+        ]
+    ),
+    architecture="sm_90a",
+)
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why these kernels cannot be used here, None where they can."""
+    return program.missing() or (
+        None if torch.cuda.get_device_capability() == (9, 0) else "its matrix instructions are Hopper's"
+    )
+
+
+def fits(weight: Tensor) -> bool:
+    """Weight [N, K]: whether it can be cut into tiles."""
+    out_features, in_features = weight.shape
+    return in_features % 8 == 0 and out_features % 16 == 0 and weight.data_ptr() % 16 == 0
+
+
+def tiled(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    gated: bool,
+    tile: Tile | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """x [M, K] -> x @ weight.T + bias [M, N], or [M, N / 2] if `gated`; M at most MOST_ROWS, and `fits(weight)`.
+
+    `splits`: into so many parts K is cut, up to 8, and no more than K has stages of 64."""
+    (num_rows, in_features), out_features = x.shape, weight.shape[0]
+    x = x.contiguous()
+    splits = splits or choose_splits(in_features, out_features)
+    num_blocks = -(-out_features // _TILE_ROWS) * splits
+    tile = tile or choose(num_rows, num_blocks, gated)
+    out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
+    _kernel(tile, x.dtype, x.device).launch(
+        (num_blocks, 1, 1), _THREADS, tile.shared_bytes, _weight_map(weight, gated), _x_map(x, tile.rows), bias, out,
+        num_rows, out_features, in_features, splits, cluster=splits,
+    )  # fmt: skip
+    return out
+
+
+def choose(num_rows: int, num_blocks: int, gated: bool) -> Tile:
+    rows = min(rows for rows in STAGES if rows >= num_rows)
+    return Tile(rows, STAGES[rows][num_blocks <= _MULTIPROCESSORS], gated)
+
+
+def choose_splits(in_features: int, out_features: int) -> int:
+    """A cluster costs two barriers, so K is cut only while that gives idle multiprocessors something to do, and four stages of
+    work to each."""
+    tiles = -(-out_features // _TILE_ROWS)
+    return max(s for s in (1, 2, 4, 8) if s == 1 or (tiles * s <= _MOST_SPLIT_BLOCKS and in_features >= 256 * s))
+
+
+def _weight_map(weight: Tensor, gated: bool) -> TensorMap:
+    """Pairs of eight rows: [groups, 2, 8, K], rows n and n + 8, or a gate and its up."""
+    out_features, in_features = weight.shape
+    partner, group = (out_features // 2, 8) if gated else (8, 16)
+    sizes = (in_features, 8, 2, out_features // 16)
+    strides = (1, in_features, partner * in_features, group * in_features)
+    return tensor_map(weight, sizes, strides, (_COLUMNS, 8, 2, _TILE_ROWS // 16))
+
+
+def _x_map(x: Tensor, rows: int) -> TensorMap:
+    return tensor_map(x, (x.shape[1], x.shape[0]), (1, x.shape[1]), (_COLUMNS, rows))
+
+
+@functools.cache
+def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> Kernel:
+    kernel = _PROGRAM.kernel(tile.name, dtype, device)
+    kernel.allow_shared_bytes(tile.shared_bytes)
+    return kernel
