@@ -5,7 +5,7 @@ step. Knows tokens, positions and slots; neither requests nor where its weights 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -28,16 +28,13 @@ class Hidden(NamedTuple):
 
 
 class Decoder:
-    """`linears` and `tensors` hold the weights by the names of `spec.linears()` and `spec.parameters()`.
-
-    `dtype`: of weights and activations, by torch's name. `device`: where they are, "cpu" or "cuda". `max_positions`: the
+    """`dtype`: of weights and activations, by torch's name. `device`: where they are, "cpu" or "cuda". `max_positions`: the
     longest context it will be asked for."""
 
     def __init__(
         self,
         spec: DecoderSpec,
-        linears: Mapping[str, ops.LinearWeight],
-        tensors: Mapping[str, Tensor],
+        weights: Weights,
         *,
         dtype: str,
         device: str,
@@ -47,8 +44,7 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         self.num_parameters = sum(prod(parameter.shape) for parameter in spec.parameters())
-        self.weights_bytes = sum(w.nbytes for w in linears.values()) + sum(t.nbytes for t in tensors.values())
-        weights = Weights(linears, tensors)
+        self.weights_bytes = sum(each.nbytes for kind in weights for each in kind.values())
         self._vocabulary = VocabularyBlock(spec, weights, dtype)
         tables = {
             rope: cos_sin_table(rope, max_positions).to(device)

@@ -43,6 +43,9 @@ class HfConfig:
             raise UnsupportedModel(f"config: {key} is {value!r}, not a count of 1 to {most}")
         return value
 
+    def count_or_zero(self, key: str, default: int) -> int:
+        return 0 if self._value(key, default) == 0 else self.count(key, default)
+
     def number(self, key: str, default: float | None = None) -> float:
         """Finite and above zero, as every number of these configs is."""
         value = self._value(key, default)

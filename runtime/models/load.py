@@ -6,15 +6,17 @@ is complete and its source dropped: memory peaks at one copy of the model and a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 import ops
+from runtime.models.blocks.weights import Weights
 from runtime.models.decoder import Decoder
 from runtime.models.registry import spec_from_config
-from runtime.models.spec import HEAD, DecoderSpec
-from runtime.weights.rules import Checkpoint, Load, Report, TensorSource, WeightsError, plan, stored_as
+from runtime.models.spec import HEAD, DecoderSpec, Experts, Linear
+from runtime.weights.rules import Checkpoint, Load, Report, TensorSource, WeightsError, fitting, plan, stored_as
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,32 +42,61 @@ def load_model(
     parameters = tuple(spec.parameters())
     expected = {piece.name: piece.shape for p in parameters for piece in stored_as(p, spec.rules).pieces}
     with files.open_tensors(load_format, expected, seed) as source:
-        linears, tensors = _read(spec, source, dtype, torch.device(device), progress)
-    return Decoder(
-        spec, linears, tensors, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len
-    )
+        # Some checkpoints carry a second copy of a tied embedding.
+        ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
+        rules = fitting(parameters, (spec.rules, *spec.other_rules), source.shapes)
+        loads = plan(parameters, rules, source.shapes, ignored=ignored)
+        weights = _read(spec, source, loads, dtype, torch.device(device), progress)
+    return Decoder(spec, weights, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len)
 
 
 def _read(
-    spec: DecoderSpec, source: TensorSource, dtype: str, device: torch.device, progress: Report
-) -> tuple[dict[str, ops.LinearWeight], dict[str, Tensor]]:
-    # Some checkpoints carry a second copy of a tied embedding.
-    ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
-    loads = plan(spec.parameters(), spec.rules, source.shapes, ignored=ignored)
+    spec: DecoderSpec, source: TensorSource, loads: list[Load], dtype: str, device: torch.device, progress: Report
+) -> Weights:
     linear_names = {f"{linear.name}.weight": linear.name for linear in spec.linears()}
+    places = {f"{half.name}.weight": place for place, half in _expert_halves(spec)}
     linears: dict[str, ops.LinearWeight] = {}
     tensors: dict[str, Tensor] = {}
-    for name, stored in _as_torch(source, loads, dtype, progress):
-        tensor = stored.to(device)
-        if name in linear_names:
-            linear = linear_names[name]
-            linears[linear] = ops.prepare_linear(tensor, tensors.pop(f"{linear}.bias", None))
-        else:
-            tensors[name] = tensor
-    return linears, tensors
-
-
-def _as_torch(source: TensorSource, loads: list[Load], dtype: str, progress: Report) -> Iterator[tuple[str, Tensor]]:
+    experts = {each.name: ops.prepare_experts(_shape(each), DTYPES[dtype], device) for each in spec.experts()}
     for parameter, values in source.stream(loads, dtype, progress):
-        tensor = torch.from_numpy(values)
-        yield parameter.name, tensor.view(DTYPES[dtype]) if dtype == "bfloat16" else tensor
+        name, stored = parameter.name, _as_torch(values)
+        if name in places:  # copied to where it belongs, wherever that is
+            place = places[name]
+            bias = tensors.pop(name.removesuffix("weight") + "bias", None)
+            experts[place.experts].fill(place.half, place.number, stored, bias)
+        elif name in linear_names:
+            linear = linear_names[name]
+            linears[linear] = ops.prepare_linear(stored.to(device), tensors.pop(f"{linear}.bias", None))
+        else:
+            tensors[name] = stored.to(device)
+    return Weights(linears, tensors, experts)
+
+
+class _Place(NamedTuple):
+    """Of one expert's gate_up or down."""
+
+    experts: str
+    number: int
+    half: Literal["gate_up", "down"]
+
+
+def _expert_halves(spec: DecoderSpec) -> Iterator[tuple[_Place, Linear]]:
+    for experts in spec.experts():
+        for number in range(experts.num_experts):
+            gate_up, down = experts.halves(number)
+            yield _Place(experts.name, number, "gate_up"), gate_up
+            yield _Place(experts.name, number, "down"), down
+
+
+def _shape(experts: Experts) -> ops.ExpertShape:
+    clamped = experts.activation
+    activation = None if clamped is None else ops.ClampedSwiglu(clamped.alpha, clamped.limit)
+    return ops.ExpertShape(
+        experts.num_experts, experts.hidden_size, experts.intermediate_size, experts.bias, activation
+    )
+
+
+def _as_torch(values: Any) -> Tensor:
+    """16-bit integers are the bits of bfloat16."""
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

@@ -6,18 +6,28 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runtime.models.granitemoe import granitemoe, granitemoeshared
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
 from runtime.models.mistral import mistral
+from runtime.models.mixtral import mixtral
+from runtime.models.olmoe import olmoe
 from runtime.models.qwen2 import qwen2
 from runtime.models.qwen3 import qwen3
+from runtime.models.qwen_moe import qwen2_moe, qwen3_moe
 from runtime.models.spec import DecoderSpec, UnsupportedModel
 
 FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "LlamaForCausalLM": llama,
+    "GraniteMoeForCausalLM": granitemoe,
+    "GraniteMoeSharedForCausalLM": granitemoeshared,
     "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
+    "OlmoeForCausalLM": olmoe,
     "Qwen2ForCausalLM": qwen2,
+    "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from math import prod
+from typing import Literal
 
 from runtime.config import ELEMENT_BYTES
 from runtime.kv.layout import LayerShape
@@ -93,19 +94,24 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A matrix [out_features, in_features] at `name`.weight. `parts`: the rows of each matrix it may be merged from."""
+    """A matrix [out_features, in_features] at `name`.weight. `parts`: the rows of each matrix it may be merged from.
+
+    `stack` and `float32` as a `Parameter` has them."""
 
     name: str
     out_features: int
     in_features: int
     bias: bool = False
     parts: tuple[int, ...] = ()
+    stack: int = 0
+    float32: bool = False
 
     def parameters(self) -> Iterator[Parameter]:
         """The bias first: a linear layer is complete, and can be prepared, when its weight has come."""
         if self.bias:
-            yield Parameter(f"{self.name}.bias", (self.out_features,), self.parts)
-        yield Parameter(f"{self.name}.weight", (self.out_features, self.in_features), self.parts)
+            yield Parameter(f"{self.name}.bias", (self.out_features,), self.parts, self.stack, self.float32)
+        shape = (self.out_features, self.in_features)
+        yield Parameter(f"{self.name}.weight", shape, self.parts, self.stack, self.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +167,8 @@ class Attention:
     """Causal attention over the paged context, grouped queries.
 
     `rope` None: q and k do not turn. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
-    Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds what comes out
-    of the qkv projection."""
+    Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
+    and v as they come out of their projection, or out of norms over all heads."""
 
     num_heads: int
     num_kv_heads: int
@@ -205,17 +211,18 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)), at `name` below its layer."""
 
     intermediate_size: int
     bias: bool = False
     activation: Activation = Activation.SILU
+    name: str = "mlp"
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         inner = self.intermediate_size
         return (
-            Linear(f"{layer}.mlp.gate_up_proj", 2 * inner, hidden_size, self.bias, (inner, inner)),
-            Linear(f"{layer}.mlp.down_proj", hidden_size, inner, self.bias),
+            Linear(f"{layer}.{self.name}.gate_up_proj", 2 * inner, hidden_size, self.bias, (inner, inner)),
+            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, self.bias),
         )
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
@@ -243,7 +250,104 @@ class PlainMLP:
             yield from linear.parameters()
 
 
-MLP = GatedMLP | PlainMLP
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Which experts a token takes, and with which weights: `ops.Routing`, which says what the rules mean.
+
+    `correction`: a bias for each expert's score that only choosing sees. `float32`: the router computes in that precision
+    whatever the model's."""
+
+    top_k: int
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best two"] = "best"
+    least_sum: float = 1e-20
+    jitter: float = 0.0
+    bias: bool = False
+    correction: bool = False
+    float32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """(up + 1) * gate * sigmoid(alpha * gate), after gate <= limit and -limit <= up <= limit."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Gated MLPs of one shape, numbered below `name`. `activation` None: silu(gate) * up."""
+
+    name: str
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    bias: bool
+    activation: ClampedSwiglu | None
+
+    def halves(self, expert: int) -> tuple[Linear, Linear]:
+        """gate_up and down of one of them."""
+        name, inner, stack = f"{self.name}.{expert}", self.intermediate_size, self.num_experts
+        return (
+            Linear(f"{name}.gate_up", 2 * inner, self.hidden_size, self.bias, (inner, inner), stack),
+            Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack),
+        )
+
+    def parameters(self) -> Iterator[Parameter]:
+        for expert in range(self.num_experts):
+            for half in self.halves(expert):
+                yield from half.parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """The experts that the router chooses for each token, by weight, plus `shared`, which every token takes.
+
+    `shared_gate`: what `shared` gives is multiplied by the sigmoid of a linear layer with one output."""
+
+    num_experts: int
+    intermediate_size: int
+    router: Router
+    shared: GatedMLP | None = None
+    shared_gate: bool = False
+    bias: bool = False
+    activation: ClampedSwiglu | None = None
+
+    def experts(self, layer: str, hidden_size: int) -> Experts:
+        return Experts(
+            f"{layer}.mlp.experts", self.num_experts, hidden_size, self.intermediate_size, self.bias, self.activation
+        )
+
+    def router_linear(self, layer: str, hidden_size: int) -> Linear:
+        router = self.router
+        return Linear(f"{layer}.mlp.gate", self.num_experts, hidden_size, router.bias, float32=router.float32)
+
+    def shared_gate_linear(self, layer: str, hidden_size: int) -> Linear:
+        return Linear(f"{layer}.mlp.shared_expert_gate", 1, hidden_size)
+
+    def correction_name(self, layer: str) -> str:
+        return f"{layer}.mlp.gate.e_score_correction_bias"
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """But for those of the experts."""
+        shared = () if self.shared is None else self.shared.linears(layer, hidden_size)
+        gate = (self.shared_gate_linear(layer, hidden_size),) if self.shared_gate else ()
+        return (self.router_linear(layer, hidden_size), *shared, *gate)
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        if self.router.correction:
+            yield Parameter(self.correction_name(layer), (self.num_experts,), float32=True)
+        yield from self.experts(layer, hidden_size).parameters()
+
+
+MLP = GatedMLP | PlainMLP | MoE
 
 
 # --- layers --------------------------------------------------------------------------------------------------------
@@ -321,7 +425,7 @@ class DecoderSpec:
 
     `norm`: of the last layer's output. `tied_embedding`: the head is the embedding matrix. Embeddings are multiplied by
     `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
-    `logit_softcap` is given. `rules` and `ignored` say how its checkpoints are written."""
+    `logit_softcap` is given. `rules` and `ignored` say how its checkpoints are written, `other_rules` how else they may be."""
 
     architecture: str
     vocab_size: int
@@ -336,6 +440,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     rules: tuple[Rule, ...] = LLAMA_RULES
+    other_rules: tuple[tuple[Rule, ...], ...] = ()
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
 
     @property
@@ -347,6 +452,11 @@ class DecoderSpec:
             yield from layer.attention.linears(layer_name(index), self.hidden_size)
             yield from layer.mlp.linears(layer_name(index), self.hidden_size)
         yield self.head
+
+    def experts(self) -> Iterator[Experts]:
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer.mlp, MoE):
+                yield layer.mlp.experts(layer_name(index), self.hidden_size)
 
     def parameters(self) -> Iterator[Parameter]:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""

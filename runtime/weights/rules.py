@@ -28,38 +28,64 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor that the decoder needs. `parts`: the rows that each of several stored tensors brings, if it is merged."""
+    """A tensor that the decoder needs. `parts`: the rows that each of several stored tensors brings, if it is merged.
+
+    `stack`: how many parameters like this one, numbered in their names, may be stored as one. `float32`: it keeps that
+    precision whatever the model's dtype."""
 
     name: str
     shape: Shape
     parts: tuple[int, ...] = ()
+    stack: int = 0
+    float32: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Spelling:
     """Parameters with the dotted segments `ours` are stored under `theirs`, one name or several to be merged by rows."""
 
     ours: tuple[str, ...]
     theirs: tuple[tuple[str, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Parameters numbered behind the segment `below` are slices of one stored tensor, whose name lacks the number."""
+
+    below: str
+
+
+Rule = Spelling | Stack
+
+
 def rename(theirs: str, *, into: str) -> Rule:
     """rename("transformer.h", into="model.layers"): dotted segments of a name, wherever they stand in it."""
-    return Rule(tuple(into.split(".")), (tuple(theirs.split(".")),))
+    return Spelling(tuple(into.split(".")), (tuple(theirs.split(".")),))
 
 
 def merge(theirs: str, *, into: str) -> Rule:
     """merge("q_proj k_proj v_proj", into="qkv_proj"): stored tensors stacked in this order along their rows."""
-    return Rule(tuple(into.split(".")), tuple(tuple(name.split(".")) for name in theirs.split()))
+    return Spelling(tuple(into.split(".")), tuple(tuple(name.split(".")) for name in theirs.split()))
+
+
+def stack(below: str) -> Rule:
+    """stack("experts"): experts.7.down.weight is slice 7 of experts.down.weight."""
+    return Stack(below)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Stored tensor `name` fills rows `start` to `start + shape[0]` of its parameter. `shape` is the stored one."""
+    """Stored tensor `name`, or slice `index` of it, fills its parameter's rows from `start` on. `shape` is the stored one."""
 
     name: str
     start: int
     shape: Shape
+    index: int | None = None
+
+    @property
+    def rows(self) -> Shape:
+        """The shape of what it fills."""
+        return self.shape if self.index is None else self.shape[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +96,37 @@ class Load:
 
 def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
     """Where a checkpoint keeps the parameter, by name and shape, if it follows the rules."""
-    names = [tuple(parameter.name.split("."))]
+    names, index = [tuple(parameter.name.split("."))], None
     for rule in rules:
-        names = [spelling for name in names for spelling in _spellings(name, rule)]
+        if isinstance(rule, Spelling):
+            names = [spelling for name in names for spelling in _spellings(name, rule)]
+        elif parameter.stack and rule.below in names[0]:
+            at = names[0].index(rule.below) + 1
+            index = int(names[0][at])
+            names = [(*name[:at], *name[at + 1 :]) for name in names]
     rows = parameter.parts if len(names) > 1 else parameter.shape[:1]
+    stacked = () if index is None else (parameter.stack,)
     starts = [sum(rows[:i]) for i in range(len(rows))]
-    pieces = zip(names, starts, rows, strict=True)
-    return Load(parameter, tuple(Piece(".".join(n), start, (r, *parameter.shape[1:])) for n, start, r in pieces))
+    pieces = (
+        Piece(".".join(name), start, (*stacked, count, *parameter.shape[1:]), index)
+        for name, start, count in zip(names, starts, rows, strict=True)
+    )
+    return Load(parameter, tuple(pieces))
 
 
-def _spellings(name: tuple[str, ...], rule: Rule) -> Iterator[tuple[str, ...]]:
+def fitting(
+    parameters: Sequence[Parameter], ways: Sequence[Sequence[Rule]], stored: Mapping[str, Shape]
+) -> Sequence[Rule]:
+    """Of several ways to write a checkpoint the one that explains this one best, the first of equals."""
+
+    def explained(rules: Sequence[Rule]) -> int:
+        loads = (stored_as(parameter, rules) for parameter in parameters)
+        return sum(all(stored.get(piece.name) == piece.shape for piece in load.pieces) for load in loads)
+
+    return ways[0] if len(ways) == 1 else max(ways, key=explained)
+
+
+def _spellings(name: tuple[str, ...], rule: Spelling) -> Iterator[tuple[str, ...]]:
     width = len(rule.ours)
     for i in range(len(name) - width + 1):
         if name[i : i + width] == rule.ours:
@@ -127,7 +174,8 @@ class TensorSource(Protocol):
 
     def stream(self, loads: Sequence[Load], dtype: str, report: Report) -> Iterator[tuple[Parameter, Any]]:
         """Each parameter and its values, in the order of `loads`: a fresh C-contiguous numpy array, float32, float16, or
-        uint16 that holds the bits of bfloat16. At most a few arrays wait unread."""
+        uint16 that holds the bits of bfloat16; as `dtype` says, or float32 where the parameter does. At most a few arrays
+        wait unread."""
         ...
 
 

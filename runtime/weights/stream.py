@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.api import LoadProgress
 from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
-from runtime.weights.rules import Load, Parameter, Report, Shape
+from runtime.weights.rules import Load, Parameter, Piece, Report, Shape
 
 _AHEAD = 64 << 20  # bytes of finished or unfinished parameters
 _TASK = 1 << 21  # weights that one thread reads at a time
@@ -68,7 +68,7 @@ class TensorStream:
 
     def stream(self, loads: Sequence[Load], dtype: str, report: Report) -> Iterator[tuple[Parameter, Array]]:
         """See `rules.TensorSource`. Progress counts stored bytes."""
-        total = sum(self._checkpoint.stored_bytes(piece.name) for load in loads for piece in load.pieces)
+        total = sum(self._stored_bytes(piece) for load in loads for piece in load.pieces)
         done = ahead = 0
         waiting: deque[_InFlight] = deque()
         pool = ThreadPoolExecutor(_num_threads(), "weights")
@@ -85,16 +85,20 @@ class TensorStream:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begin(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
-        values = empty(load.parameter.shape, dtype)
+        values = empty(load.parameter.shape, "float32" if load.parameter.float32 else dtype)
         reads = []
         for piece in load.pieces:
-            rows = piece.shape[0]
+            rows = values[piece.start : piece.start + piece.rows[0]]
+            out, first = (rows, 0) if piece.index is None else (rows[None], piece.index)
             step = max(1, _TASK // max(1, prod(piece.shape[1:])))
-            for start in range(0, rows, step):
-                out = values[piece.start + start : piece.start + min(start + step, rows)]
-                reads.append(pool.submit(self._checkpoint.read_rows, piece.name, start, out))
-        stored_bytes = sum(self._checkpoint.stored_bytes(piece.name) for piece in load.pieces)
-        return _InFlight(load.parameter, values, reads, stored_bytes)
+            for start in range(0, len(out), step):
+                part = out[start : start + step]
+                reads.append(pool.submit(self._checkpoint.read_rows, piece.name, first + start, part))
+        return _InFlight(load.parameter, values, reads, sum(map(self._stored_bytes, load.pieces)))
+
+    def _stored_bytes(self, piece: Piece) -> int:
+        whole = self._checkpoint.stored_bytes(piece.name)
+        return whole if piece.index is None else whole // piece.shape[0]
 
 
 def _num_threads() -> int:

@@ -43,10 +43,10 @@ class AttentionBlock:
     def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
         qkv = ops.linear(x, self._qkv)
-        if self._clip is not None:
-            qkv.clamp_(-self._clip, self._clip)
         if self._norm_heads is not None:
             self._norm_heads.apply(qkv)
+        if self._clip is not None:
+            qkv.clamp_(-self._clip, self._clip)
         return ops.linear(ops.attend(qkv, self._heads, positions, kv.k, kv.v, slots, meta), self._output)
 
 

@@ -7,9 +7,10 @@ from typing import Protocol
 from torch import Tensor
 
 from runtime.models.blocks.gated_mlp import GatedMLPBlock
+from runtime.models.blocks.moe import MoEBlock
 from runtime.models.blocks.plain_mlp import PlainMLPBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import MLP, GatedMLP, PlainMLP
+from runtime.models.spec import MLP, GatedMLP, MoE, PlainMLP
 
 
 class MLPBlock(Protocol):
@@ -24,3 +25,5 @@ def build_mlp(mlp: MLP, layer: str, hidden_size: int, weights: Weights) -> MLPBl
             return GatedMLPBlock(mlp, layer, hidden_size, weights)
         case PlainMLP():
             return PlainMLPBlock(mlp, layer, hidden_size, weights)
+        case MoE():
+            return MoEBlock(mlp, layer, hidden_size, weights)

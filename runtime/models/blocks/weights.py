@@ -11,7 +11,9 @@ import ops
 
 
 class Weights(NamedTuple):
-    """`linears`: prepared matrices by the names of `spec.linears()`. `tensors`: everything else, by parameter."""
+    """`linears`: prepared matrices by the names of `spec.linears()`. `experts`: by those of `spec.experts()`. `tensors`:
+    everything else, by parameter."""
 
     linears: Mapping[str, ops.LinearWeight]
     tensors: Mapping[str, Tensor]
+    experts: Mapping[str, ops.ExpertWeights]

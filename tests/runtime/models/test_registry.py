@@ -76,7 +76,7 @@ def test_the_context_ends_where_the_model_would_no_longer_be_exact(config, lengt
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM is not supported.*nearest.*Qwen2ForCausalLM"),
+        ({"architectures": ["Qwen2EyeForCausalLM"]}, "Qwen2EyeForCausalLM is not supported.*nearest.*Qwen2ForCausalLM"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "nearest.*LlamaForCausalLM"),
         ({"architectures": []}, "names no model class"),
         ({"architectures": None}, "names no model class"),

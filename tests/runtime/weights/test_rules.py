@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.weights.rules import Parameter, Piece, WeightsError, merge, plan, rename, stored_as
+from runtime.weights.rules import Parameter, Piece, WeightsError, fitting, merge, plan, rename, stack, stored_as
 
 QKV = Parameter("layers.0.qkv_proj.weight", (8, 6), (4, 2, 2))
 RULES = (merge("q_proj k_proj v_proj", into="qkv_proj"), rename("transformer.h", into="layers"))
@@ -53,3 +53,35 @@ def test_everything_wrong_is_named_at_once():
 def test_hundreds_of_missing_tensors_do_not_drown_the_reader():
     with pytest.raises(WeightsError, match=r"missing: p0, p1, p2, p3, p4, p5 and 294 more$"):
         plan([Parameter(f"p{i}", (1,)) for i in range(300)], (), {})
+
+
+EXPERT = Parameter("layers.0.experts.7.gate_up.weight", (8, 6), (4, 4), stack=9)
+SEPARATE = (merge("gate up", into="gate_up"),)
+STACKED = (stack("experts"), rename("gate_up_proj", into="gate_up.weight"))
+
+
+def test_a_numbered_parameter_may_be_a_slice_of_a_stack():
+    assert stored_as(EXPERT, STACKED).pieces == (Piece("layers.0.experts.gate_up_proj", 0, (9, 8, 6), 7),)
+    assert stored_as(EXPERT, (*SEPARATE, stack("experts"))).pieces == (
+        Piece("layers.0.experts.gate.weight", 0, (9, 4, 6), 7),
+        Piece("layers.0.experts.up.weight", 4, (9, 4, 6), 7),
+    )
+
+
+def test_a_parameter_that_is_one_of_none_keeps_its_number():
+    alone = Parameter("layers.0.experts.7.norm", (8,))
+    assert stored_as(alone, STACKED).pieces == (Piece("layers.0.experts.7.norm", 0, (8,)),)
+
+
+def test_the_way_that_explains_a_checkpoint_best_is_taken():
+    stacked = {"layers.0.experts.gate_up_proj": (9, 8, 6)}
+    separate = {"layers.0.experts.7.gate.weight": (4, 6), "layers.0.experts.7.up.weight": (4, 6)}
+    for ways in ((SEPARATE, STACKED), (STACKED, SEPARATE)):
+        assert fitting([EXPERT], ways, stacked) == STACKED
+        assert fitting([EXPERT], ways, separate) == SEPARATE
+        assert fitting([EXPERT], ways, {}) == ways[0]
+
+
+def test_a_stack_of_another_size_is_named():
+    with pytest.raises(WeightsError, match=r"gate_up_proj is \[8, 8, 6\] instead of \[9, 8, 6\]"):
+        plan([EXPERT], STACKED, {"layers.0.experts.gate_up_proj": (8, 8, 6)})

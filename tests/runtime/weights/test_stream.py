@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.weights import stream as stream_module
-from runtime.weights.rules import Parameter, WeightsError, merge, plan
+from runtime.weights.rules import Parameter, WeightsError, merge, plan, stack
 from runtime.weights.stream import DummyCheckpoint, TensorStream
 
 RULES = (merge("a b", into="ab"),)
@@ -57,6 +57,25 @@ def test_parts_land_in_their_rows_in_the_order_asked_for(monkeypatch):
     assert len(checkpoint.read) == 3 + 3 + 1
     assert [(p.done, p.total) for p in seen] == [(20, 50), (40, 50), (50, 50)]
     assert checkpoint.closed
+
+
+def test_slices_of_a_stack_are_read_one_by_one_and_counted_as_their_share():
+    shapes = {"experts.a": (3, 4, 4), "experts.b": (3, 2, 4)}
+    parameters = [Parameter(f"experts.{i}.ab", (6, 4), (4, 2), stack=3) for i in range(3)]
+    seen: list = []
+    loads = plan(parameters, (*RULES, stack("experts")), shapes)
+    with TensorStream(Recorder(shapes)) as source:
+        read = dict(source.stream(loads, "float32", seen.append))
+    assert [values[:, 0].tolist() for values in read.values()] == [[i] * 4 + [100 + i] * 2 for i in range(3)]
+    assert [(p.done, p.total) for p in seen] == [(6, 18), (12, 18), (18, 18)]
+
+
+def test_some_parameters_stay_in_float32():
+    parameters = [Parameter("exact", (3,), float32=True), Parameter("other", (3,))]
+    shapes = {"exact": (3,), "other": (3,)}
+    with TensorStream(Recorder(shapes)) as source:
+        read = dict(source.stream(loads_of(parameters, shapes), "float16", lambda progress: None))
+    assert [values.dtype.name for values in read.values()] == ["float32", "float16"]
 
 
 def test_it_reads_no_further_ahead_than_allowed(monkeypatch):

@@ -1,0 +1,42 @@
+"""Mixture of experts: a router, the experts it chooses, and what every token takes besides."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.gated_mlp import GatedMLPBlock
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import MoE, Router
+
+
+class MoEBlock:
+    def __init__(self, moe: MoE, layer: str, hidden_size: int, weights: Weights) -> None:
+        self._router = weights.linears[moe.router_linear(layer, hidden_size).name]
+        self._routing = _routing(moe.router)
+        self._wide = moe.router.float32
+        self._correction = weights.tensors.get(moe.correction_name(layer))
+        self._experts = weights.experts[moe.experts(layer, hidden_size).name]
+        self._shared = None if moe.shared is None else GatedMLPBlock(moe.shared, layer, hidden_size, weights)
+        self._shared_gate = (
+            weights.linears[moe.shared_gate_linear(layer, hidden_size).name] if moe.shared_gate else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        logits = ops.linear(x.float() if self._wide else x, self._router)
+        return ops.moe(x, logits, self._experts, self._routing, self._correction, self._for_all(x))
+
+    def _for_all(self, x: Tensor) -> Tensor | None:
+        if self._shared is None:
+            return None
+        shared = self._shared.forward(x)
+        return shared if self._shared_gate is None else shared.mul_(torch.sigmoid(ops.linear(x, self._shared_gate)))
+
+
+def _routing(router: Router) -> ops.Routing:
+    return ops.Routing(
+        router.top_k, router.score, router.renormalize, router.scale, router.num_groups, router.top_groups,
+        router.group_score, router.least_sum, router.jitter,
+    )  # fmt: skip

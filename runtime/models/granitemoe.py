@@ -1,0 +1,58 @@
+"""Granite 3 MoE: Llama with multipliers on embedding, scores, residuals and logits, experts in every layer, and in some models
+an MLP beside them that every token takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.hf_config import HfConfig
+from runtime.models.llama import llama
+from runtime.models.mixture import mixture, num_experts
+from runtime.models.spec import LLAMA_RULES, DecoderSpec, GatedMLP, Layer, MoE, Router
+from runtime.weights.rules import rename, stack
+
+_SHARED = (
+    rename("shared_mlp.input_linear", into="shared_mlp.gate_up_proj"),
+    rename("shared_mlp.output_linear", into="shared_mlp.down_proj"),
+    *LLAMA_RULES,
+    stack("experts"),
+)
+_RULES = (
+    *_SHARED,
+    rename("block_sparse_moe.input_linear", into="mlp.experts.gate_up"),
+    rename("block_sparse_moe.output_linear", into="mlp.experts.down"),
+    rename("block_sparse_moe.router.layer", into="mlp.gate"),
+)
+_STACKED = (
+    *_SHARED,
+    rename("block_sparse_moe.experts.gate_up_proj", into="mlp.experts.gate_up.weight"),
+    rename("block_sparse_moe.experts.down_proj", into="mlp.experts.down.weight"),
+    rename("block_sparse_moe.router", into="mlp.gate"),
+)
+
+
+def granitemoe(config: HfConfig) -> DecoderSpec:
+    return _granitemoe(config, None, "GraniteMoeForCausalLM")
+
+
+def granitemoeshared(config: HfConfig) -> DecoderSpec:
+    size = config.count_or_zero("shared_intermediate_size", 0)
+    shared = GatedMLP(size, name="shared_mlp") if size else None
+    return _granitemoe(config, shared, "GraniteMoeSharedForCausalLM")
+
+
+def _granitemoe(config: HfConfig, shared: GatedMLP | None, architecture: str) -> DecoderSpec:
+    spec = llama(config)
+    attention = replace(spec.layers[0].attention, score_scale=config.number("attention_multiplier", 1.0))
+    router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
+    moe = mixture(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
+    layer = Layer(attention, moe, spec.norm, multiplier=config.number("residual_multiplier", 1.0))
+    return replace(
+        spec,
+        architecture=architecture,
+        layers=(layer,) * len(spec.layers),
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        logit_scale=1 / config.number("logits_scaling", 1.0),
+        rules=_RULES,
+        other_rules=(_STACKED,),
+    )

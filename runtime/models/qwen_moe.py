@@ -1,0 +1,41 @@
+"""Qwen1.5-MoE, Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in most layers, the former with a shared one as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.hf_config import HfConfig
+from runtime.models.mixture import SEPARATE, STACKED, mixture, num_experts, with_mlps
+from runtime.models.qwen2 import qwen2
+from runtime.models.qwen3 import qwen3
+from runtime.models.spec import DecoderSpec, GatedMLP, MoE, Router, UnsupportedModel
+
+
+def qwen2_moe(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(num_experts=60, num_experts_per_tok=4)
+    shared = GatedMLP(config.count("shared_expert_intermediate_size", 5632), name="mlp.shared_expert")
+    moe = replace(_moe(config, 1408), shared=shared, shared_gate=True)
+    spec = qwen2(config.with_defaults(num_key_value_heads=16))
+    if not config.flag("qkv_bias", True):
+        layers = (replace(layer, attention=replace(layer.attention, qkv_bias=False)) for layer in spec.layers)
+        spec = replace(spec, layers=tuple(layers))
+    return _sparse(replace(spec, architecture="Qwen2MoeForCausalLM"), moe, config)
+
+
+def qwen3_moe(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(num_experts_per_tok=8, num_key_value_heads=4)
+    spec = qwen3(config)
+    return _sparse(replace(spec, architecture="Qwen3MoeForCausalLM"), _moe(config, 768), config)
+
+
+def _moe(config: HfConfig, intermediate_size: int) -> MoE:
+    router = Router(config.count("num_experts_per_tok"), renormalize=config.flag("norm_topk_prob", False))
+    return mixture(MoE(num_experts(config, 128), config.count("moe_intermediate_size", intermediate_size), router))
+
+
+def _sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
+    step, dense = config.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(index) is int for index in dense):
+        raise UnsupportedModel(f"config: mlp_only_layers is {dense!r}, not a list of layers")
+    spec = with_mlps(spec, moe, lambda index: index not in dense and (index + 1) % step == 0)
+    return replace(spec, rules=SEPARATE, other_rules=(STACKED,))
