@@ -21,6 +21,10 @@ from ops.launch import num_processors, overlap, wait_for_previous
 LOG2E = 1.4426950408889634  # exp2 is one instruction on the device, exp two
 NEVER = 2**31 - 1
 MOST_SPLITS = 32
+HIDDEN = tl.constexpr(-1e30)  # the score of a key that is not seen
+# The largest score of a row that has seen none. Were it HIDDEN too, a hidden key's weight would be 2 to the difference of two
+# equal, enormous numbers, one of them not rounded: infinity as soon as a multiply-add is fused.
+NONE_YET = tl.constexpr(-1e20)
 
 
 class Limits(TypedDict):
@@ -148,7 +152,7 @@ def _decode(
     is_member = (member < GROUP)[:, None] & (dim < HEAD)[None, :]
     q_at = (token * q_stride + head * q_head_stride)[:, None] + dim[None, :]
     q = tl.load(q_ptr + q_at, mask=is_member, other=0.0)
-    best = tl.full((GROUP_PAD,), -1e30, tl.float32)
+    best = tl.full((GROUP_PAD,), NONE_YET, tl.float32)
     total = tl.zeros((GROUP_PAD,), tl.float32)
     mixed = tl.zeros((GROUP_PAD, LANES), tl.float32)
     fold_scale = scale_log2
@@ -170,7 +174,7 @@ def _decode(
         scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = _capped(scores, scale_log2, SOFTCAP)
-        scores = tl.where(inside[None, :], scores, -1e30)
+        scores = tl.where(inside[None, :], scores, HIDDEN)
         best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     mixed = mixed / total[:, None]
     if span >= context - low:
@@ -262,7 +266,7 @@ def _spans(
         is_q = is_q & in_head
     q = tl.load(q_ptr + (token * q_stride + head * q_head_stride)[:, None] + dim[None, :], mask=is_q, other=0.0)
     position = context - num_queries + query
-    best = tl.full((TOKENS * PACK,), -1e30, tl.float32)
+    best = tl.full((TOKENS * PACK,), NONE_YET, tl.float32)
     total = tl.zeros((TOKENS * PACK,), tl.float32)
     mixed = tl.zeros((TOKENS * PACK, LANES), tl.float32)
     first_position = context - num_queries + tile * TOKENS
@@ -301,7 +305,7 @@ def _spans(
         visible = key[None, :] <= position[:, None]
         if WINDOW > 0:
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(visible, scores, -1e30)
+        scores = tl.where(visible, scores, HIDDEN)
         best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD + dim[None, :]
     tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
