@@ -188,7 +188,7 @@ void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, 
 }
 
 void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache_, nb::handle starts_, nb::handle lens_,
-                          nb::handle tables_, float scale, nb::handle out_, int64_t window, float softcap) {
+                          nb::handle tables_, float scale, nb::handle out_, int64_t window, float softcap, nb::handle sinks_) {
     const Tensor q(q_, "q"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache"), starts(starts_, "query_starts"),
         lens(lens_, "context_lens"), tables(tables_, "block_tables"), out(out_, "out");
     check_heads(q, -1, -1, -1);
@@ -207,10 +207,12 @@ void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache
     check_rows(starts, lens, tables, tokens, blocks, block_size);
     if (window < 0) throw nb::value_error("window is negative");
     if (!(softcap >= 0)) throw nb::value_error("softcap is negative");
+    const float* sinks = nullptr;
+    if (!sinks_.is_none()) sinks = Tensor(sinks_, "sinks").typed(Type::kFloat32).shaped({num_heads}).contiguous().data<float>();
     if (tokens == 0 || num_heads == 0) return;
     const AttentionArgs args{q.data<float>(), q.stride(0), q.stride(1), k.data, v.data, k.stride_b, k.stride_h, k.stride_s,
                              v.stride_b, v.stride_h, v.stride_s, type == Type::kBFloat16, block_size, head_size,
-                             num_heads / kv_heads, scale, window ? window : kNoWindow, softcap};
+                             num_heads / kv_heads, scale, window ? window : kNoWindow, softcap, sinks};
     nb::gil_scoped_release unlocked;
     paged_attention(args, lens.size(0), kv_heads, starts.data<int32_t>(), lens.data<int32_t>(), tables.data<int32_t>(),
                     tables.stride(0), out.data<float>(), out.stride(0), out.stride(1));
@@ -278,7 +280,7 @@ NB_MODULE(oneloop_native, m) {
     m.def("rope", &bind_rope, "q"_a, "k"_a, "positions"_a, "cos_sin"_a, "interleaved"_a);
     m.def("store_kv", &bind_store_kv, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "slots"_a);
     m.def("paged_attention", &bind_paged_attention, "q"_a, "k_cache"_a, "v_cache"_a, "query_starts"_a, "context_lens"_a,
-          "block_tables"_a, "scale"_a, "out"_a, "window"_a = 0, "softcap"_a = 0.0f);
+          "block_tables"_a, "scale"_a, "out"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a.none() = nb::none());
     m.def("silu_mul", &bind_silu_mul, "gate_up"_a, "out"_a);
     m.def("gated", &bind_gated, "gate_up"_a, "activation"_a, "out"_a);
     m.def("activate", &bind_activate, "x"_a, "activation"_a, "out"_a);

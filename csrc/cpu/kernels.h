@@ -46,6 +46,7 @@ struct AttentionArgs {
     float scale;
     int64_t window;  // a query sees as many keys, itself the last; kNoWindow for all
     float softcap;   // scores become softcap * tanh(score / softcap); 0 for none
+    const float* sinks;  // [Hq]: a score of each head that takes its share of the softmax and has no value; or null
 };
 
 constexpr int64_t kNoWindow = int64_t{1} << 40;

@@ -686,8 +686,11 @@ void finish(AttentionState state, const AttentionArgs& args, const AttentionTask
             int64_t stride_h) {
     const int64_t padded = round_up(args.head_size, W);
     for (int64_t row = 0; row < task.num_queries * args.group; row++) {
-        const Vec share = Vec::broadcast(1.0f / state.sum[row]);
         const int64_t query = task.query + row / args.group, head = task.kv_head * args.group + row % args.group;
+        Vec sum = Vec::broadcast(state.sum[row]);
+        // A sink far above every score makes this infinite, and the shares of all keys zero: what it should.
+        if (args.sinks) sum = sum + exp(Vec::broadcast(args.sinks[head] - state.max[row]));
+        const Vec share = Vec::broadcast(1.0f) / sum;
         float* to = out + query * stride_t + head * stride_h;
         for (int64_t d = 0; d < args.head_size; d += W)
             (Vec::load(state.values + row * padded + d) * share).store(to + d, lanes(args.head_size - d));

@@ -52,6 +52,7 @@ def attend(
         heads.scale,
         heads.window,
         heads.softcap,
+        heads.sinks,
         out=out,
         fresh_from=fresh_from,
         singles=not own,

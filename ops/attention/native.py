@@ -12,11 +12,11 @@ from ops.native import module as native
 
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None,
-    softcap: float | None,
+    softcap: float | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     out = q.new_empty(*q.shape)
-    # Most layers have neither: they are the native function's defaults.
-    limits = () if window is None and softcap is None else (window or 0, softcap or 0.0)
+    # Most layers have none of them: they are the native function's defaults.
+    limits = () if window is softcap is sinks is None else (window or 0, softcap or 0.0, sinks)
     native.paged_attention(
         q, k_cache, v_cache, meta.query_starts, meta.context_lens, meta.block_tables, scale, out, *limits
     )

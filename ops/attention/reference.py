@@ -14,7 +14,7 @@ QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long p
 
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
-    softcap: float | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts, lens = meta.query_starts.tolist(), meta.context_lens.tolist()
@@ -29,7 +29,7 @@ def paged_attention(
             first = context_len - (end - chunk)  # position of the chunk's first query, which sees the earliest key
             low = 0 if window is None else max(0, first + 1 - window)
             seen = keys[:, low:], values[:, low:]
-            out[chunk:stop] = _attend(q[chunk:stop], *seen, first - low, scale, window, softcap)
+            out[chunk:stop] = _attend(q[chunk:stop], *seen, first - low, scale, window, softcap, sinks)
     return out
 
 
@@ -42,7 +42,7 @@ def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
 
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, first_position: int, scale: float, window: int | None,
-    softcap: float | None,
+    softcap: float | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """q [n, Hq, D], the first one beside key `first_position`; keys, values [Hkv, context, D]. Returns [n, Hq, D]."""
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -56,6 +56,9 @@ def _attend(
         hidden |= key_positions <= query_positions[:, None] - window
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
-    mixed = weights.view(keys.shape[0], -1, keys.shape[1]) @ values.to(wide)
+    scores = scores.masked_fill_(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, num_queries, 1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[1]]
+    mixed = weights.reshape(keys.shape[0], -1, keys.shape[1]) @ values.to(wide)
     return mixed.view(num_heads, num_queries, head_size).transpose(0, 1).to(q.dtype)

@@ -26,9 +26,9 @@ def refusal(heads: AttentionHeads) -> str | None:
     """Why these heads cannot be served, None if they can."""
     if heads.head_size > 256:
         return "torch's kernels serve head sizes up to 256"
-    return (
-        None if heads.window is None and heads.softcap is None else "torch's kernels know neither windows nor soft caps"
-    )
+    if heads.window is not None or heads.softcap is not None or heads.sinks is not None:
+        return "torch's kernels know neither windows nor soft caps nor sinks"
+    return None
 
 
 def prefill_attention(

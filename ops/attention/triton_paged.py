@@ -105,6 +105,14 @@ def _capped(scores, scale_log2, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def _with_sink(total, best, sinks_ptr, head, is_head):
+    # The softmax's sums [rows], taken against `best` in base 2, with each row's sink among the scores.
+    if sinks_ptr is not None:
+        total += tl.exp2(tl.load(sinks_ptr + head, mask=is_head, other=0.0).to(tl.float32) * 1.4426950408889634 - best)
+    return total
+
+
+@triton.jit
 def _table(tables_ptr, rows_ptr, table_stride, line):
     row = line
     if rows_ptr is not None:
@@ -120,7 +128,7 @@ def _split_span(context, num_splits, TILE: tl.constexpr):
 
 @triton.jit
 def _decode(
-    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale_log2,
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, part_ptr, lse_ptr, scale_log2,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
@@ -176,19 +184,19 @@ def _decode(
             scores = _capped(scores, scale_log2, SOFTCAP)
         scores = tl.where(inside[None, :], scores, HIDDEN)
         best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
-    mixed = mixed / total[:, None]
     if span >= context - low:
+        total = _with_sink(total, best, sinks_ptr, head, member < GROUP)
         out_at = (token * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
-        tl.store(out_ptr + out_at, mixed.to(out_ptr.dtype.element_ty), mask=is_member)
+        tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_member)
     else:
         part = ((line * KV_HEADS * GROUP + head) * num_splits + split).to(tl.int64)
-        tl.store(part_ptr + part[:, None] * HEAD + dim[None, :], mixed, mask=is_member)
+        tl.store(part_ptr + part[:, None] * HEAD + dim[None, :], mixed / total[:, None], mask=is_member)
         tl.store(lse_ptr + part, best + tl.log2(total), mask=member < GROUP)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _join(
-    part_ptr, lse_ptr, starts_ptr, lens_ptr, out_ptr, num_splits, HEADS: tl.constexpr, HEAD: tl.constexpr,
+    part_ptr, lse_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, num_splits, HEADS: tl.constexpr, HEAD: tl.constexpr,
     LANES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (head, line): the splits' averages, weighted by their share of the softmax's sum. SPLITS >= num_splits.
@@ -207,8 +215,9 @@ def _join(
     dim = tl.arange(0, LANES)
     part = (line * HEADS + head).to(tl.int64) * num_splits + split
     lse = tl.load(lse_ptr + part, mask=used, other=-1e30)
-    share = tl.exp2(lse - tl.max(lse, 0))
-    share = share / tl.sum(share, 0)
+    best = tl.max(lse, 0)
+    share = tl.exp2(lse - best)
+    share = share / _with_sink(tl.sum(share, 0), best, sinks_ptr, head, head < HEADS)
     loaded = used[:, None] & (dim < HEAD)[None, :]
     mixed = tl.load(part_ptr + part[:, None] * HEAD + dim[None, :], mask=loaded, other=0.0)
     result = tl.sum(mixed * share[:, None], 0)
@@ -218,7 +227,7 @@ def _join(
 
 @triton.jit(do_not_specialize=["num_lines", "fresh_from"])
 def _spans(
-    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, num_lines, fresh_from,
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, scale_log2, num_lines, fresh_from,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, WINDOW: tl.constexpr,
@@ -307,6 +316,7 @@ def _spans(
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(visible, scores, HIDDEN)
         best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+    total = _with_sink(total, best, sinks_ptr, head, valid)
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD + dim[None, :]
     tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
 
@@ -319,6 +329,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     *,
     out: Tensor | None = None,
     fresh_from: int = NEVER,
@@ -340,15 +351,16 @@ def paged_attention(
         fresh = (end - start >= fresh_from and end - start == context for start, end, context in meta.spans)
         lengths = [end - start for (start, end, _), left_out in zip(meta.spans, fresh, strict=True) if not left_out]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, limits, out, fresh_from, lengths)
+        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, out, fresh_from, lengths)
     if singles and num_lines and (lengths is None or 1 in lengths):
-        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, out)
+        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, out)
     return out
 
 
 def _run_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits, out: Tensor
-) -> None:
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
+    sinks: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
     num_lines, (num_heads, head_size) = meta.context_lens.shape[0], q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
     lanes = max(64, triton.next_power_of_2(head_size))
@@ -361,7 +373,7 @@ def _run_decode(
     group = num_heads // kv_heads
     launch = overlap(q.device)
     _decode[(num_lines, kv_heads, splits)](
-        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, part, lse,
+        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, out, part, lse,
         scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size, LANES=lanes, BLOCK=block_size,
         TILE=how.keys, **limits, WIDE=_is_wide(k_cache), PRECISION=_precision(q), num_warps=how.warps,
@@ -369,14 +381,14 @@ def _run_decode(
     )  # fmt: skip
     if splits > 1:
         _join[(num_heads, num_lines)](
-            part, lse, meta.query_starts, meta.context_lens, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
+            part, lse, meta.query_starts, meta.context_lens, sinks, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
             TILE=how.keys, WINDOW=limits["WINDOW"], SPLITS=MOST_SPLITS, num_warps=4, **launch,
         )  # fmt: skip
 
 
 def _run_spans(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits, out: Tensor,
-    fresh_from: int, lengths: list[int] | None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
+    sinks: Tensor | None, out: Tensor, fresh_from: int, lengths: list[int] | None,
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
@@ -390,7 +402,7 @@ def _run_spans(
     else:
         num_tiles = sum(triton.cdiv(length, tokens) for length in lengths if length > 1)
     _spans[(num_tiles * (kv_heads if how.packed else num_heads),)](
-        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, scale_log2,
+        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, out, scale_log2,
         num_lines, fresh_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
         LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), **limits, WIDE=_is_wide(k_cache),

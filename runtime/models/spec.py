@@ -168,7 +168,8 @@ class Attention:
 
     `rope` None: q and k do not turn. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
-    and v as they come out of their projection, or out of norms over all heads."""
+    and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
+    takes its share of the softmax and adds nothing."""
 
     num_heads: int
     num_kv_heads: int
@@ -181,6 +182,7 @@ class Attention:
     softcap: float | None = None
     score_scale: float | None = None  # head_size ** -0.5 where None
     clip: float | None = None
+    sinks: bool = False
 
     @property
     def scale(self) -> float:
@@ -199,6 +201,8 @@ class Attention:
         if self.qk_norm is not None:
             yield from self.qk_norm.parameters(f"{layer}.self_attn.q_norm", self.num_heads, self.head_size)
             yield from self.qk_norm.parameters(f"{layer}.self_attn.k_norm", self.num_kv_heads, self.head_size)
+        if self.sinks:
+            yield Parameter(f"{layer}.self_attn.sinks", (self.num_heads,), float32=True)
 
 
 class Activation(StrEnum):

@@ -25,10 +25,13 @@ class Case:
     values: list[Tensor]
     window: int | None = None
     softcap: float | None = None
+    sinks: Tensor | None = None
 
     def run(self) -> Tensor:
         scale = self.q.shape[2] ** -0.5
-        return ops.paged_attention(self.q, self.k_cache, self.v_cache, self.meta, scale, self.window, self.softcap)
+        return ops.paged_attention(
+            self.q, self.k_cache, self.v_cache, self.meta, scale, self.window, self.softcap, self.sinks
+        )
 
     def expected(self) -> Tensor:
         out, starts = torch.empty(self.q.shape, dtype=torch.float64), self.meta.query_starts.tolist()
@@ -41,6 +44,9 @@ class Case:
                 scores = torch.einsum("hd,shd->hs", self.q[i].double(), k) * self.q.shape[2] ** -0.5
                 if self.softcap is not None:
                     scores = self.softcap * torch.tanh(scores / self.softcap)
+                if self.sinks is not None:  # as a key without a value
+                    scores = torch.cat([scores, self.sinks.double()[:, None]], 1)
+                    v = torch.cat([v, torch.zeros_like(v[:1])])
                 out[i] = torch.einsum("hs,shd->hd", scores.softmax(-1), v)
         return out
 
@@ -128,6 +134,15 @@ def test_scores_are_capped_softly(kernel: str, softcap: float, window: int | Non
     case.window, case.softcap = window, softcap
     case.q *= 4
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+def test_sinks_take_their_share_and_add_nothing(kernel: str, scale: float, window: int | None) -> None:
+    case = make([(1, 1), (70, 3), (600, 1), (1100, 2), (130, 33)], 24, 2, 3)
+    case.window, case.sinks = window, torch.randn(6) * scale
+    out = case.run()
+    torch.testing.assert_close(out.double(), case.expected(), rtol=1e-4, atol=1e-5)
 
 
 def test_scores_of_any_size_give_finite_weights(kernel: str) -> None:

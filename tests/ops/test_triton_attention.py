@@ -43,15 +43,16 @@ def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0
     return qkv[:, : heads * head_size].unflatten(1, (heads, head_size)), k, v, meta
 
 
-def check(q, k, v, meta, tolerance, got=None, window=None, softcap=None):
+def check(q, k, v, meta, tolerance, got=None, window=None, softcap=None, sinks=None):
     """Tokens of lines match the reference; others may hold anything."""
     used = int(meta.query_starts[-1])
     scale = q.shape[2] ** -0.5
     if got is None:
-        got = triton_paged.paged_attention(q, k, v, meta, scale, window, softcap)
+        got = triton_paged.paged_attention(q, k, v, meta, scale, window, softcap, sinks)
     assert got.shape == q.shape
     got = got[:used].double()
-    wanted = reference.paged_attention(q[:used].double(), k.double(), v.double(), meta, scale, window, softcap)
+    wide = (tensor.double() for tensor in (q[:used], k, v))
+    wanted = reference.paged_attention(*wide, meta, scale, window, softcap, sinks)
     assert got.isfinite().all()
     assert ((got - wanted).norm() / wanted.norm()) < tolerance
 
@@ -121,6 +122,15 @@ def test_a_window_hides_what_stands_before_it(device, dtype, tolerance, window, 
 def test_scores_are_capped_softly(device, dtype, tolerance, window, spans):
     q, k, v, meta = case(device, spans, 4, 2, 64, dtype)
     check(q * 8, k, v, meta, tolerance, window=window, softcap=5.0)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
+def test_sinks_take_their_share_and_add_nothing(device, dtype, tolerance, window, spans):
+    q, k, v, meta = case(device, spans, 4, 2, 64, dtype)
+    sinks = torch.tensor([0.0, 3.0, -50.0, 6.0], device=device)
+    check(q, k, v, meta, tolerance, window=window, sinks=sinks)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -37,7 +37,7 @@ class AttentionBlock:
                 self._norm_heads = _HeadNorms(attention, attention.qk_norm, f"{layer}.self_attn", weights)
         self._heads = ops.AttentionHeads(
             attention.num_heads, attention.num_kv_heads, attention.head_size, attention.scale, cos_sin, norms, norm_eps,
-            attention.window, attention.softcap,
+            attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"),
         )  # fmt: skip
 
     def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
