@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import accumulate
 
 from runtime.api import Request, SamplingParams
-from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow, ScoredSpan
+from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
 from runtime.sequence import Sequence
 
-_MAX_SCORED = 256  # tokens of a prompt, more than are computed at a time
-# Asks for everything that a sampler can do.
+# Asks for everything that a sampler can do. Not for log-probabilities: the kernels behind them are 200 MiB of host memory.
 _PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_p=0.01, presence_penalty=0.1, seed=0)
 
 
@@ -25,10 +24,7 @@ def prompts(lengths: list[int], block_size: int, num_blocks: int) -> ScheduledBa
             Request("warm-up", ids, _PARAMS), number=row, max_model_len=length + 2, block_size=block_size, seed=0
         )
         binding = RowBinding(_PARAMS, 0, ids, ())
-        scored = ScoredSpan(1, ids[1:_MAX_SCORED], 20) if not row and length > 1 else None
-        rows.append(
-            ScheduledRow(sequence, row, 0, length, ids, 0, blocks, samples=True, binding=binding, scored=scored)
-        )
+        rows.append(ScheduledRow(sequence, row, 0, length, ids, 0, blocks, samples=True, binding=binding))
     return ScheduledBatch(tuple(rows), sum(lengths), 0)
 
 
