@@ -50,12 +50,14 @@ def check_model(wanted: str | None, served: tuple[str, ...]) -> None:
         raise ModelNotFound(wanted, served)
 
 
-def check_num_sequences(num_prompts: int, n: int, max_queue: int) -> None:
-    """Raises InvalidRequest where not even an empty queue would take them all: waiting would not help."""
-    if num_prompts * n > max_queue:
+def check_num_sequences(num_prompts: int, width: int, max_queue: int, field: str) -> None:
+    """`field` asks for `width` sequences a prompt. Raises InvalidRequest where not even an empty queue would take them all:
+    waiting would not help."""
+    if num_prompts * width > max_queue:
         raise InvalidRequest(
-            f"{num_prompts} prompts with n={n} are {num_prompts * n} sequences; this server queues at most {max_queue}",
-            param="n" if n > 1 else "prompt",
+            f"{num_prompts} prompts with {field}={width} are {num_prompts * width} sequences; this server queues at most "
+            f"{max_queue}",
+            param=field if width > 1 else "prompt",
         )
 
 

@@ -15,12 +15,14 @@ from starlette.types import ASGIApp
 
 from runtime import api
 from server import admission
+from server.beams import BeamParams
 from server.config import ServerConfig
 from server.errors import InvalidRequest, Unavailable
 from server.frames import ChunkFrames, Envelope, Shape, json_response
 from server.generation import Generation, TextOptions
-from server.intake import truncated
+from server.intake import echoed, truncated
 from server.lifecycle import RETRY_AFTER_DRAIN_S, Served
+from server.logprobs import Echo
 from server.middleware import arrival_s, request_id
 from server.sampling import for_choice, resolve_max_tokens, sampling_params
 from server.schema import GenerationRequest
@@ -70,7 +72,7 @@ async def answer(
         )
     if wire.stream:
         return _stream(service, generation, envelope, wire)
-    return await _whole(http, generation, envelope)
+    return await _whole(service, http, generation, envelope)
 
 
 def generation_of(
@@ -89,29 +91,49 @@ def generation_of(
     """What `wire` asks of the engine for `prompts`, not yet asked: nothing here knows HTTP. See `answer` for the rest.
 
     Raises ApiError."""
-    n = wire.n or 1
-    admission.check_num_sequences(len(prompts), n, config.max_queue)
+    n, width = wire.n or 1, wire.best_of or wire.n or 1
+    admission.check_num_sequences(len(prompts), width, config.max_queue, "best_of" if wire.best_of else "n")
     if wire.priority and config.scheduling_policy != "priority":
         raise InvalidRequest("priority needs a server started with --scheduling-policy priority", param="priority")
+    beams = _beams(wire, served.engine.model) if wire.use_beam_search else None
     requests: list[api.Request] = []
-    for prompt_ids in prompts:
-        if not prompt_ids:
+    echoes: list[Echo] = []
+    for number, given in enumerate(prompts):
+        if not given:
             raise InvalidRequest(f"{param} is empty: there is no token to continue", param=param)
-        prompt_ids = truncated(prompt_ids, wire, max_tokens or default_max_tokens, served.engine.model.max_model_len)
+        prompt_ids = truncated(
+            given, wire, default_max_tokens if max_tokens is None else max_tokens, served.engine.model.max_model_len
+        )
+        if wire.echoes:
+            echoes.append(echoed(served.tokenizer, wire, number, prompt_ids, is_cut=len(prompt_ids) < len(given)))
         limit = resolve_max_tokens(max_tokens, default_max_tokens, len(prompt_ids), served.engine.model, param)
         params = sampling_params(wire, limit, served.defaults, served.engine.model)
-        for choice in range(n):
+        for choice in range(n if beams else width):
             requests.append(
                 api.Request(
                     id=f"{id}-{len(requests)}",
                     prompt_ids=prompt_ids,
-                    params=for_choice(params, choice),
+                    params=for_choice(params, choice, tells_prompt=choice == 0 or bool(wire.stream)),
                     priority=wire.priority or 0,
                     cache_salt=wire.cache_salt,
                     arrival_s=arrival_s,
                 )
             )
-    return Generation(served, requests, n, TextOptions.of(wire, continues_prompt=continues_prompt))
+    options = TextOptions.of(wire, continues_prompt=continues_prompt)
+    return Generation(served, requests, len(prompts), n, options, echoes, beams)
+
+
+def _beams(wire: GenerationRequest, model: api.ModelInfo) -> BeamParams:
+    """Raises InvalidRequest where the vocabulary has not as many tokens."""
+    width = wire.best_of or wire.n or 1
+    num_ends = len(model.eos_token_ids) + len(wire.stop_token_ids or ())
+    if width + num_ends > model.vocab_size:
+        raise InvalidRequest(
+            f"{width} beams are too many for a vocabulary of {model.vocab_size}",
+            param="best_of" if wire.best_of else "n",
+        )
+    penalty = 1.0 if wire.length_penalty is None else wire.length_penalty
+    return BeamParams(width, wire.n or 1, penalty, wire.early_stopping or False)
 
 
 def _stream(service: Service, generation: Generation, envelope: Envelope, wire: GenerationRequest) -> ASGIApp:
@@ -125,7 +147,7 @@ def _stream(service: Service, generation: Generation, envelope: Envelope, wire: 
     return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval)
 
 
-async def _whole(http: HttpRequest, generation: Generation, envelope: Envelope) -> Response:
+async def _whole(service: Service, http: HttpRequest, generation: Generation, envelope: Envelope) -> Response:
     texts: list[list[str]] = [[] for _ in generation.requests]
     async with generation.open() as stream, ClientWatch(http.receive) as watch:
         async for outputs in stream:
@@ -136,4 +158,7 @@ async def _whole(http: HttpRequest, generation: Generation, envelope: Envelope) 
     if generation.aborted:
         # Half an answer without a word about it would pass for a whole one.
         raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
-    return json_response(envelope.body(generation, ["".join(parts) for parts in texts]))
+    whole = ["".join(parts) for parts in texts]
+    return await service.offload.run(
+        generation.rendering_chars, lambda: json_response(envelope.body(generation, whole))
+    )

@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from runtime.api import Output
 from server.errors import ApiError, InternalError
-from server.generation import Choice, Generation
-from server.logprobs import Writer
+from server.generation import Choice, Generation, PromptChoice
+from server.logprobs import Style, Writer, prompt_table
 from server.tokenizer import Tokenizer
 
 logger = logging.getLogger("oneloop.http")
@@ -37,6 +37,7 @@ class Shape(Protocol):
     id_prefix: str
     object: str
     chunk_object: str
+    has_one_prompt: bool  # what is said of it stands beside the choices, not in each
 
     def opening(self, index: int) -> Json | None: ...
     def delta(self, index: int, text: str, logprobs: Json | None = None) -> Json: ...
@@ -46,7 +47,7 @@ class Shape(Protocol):
     def whole(
         self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
     ) -> Json: ...
-    def logprobs_writer(self, tokenizer: Tokenizer) -> Writer: ...
+    def logprobs_writer(self, tokenizer: Tokenizer, style: Style) -> Writer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,14 @@ class Envelope:
     shape: Shape
 
     def body(self, generation: Generation, texts: Sequence[str]) -> Json:
-        """The whole answer, for a request that does not stream."""
-        choices = []
-        for index, (choice, text) in enumerate(zip(generation.choices, texts, strict=True)):
-            logprobs = None
-            if generation.requests[index].params.logprobs is not None:
-                logprobs = self.shape.logprobs_writer(generation.tokenizer)(choice.take_logprobs())
-            shown = self.shape.whole(index, text, choice.finish_reason, choice.stop_reason, logprobs)
-            if generation.with_token_ids:
-                shown |= {
-                    "prompt_token_ids": [*generation.requests[index].prompt_ids],
-                    "token_ids": choice.take_token_ids(),
-                }
-            choices.append(shown)
+        """The whole answer, for a request that does not stream. `texts`: of each choice."""
+        one_prompt = self.shape.has_one_prompt
+        told = generation.best[:1] if one_prompt else generation.best
+        of_prompts = [self._of_prompt(generation, index) for index in told]
+        choices = [
+            self._whole(generation, index, texts[index], place) | ({} if one_prompt else of_prompts[place])
+            for place, index in enumerate(generation.best)
+        ]
         return {
             "id": self.id,
             "object": self.shape.object,
@@ -81,7 +77,33 @@ class Envelope:
             "choices": choices,
             "usage": usage(generation),
             "system_fingerprint": self.fingerprint,
+            **(of_prompts[0] if one_prompt else {}),
         }
+
+    def _whole(self, generation: Generation, index: int, text: str, place: int) -> Json:
+        """Choice `index`, which stands at `place` of the answer."""
+        choice, options = generation.choices[index], generation.options
+        logprobs = None
+        if options.logprobs is not None:
+            write = self.shape.logprobs_writer(generation.tokenizer, generation.style(index))
+            logprobs = write(choice.take_logprobs())
+        shown = self.shape.whole(place, text, choice.finish_reason, choice.stop_reason, logprobs)
+        if options.token_ids:
+            shown |= {
+                "prompt_token_ids": [*generation.requests[index].prompt_ids],
+                "token_ids": choice.take_token_ids(),
+            }
+        return shown
+
+    def _of_prompt(self, generation: Generation, index: int) -> Json:
+        """What is said of the prompt of choice `index`, if anything."""
+        choice, options = generation.choices[index], generation.options
+        if options.prompt_logprobs is None or not isinstance(choice, PromptChoice):
+            return {}
+        table = prompt_table(
+            generation.tokenizer, choice.prompt_logprobs, options.prompt_logprobs, as_ids=options.tokens_as_ids
+        )
+        return {"prompt_logprobs": table}
 
     def chunk(self, choices: list[Json], **more: Any) -> bytes:
         body = {"id": self.id, "object": self.shape.chunk_object, "created": self.created, "model": self.model}
@@ -117,12 +139,14 @@ class ChunkFrames:
         self._null_usage: Json = {"usage": None} if include_usage else {}
         self._continuous_usage = continuous_usage
         # A chunk that says more than its text is made anew each time.
-        self._plain = not continuous_usage and not generation.with_token_ids
+        self._plain = not continuous_usage and not generation.options.token_ids
         self._around: dict[int, tuple[bytes, bytes]] = {}  # index: the constant bytes before and after a text
         self._told_prompt: set[int] = set()
         self._logprob_writers = [
-            None if request.params.logprobs is None else envelope.shape.logprobs_writer(generation.tokenizer)
-            for request in generation.requests
+            None
+            if generation.options.logprobs is None
+            else envelope.shape.logprobs_writer(generation.tokenizer, generation.style(index))
+            for index in range(len(generation.choices))
         ]
 
     def feed(self, outputs: Sequence[Output]) -> bytes:
@@ -156,7 +180,7 @@ class ChunkFrames:
         return b"" if opening is None else self._chunk(index, opening, is_opening=True)
 
     def _chunk(self, index: int, shown: Json, *, is_opening: bool = False, **more: Any) -> bytes:
-        if self._generation.with_token_ids:
+        if self._generation.options.token_ids:
             if index not in self._told_prompt:
                 self._told_prompt.add(index)
                 shown = {**shown, "prompt_token_ids": [*self._generation.requests[index].prompt_ids]}

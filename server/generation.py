@@ -6,13 +6,15 @@ with a reason: the engine's, or "stop" where a stop string ended it, and then th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
+from server.beams import BeamParams, BeamSearch
 from server.lifecycle import Served
-from server.logprobs import Entry
+from server.logprobs import Echo, Entry, Style
 from server.schema import GenerationRequest
 from server.text.stop import StopStrings
 from server.tokenizer import Detokenizer, Tokenizer
@@ -28,6 +30,9 @@ class TextOptions:
     min_tokens: int = 0  # stop strings are looked for after this many tokens
     continues_prompt: bool = False  # the text goes on where the prompt's ends, leading spaces and all
     token_ids: bool = False  # the client wants them beside the text
+    logprobs: int | None = None  # so many alternatives beside each token; None shows no log-probabilities
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    tokens_as_ids: bool = False
 
     @classmethod
     def of(cls, request: GenerationRequest, *, continues_prompt: bool) -> TextOptions:
@@ -39,6 +44,9 @@ class TextOptions:
             min_tokens=request.min_tokens or 0,
             continues_prompt=continues_prompt,
             token_ids=bool(request.return_token_ids),
+            logprobs=request.num_logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
         )
 
 
@@ -111,6 +119,12 @@ class Choice:
         taken, self._logprobs = self._logprobs, []
         return taken
 
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens whose log-probabilities have not been taken; an empty answer is the worst."""
+        found = [entry.logprob for _, entry in self._logprobs if entry is not None]
+        return sum(found) / len(found) if found else -math.inf
+
     def _shown(self, output: Output) -> Sequence[int]:
         """The ids whose text belongs to the answer: a token that ended it does so only if stops are to be included."""
         hide = output.finish is FinishReason.STOP and not (self._options.include_stop or output.complete)
@@ -145,28 +159,126 @@ class Choice:
         return text
 
 
+class PromptChoice(Choice):
+    """A choice that tells of its prompt too: what the model thought of its tokens, and with `echo` its text, before its own.
+
+    `teller`: the choice whose request asks about the prompt, None where it is this one."""
+
+    __slots__ = ("_prompt_ids", "_teller", "_text", "_told", "_untaken")
+
+    def __init__(
+        self, tokenizer: Tokenizer, options: TextOptions, end: Callable[[], None], prompt_ids: Sequence[int],
+        echo: Echo | None, teller: PromptChoice | None,
+    ) -> None:  # fmt: skip
+        super().__init__(tokenizer, options, end)
+        self._prompt_ids = prompt_ids
+        self._teller = teller or self
+        self._told: Sequence[TokenLogprobs] = ()
+        self._text = "" if echo is None else echo.text  # until it is fed
+        self._untaken = echo is not None
+
+    def feed(self, output: Output) -> str:
+        if output.prompt_logprobs is not None:
+            self._told = output.prompt_logprobs
+        prompt, self._text = self._text, ""
+        return prompt + super().feed(output)
+
+    def take_logprobs(self) -> list[Entry]:
+        taken = super().take_logprobs()
+        if not self._untaken:
+            return taken
+        self._untaken = False
+        count = self._options.logprobs
+        prompt: list[Entry] = [
+            (id, found and replace(found, top=found.top[:count])) for id, found in self.prompt_logprobs
+        ]
+        return prompt + taken
+
+    @property
+    def prompt_logprobs(self) -> list[Entry]:
+        """Of each token of the prompt, once something has been fed.
+
+        Raises EngineFailed where the sequence ended before its prompt was told of."""
+        first, *others = self._prompt_ids
+        if len(self._teller._told) != len(others):
+            raise EngineFailed("it ended before its prompt was scored")
+        return [(first, None), *zip(others, self._teller._told, strict=True)]
+
+
 class EngineFailed(Exception):
     """The engine's words on a request it could not finish: for the log, not for the client."""
 
 
 class Generation:
-    """`requests`: `n` for each prompt, prompt by prompt."""
+    """`requests`: so many for each prompt, prompt by prompt, of which `n` are answers. `echoes`: one for each prompt, or none.
+    `beams`: the answers are found by beam search."""
 
-    def __init__(self, served: Served, requests: Sequence[Request], n: int, options: TextOptions) -> None:
+    def __init__(
+        self, served: Served, requests: Sequence[Request], num_prompts: int, n: int, options: TextOptions,
+        echoes: Sequence[Echo] = (), beams: BeamParams | None = None,
+    ) -> None:  # fmt: skip
         self.requests = requests
-        self.with_token_ids = options.token_ids
+        self.options = options
         self.tokenizer = served.tokenizer
-        self.choices = [
-            Choice(served.tokenizer, options, partial(self._abort, index)) for index in range(len(requests))
-        ]
+        self.choices: list[Choice] = []
         self._engine = served.engine
+        self._per_prompt = len(requests) // num_prompts
         self._n = n
+        self._echoes = echoes
+        self._beams = beams
         self._stream: TokenStream | None = None
+        for index in range(len(requests)):
+            self.choices.append(self._choice(index))
+
+    def _choice(self, index: int) -> Choice:
+        request, end = self.requests[index], partial(self._abort, index)
+        tells_prompt = self.requests[index - index % self._per_prompt].params.prompt_logprobs is not None
+        echo = self._echoes[index // self._per_prompt] if self._echoes else None
+        if not tells_prompt and echo is None:
+            return Choice(self.tokenizer, self.options, end)
+        teller = None
+        if request.params.prompt_logprobs is None and index % self._per_prompt:
+            first = self.choices[index - index % self._per_prompt]
+            teller = first if isinstance(first, PromptChoice) else None
+        return PromptChoice(self.tokenizer, self.options, end, request.prompt_ids, echo, teller)
+
+    def style(self, index: int) -> Style:
+        """How log-probabilities of choice `index` are shown."""
+        echo = self._echoes[index // self._per_prompt] if self._echoes else None
+        return Style(self.options.tokens_as_ids, self.options.skip_special_tokens, echo)
 
     def open(self) -> TokenStream:
         """Hands the requests to the engine. Raises EngineError where it takes none of them."""
-        self._stream = self._engine.submit(self.requests)
+        if self._beams is not None:
+            self._stream = BeamSearch(self._engine, self.requests[:: self._per_prompt], self._beams)
+        else:
+            self._stream = self._engine.submit(self.requests)
         return self._stream
+
+    @property
+    def rendering_chars(self) -> int:
+        """What log-probabilities cost to write, in characters of text that would take as long to tokenise."""
+        tables = 0 if self.options.logprobs is None else (2 + self.options.logprobs) * self.num_completion_tokens
+        for request in self.requests[:: self._per_prompt]:
+            if request.params.prompt_logprobs is not None:
+                tables += (2 + request.params.prompt_logprobs) * len(request.prompt_ids)
+        return 4 * tables
+
+    @property
+    def competes(self) -> bool:
+        """Not all that is generated is an answer."""
+        return self._n < self._per_prompt
+
+    @cached_property
+    def best(self) -> Sequence[int]:
+        """The choices that are the answers, prompt by prompt; where they compete, once all have ended, the likeliest first."""
+        if not self.competes:
+            return range(len(self.choices))
+        found: list[int] = []
+        for first in range(0, len(self.choices), self._per_prompt):
+            own = range(first, first + self._per_prompt)
+            found += sorted(own, key=lambda index: -self.choices[index].mean_logprob)[: self._n]
+        return found
 
     def _abort(self, index: int) -> None:
         assert self._stream is not None, "what is fed comes from the stream"
@@ -179,12 +291,12 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(request.prompt_ids) for request in self.requests[:: self._n])
+        return sum(len(request.prompt_ids) for request in self.requests[:: self._per_prompt])
 
     @property
     def num_cached_tokens(self) -> int:
         """Of the prompts' tokens; further choices of a prompt find the first one's blocks, which is no merit."""
-        return sum(choice.num_cached_tokens for choice in self.choices[:: self._n])
+        return sum(choice.num_cached_tokens for choice in self.choices[:: self._per_prompt])
 
     @property
     def num_completion_tokens(self) -> int:

@@ -16,6 +16,7 @@ from server import admission
 from server.config import ServerConfig
 from server.errors import ContextLengthExceeded, InvalidRequest, clip
 from server.lifecycle import Served
+from server.logprobs import Echo
 from server.offload import Offload
 from server.prompt import PromptError
 from server.sampling import check_token_ids
@@ -104,6 +105,14 @@ def truncated(ids: Sequence[int], wire: GenerationRequest, max_tokens: int | Non
         )
     keep = max(1, limit - (max_tokens or 1)) if wanted == -1 else wanted
     return ids[:keep] if wire.truncation_side == "right" else ids[-keep:]
+
+
+def echoed(tokenizer: Tokenizer, wire: GenerationRequest, number: int, ids: Sequence[int], *, is_cut: bool) -> Echo:
+    """Prompt `number` of `wire`, `ids` as the engine gets it, to stand before its answers: as it was written, if it was text
+    and is whole."""
+    given = wire.prompts[number] if isinstance(wire, CompletionRequest) else None
+    text = given if isinstance(given, str) and not is_cut else tokenizer.decode(ids, skip_special_tokens=False)
+    return Echo(ids, text)
 
 
 async def chat_ids(

@@ -26,7 +26,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from runtime.api import EngineError, Output
+from runtime.api import EngineError, Output, TokenLogprobs
 from server import schema
 from server.answer import generation_of
 from server.background import Background
@@ -35,12 +35,13 @@ from server.endpoints.chat import SHAPE as CHAT_SHAPE
 from server.endpoints.completions import DEFAULT_MAX_TOKENS
 from server.endpoints.completions import SHAPE as COMPLETION_SHAPE
 from server.errors import ApiError
-from server.generation import EngineFailed, Generation
+from server.generation import EngineFailed, Generation, PromptChoice
 from server.intake import chat_ids, completion_ids
 from server.lifecycle import Lifecycle, Served
 from server.progress import Progress
 from server.service import Service
 from server.terminal import StartupDisplay
+from server.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -52,7 +53,8 @@ SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
     "logit_bias", "n", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "add_special_tokens", "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "priority",
-    "cache_salt",
+    "cache_salt", "logprobs", "prompt_logprobs", "logprob_token_ids", "best_of", "use_beam_search", "length_penalty",
+    "early_stopping",
 )  # fmt: skip
 UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
 
@@ -146,7 +148,10 @@ def _ask_completion(prompt: Prompt, params: SamplingParams) -> _Ask:
 
 def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[str, Any]) -> _Ask:
     body = {"messages": list(messages), **{name: value for name, value in options.items() if value is not None}}
-    wire: schema.ChatRequest = _decoded(schema.CHAT, {**body, **params.fields})
+    fields = dict(params.fields)
+    if "logprobs" in fields:  # a chat has its own names for it
+        fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
+    wire: schema.ChatRequest = _decoded(schema.CHAT, {**body, **fields})
 
     async def find_ids(served: Served, service: Service) -> list[int]:
         return await chat_ids(served, service.offload, wire.messages, wire)
@@ -177,18 +182,33 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num: int
 # --- answered -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """`rank` counts from 1, the most likely; None for tokens that were asked for by id."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One of n answers. `token_ids` holds the token that ended it, `text` does not. `finish_reason` "stop" or "length", None
-    while it goes on; `stop_reason`: the stop string or id of `stop_token_ids` that ended it."""
+    while it goes on; `stop_reason`: the stop string or id of `stop_token_ids` that ended it. `logprobs`, if asked: for each of
+    `token_ids` itself and its alternatives, by id; `cumulative_logprob`: the sum of their own."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
 
     def add(self, more: CompletionOutput) -> None:
+        if more.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *more.logprobs]
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (more.cumulative_logprob or 0.0)
         self.text += more.text
         self.token_ids += more.token_ids
         self.finish_reason, self.stop_reason = more.finish_reason, more.stop_reason
@@ -198,7 +218,9 @@ class CompletionOutput:
 class RequestOutput:
     """What came of one prompt: `outputs` by index, n of them. From `agenerate` and `achat` an increment: only the choices
     that moved, with the text and ids that are new. `prompt` is None for a prompt of ids, and for a conversation the text
-    its template made. `finished`: nothing follows. `num_cached_tokens`: of the prompt, found in the prefix cache."""
+    its template made. `finished`: nothing follows. `num_cached_tokens`: of the prompt, found in the prefix cache.
+    `prompt_logprobs`, if asked, when finished: as an answer's, for each token of the prompt; None for the first. Answers that
+    compete (`best_of`) come when all are complete."""
 
     request_id: str
     prompt: str | None
@@ -206,6 +228,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 def _increment(generation: Generation, output: Output) -> CompletionOutput:
@@ -214,7 +237,34 @@ def _increment(generation: Generation, output: Output) -> CompletionOutput:
     text = choice.feed(output)
     # Ids behind a stop string came from the engine, and belong to nobody.
     ids = list(output.token_ids[: choice.num_tokens - before])
-    return CompletionOutput(output.index, text, ids, choice.finish_reason, choice.stop_reason)
+    more = CompletionOutput(output.index, text, ids, choice.finish_reason, choice.stop_reason)
+    if generation.options.logprobs is not None:
+        found = list(zip(ids, output.logprobs or (), strict=False))
+        by_id = bool(generation.requests[output.index].params.logprob_token_ids)
+        more.logprobs = [_shown(generation.tokenizer, id, entry, ranked=not by_id) for id, entry in found]
+        more.cumulative_logprob = sum(entry.logprob for _, entry in found)
+    return more
+
+
+def _shown(tokenizer: Tokenizer, id: int, found: TokenLogprobs, *, ranked: bool = True) -> dict[int, Logprob]:
+    def text(id: int) -> str:
+        return tokenizer.token_bytes(id).decode(errors="replace")
+
+    shown = {id: Logprob(found.logprob, found.rank, text(id))}
+    for rank, (other, logprob) in enumerate(found.top, start=1):
+        shown.setdefault(other, Logprob(logprob, rank if ranked else None, text(other)))
+    return shown
+
+
+def _prompt_logprobs(generation: Generation) -> list[dict[int, Logprob] | None] | None:
+    first = generation.choices[0]
+    if generation.options.prompt_logprobs is None or not isinstance(first, PromptChoice):
+        return None
+    return [None if found is None else _shown(generation.tokenizer, id, found) for id, found in first.prompt_logprobs]
+
+
+def _best(generation: Generation, wholes: Sequence[CompletionOutput]) -> list[CompletionOutput]:
+    return [dataclasses.replace(wholes[index], index=place) for place, index in enumerate(generation.best)]
 
 
 # --- the engine's side, on the background loop --------------------------------------------------------------------
@@ -266,7 +316,7 @@ class _Core:
     async def increments(self, ask: _Ask) -> AsyncGenerator[RequestOutput, None]:
         """Raises ValueError where the request does not fit the model, RuntimeError where the engine fails or is closed."""
         id = uuid.uuid4().hex
-        async with self._window.room_for(ask.wire.n or 1):
+        async with self._window.room_for(ask.wire.best_of or ask.wire.n or 1):
             try:
                 ids = await ask.find_ids(self._served, self._service)
                 generation = generation_of(
@@ -283,16 +333,26 @@ class _Core:
             if text is None and ask.param == "messages":
                 text = self._served.tokenizer.decode(ids, skip_special_tokens=False)
             ids = list(generation.requests[0].prompt_ids)  # cut, if so asked
-            async with opened as stream:
-                async for outputs in stream:
-                    try:
+            competing = [CompletionOutput(index) for index in range(len(generation.choices))]
+            try:
+                async with opened as stream:
+                    async for outputs in stream:
                         moved = [_increment(generation, output) for output in outputs]
-                    except EngineFailed as error:
-                        raise RuntimeError(f"the engine failed on this request: {error}") from None
-                    if generation.aborted:
-                        raise RuntimeError("the LLM was closed before the answer was complete")
-                    finished = all(choice.finish_reason is not None for choice in generation.choices)
-                    yield RequestOutput(id, text, ids, moved, finished, generation.num_cached_tokens)
+                        finished = all(choice.finish_reason is not None for choice in generation.choices)
+                        if generation.aborted:
+                            raise RuntimeError("the LLM was closed before the answer was complete")
+                        if generation.competes:
+                            for more in moved:
+                                competing[more.index].add(more)
+                            if not finished:
+                                continue
+                            moved = _best(generation, competing)
+                        told = _prompt_logprobs(generation) if finished else None
+                        yield RequestOutput(id, text, ids, moved, finished, generation.num_cached_tokens, told)
+            except EngineFailed as error:
+                raise RuntimeError(f"the engine failed on this request: {error}") from None
+            except EngineError as error:
+                raise RuntimeError(f"the LLM was closed before the answer was complete: {error}") from None
 
     async def answers(self, asks: Sequence[_Ask], progress: Progress) -> list[RequestOutput]:
         """In the order of `asks`; the first that fails ends the others."""

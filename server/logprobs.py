@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two APIs show them: a list of tokens in chats, four parallel lists in completions.
+"""Log-probabilities as they are shown: a list of tokens in chats, four parallel lists in completions, a table by id for prompts.
 
 A token's text may be half a character, so chats carry its exact bytes as well. Minus infinity has no JSON: -9999 stands for it,
 as it does with vLLM."""
@@ -6,55 +6,123 @@ as it does with vLLM."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from runtime.api import TokenLogprobs
 from server.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-Entry = tuple[int, TokenLogprobs]  # a sampled id and what is known of it
+Entry = tuple[int, TokenLogprobs | None]  # an id and what is known of it; nothing of the first of a prompt
 Writer = Callable[[Sequence[Entry]], Json]  # of one choice; called with its entries in order, in pieces
 
 _LOWEST = -9999.0
 
 
-def chat_writer(tokenizer: Tokenizer) -> Writer:
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that an answer repeats: its ids, and its `text` as the answer has it."""
+
+    ids: Sequence[int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """`as_ids`: "token_id:5" for a token's text. `skip_special_tokens`: the answer's text has none of theirs. `echo`: entries and
+    text begin with the prompt's."""
+
+    as_ids: bool = False
+    skip_special_tokens: bool = True
+    echo: Echo | None = None
+
+
+def chat_writer(tokenizer: Tokenizer, style: Style) -> Writer:
     def token(id: int, logprob: float) -> Json:
         raw = tokenizer.token_bytes(id)
-        return {"token": raw.decode(errors="replace"), "logprob": max(logprob, _LOWEST), "bytes": list(raw)}
+        text = f"token_id:{id}" if style.as_ids else raw.decode(errors="replace")
+        return {"token": text, "logprob": max(logprob, _LOWEST), "bytes": list(raw)}
 
     def write(entries: Sequence[Entry]) -> Json:
         content = [
             {**token(id, found.logprob), "top_logprobs": [token(other, logprob) for other, logprob in found.top]}
             for id, found in entries
+            if found is not None
         ]
         return {"content": content, "refusal": None}
 
     return write
 
 
-def completion_writer(tokenizer: Tokenizer) -> Writer:
-    offset = 0  # characters of this choice's tokens so far
+def completion_writer(tokenizer: Tokenizer, style: Style) -> Writer:
+    place = _places(tokenizer, style)
 
     def text(id: int) -> str:
-        return tokenizer.token_bytes(id).decode(errors="replace")
+        return f"token_id:{id}" if style.as_ids else tokenizer.token_bytes(id).decode(errors="replace")
+
+    def alternatives(id: int, found: TokenLogprobs) -> dict[str, float]:
+        """The token itself is among them, likely or not. Of several with one text, the first, which is the most likely, counts."""
+        shown: dict[str, float] = {}
+        for other, logprob in (*found.top, (id, found.logprob)):
+            shown.setdefault(text(other), max(logprob, _LOWEST))
+        return shown
 
     def write(entries: Sequence[Entry]) -> Json:
-        nonlocal offset
-        tokens = [text(id) for id, _ in entries]
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token)
         return {
-            "text_offset": offsets,
-            "token_logprobs": [max(found.logprob, _LOWEST) for _, found in entries],
-            "tokens": tokens,
-            # The sampled token is among them, likely or not.
-            "top_logprobs": [
-                {text(other): max(logprob, _LOWEST) for other, logprob in (*found.top, (id, found.logprob))}
-                for id, found in entries
-            ],
+            "text_offset": [place(id) for id, _ in entries],
+            "token_logprobs": [None if found is None else max(found.logprob, _LOWEST) for _, found in entries],
+            "tokens": [text(id) for id, _ in entries],
+            "top_logprobs": [None if found is None else alternatives(id, found) for id, found in entries],
         }
 
     return write
+
+
+def _places(tokenizer: Tokenizer, style: Style) -> Callable[[int], int]:
+    """Gives, token by token, the character of the answer's text at which each begins; a token that completes a character begins
+    where that does."""
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=style.skip_special_tokens, continues=True)
+    end, num_echoed = 0, 0
+    if style.echo is not None:
+        prompt = tokenizer.detokenizer(skip_special_tokens=False)
+        num_echoed, end = len(style.echo.ids), -_num_unseen(tokenizer, style.echo)
+
+    def place(id: int) -> int:
+        nonlocal end, num_echoed
+        start = max(end, 0)
+        if num_echoed:
+            num_echoed -= 1
+            end += len(prompt.feed((id,)))
+            if not num_echoed:
+                assert style.echo is not None
+                end = len(style.echo.text)
+        else:
+            end += len(detokenizer.feed((id,)))
+        return start
+
+    return place
+
+
+def _num_unseen(tokenizer: Tokenizer, echo: Echo) -> int:
+    """Characters of tokens that stand before the text: what the tokenizer put there, such as BOS."""
+    decoded = tokenizer.decode(echo.ids, skip_special_tokens=False)
+    return len(decoded) - len(echo.text) if decoded.endswith(echo.text) else 0
+
+
+def prompt_table(tokenizer: Tokenizer, entries: Sequence[Entry], count: int, *, as_ids: bool) -> list[Json | None]:
+    """For each token of a prompt the `count` most likely there and itself, by id."""
+
+    def row(logprob: float, rank: int, id: int) -> Json:
+        text = f"token_id:{id}" if as_ids else tokenizer.token_bytes(id).decode(errors="replace")
+        return {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": text}
+
+    table: list[Json | None] = []
+    for id, found in entries:
+        if found is None:
+            table.append(None)
+            continue
+        rows = {str(id): row(found.logprob, found.rank, id)}
+        for rank, (other, logprob) in enumerate(found.top[:count], start=1):
+            rows.setdefault(str(other), row(logprob, rank, other))
+        table.append(rows)
+    return table

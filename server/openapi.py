@@ -53,10 +53,22 @@ class ChatLogprobs(Struct):
 
 
 class TextLogprobs(Struct):
+    """With `echo` of the prompt's tokens too, of whose first nothing is known."""
+
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptToken(Struct):
+    logprob: float
+    rank: int  # from 1, the most likely
+    decoded_token: str
+
+
+# By token id, the prompt's own and the most likely there; null for the first.
+PromptLogprobs = list[dict[str, PromptToken] | None]
 
 
 class TokenIds(Struct, kw_only=True):
@@ -93,6 +105,7 @@ class ChatCompletion(Answer, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -123,6 +136,7 @@ class TextChoice(TokenIds, kw_only=True):
     logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(Answer, kw_only=True):

@@ -82,12 +82,16 @@ def sampling_params(
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, model.vocab_size),
-        logprobs=None if request.num_logprobs is None else min(request.num_logprobs, model.vocab_size),
+        logprobs=_logprobs(request, model.vocab_size),
+        logprob_token_ids=_logprob_token_ids(request.logprob_token_ids or [], model.vocab_size),
+        prompt_logprobs=_at_most(request.num_prompt_logprobs, model.vocab_size),
     )
 
 
-def for_choice(params: SamplingParams, choice: int) -> SamplingParams:
+def for_choice(params: SamplingParams, choice: int, *, tells_prompt: bool = True) -> SamplingParams:
     """The params of one of n answers: with one seed for all of them they would be the same answer."""
+    if params.prompt_logprobs is not None and not tells_prompt:
+        params = dataclasses.replace(params, prompt_logprobs=None)
     if params.seed is None or choice == 0:
         return params
     return dataclasses.replace(params, seed=(params.seed + choice + 2**63) % 2**64 - 2**63)
@@ -104,10 +108,10 @@ def resolve_max_tokens(
 ) -> int:
     """Tokens to generate at most. `default` None takes the rest of the context.
 
-    Raises ContextLengthExceeded if the prompt leaves no room for one token, or less than `wanted`."""
+    Raises ContextLengthExceeded if the prompt leaves no room for one token, unless none is wanted, or less than `wanted`."""
     limit = model.max_model_len
     room = limit - prompt_tokens
-    if room < 1:
+    if room < 1 and (wanted != 0 or room < 0):
         raise ContextLengthExceeded(
             f"This model's maximum context length is {limit} tokens, and the prompt has {prompt_tokens}; "
             "shorten it so that at least one token can be generated",
@@ -122,6 +126,22 @@ def resolve_max_tokens(
     if wanted is None:
         return room if default is None else min(default, room)
     return wanted
+
+
+def _at_most(value: int | None, limit: int) -> int | None:
+    return None if value is None else min(value, limit)
+
+
+def _logprobs(request: GenerationRequest, vocab_size: int) -> int | None:
+    """Answers that compete are compared by theirs."""
+    if request.num_logprobs is None and (request.best_of or 1) > (request.n or 1):
+        return 0
+    return _at_most(request.num_logprobs, vocab_size)
+
+
+def _logprob_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    check_token_ids(ids, vocab_size, "logprob_token_ids")
+    return tuple(ids)
 
 
 def _or(value: float | int | None, default: Any) -> Any:

@@ -23,6 +23,7 @@ MAX_STOPS = 4
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BIASES = 1024
 _INT64 = 2**63 - 1
 
@@ -55,8 +56,12 @@ class GenerationRequest(Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None  # so many are generated, and the n likeliest returned
+    use_beam_search: bool | None = None  # with best_of beams, n if not said
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
+    early_stopping: bool | Literal["never"] | None = None  # as transformers has it
 
-    max_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None  # 0: the prompt is scored, nothing generated
     min_tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
@@ -69,6 +74,12 @@ class GenerationRequest(Struct, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None
     truncation_side: Literal["left", "right"] | None = None  # which end goes; left if not said
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    # In place of the most likely tokens, together with logprobs.
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
+    return_tokens_as_token_ids: bool | None = (
+        None  # "token_id:5" for the token's text, where log-probabilities are shown
+    )
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -84,16 +95,58 @@ class GenerationRequest(Struct, kw_only=True):
     prompt_cache_key: str | None = None
 
     @property
+    def echoes(self) -> bool:
+        """The answer begins with the prompt's text."""
+        return False
+
+    @property
     def num_logprobs(self) -> int | None:
         """How many alternatives to show with each token; None for no log-probabilities at all."""
         return None
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many alternatives to compute for each token of the prompt; None for no log-probabilities of it."""
+        return self.prompt_logprobs
+
     def check(self) -> None:
         """Fields that contradict each other."""
+        if self.max_tokens == 0 and self.num_prompt_logprobs is None and not self.echoes:
+            raise InvalidRequest("max_tokens 0 asks for nothing without echo or prompt_logprobs", param="max_tokens")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+        if self.logprob_token_ids and self.num_logprobs is None:
+            raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
+        self._check_candidates()
+        self._check_truncation()
+        self._check_stream_options()
+
+    def _check_candidates(self) -> None:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise InvalidRequest(f"best_of {self.best_of} is less than n {n}", param="best_of")
+        if self.stream and (self.best_of or n) > n:
+            raise InvalidRequest(
+                "best_of cannot be streamed: which answers are the best is known at their end", param="best_of"
+            )
+        if not self.use_beam_search:
+            for name in ("length_penalty", "early_stopping"):
+                if not _asks_for_nothing(getattr(self, name), (1.0, 1, False)):
+                    raise InvalidRequest(f"{name} is only allowed when use_beam_search is true", param=name)
+            return
+        for name, idle in _NOT_WITH_BEAMS.items():
+            if not _asks_for_nothing(getattr(self, name), idle):
+                raise InvalidRequest(f"{name} cannot be honoured by a beam search", param=name)
+        if self.max_tokens == 0:
+            raise InvalidRequest("a beam search needs a token to generate", param="max_tokens")
+
+    def _check_truncation(self) -> None:
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequest("truncate_prompt_tokens 0 would leave no prompt", param="truncate_prompt_tokens")
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise InvalidRequest("truncation_side needs truncate_prompt_tokens", param="truncation_side")
+
+    def _check_stream_options(self) -> None:
         options = self.stream_options
         if options is None:
             return
@@ -180,10 +233,20 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     # One msgspec union cannot hold two list types, so a list is sorted out by `prompts`.
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        wanted = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
+        return max(wanted, default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -230,24 +293,17 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 # Field: the values that ask for nothing. Null always asks for nothing.
 _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "store": (False,),
     "prompt_cache_retention": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
     "spaces_between_special_tokens": (True,),
-    "prompt_logprobs": (),
-    "logprob_token_ids": ([],),
     "bad_words": ([],),
     "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "watermarking": (),
-    "echo": (False,),
     "request_id": (),
     "session_id": (),
-    "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "return_weight_versions": (False,),
     "return_token_offsets": (False,),
@@ -258,6 +314,7 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "stream_interval": (1,),
 }
 _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
+    "echo": (False,),
     "tools": (),
     "tool_choice": ("none",),
     "parallel_tool_calls": (True, False),
@@ -287,6 +344,21 @@ _REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
+}
+# A beam search looks at the likeliest answers as the model has them, and draws nothing.
+_NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "stop": ([],),
+    "temperature": (0, 0.0, 1, 1.0),
+    "top_p": (1, 1.0),
+    "top_k": (0, -1),
+    "min_p": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "logprob_token_ids": ([],),
 }
 
 

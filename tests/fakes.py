@@ -33,7 +33,16 @@ def fake_logprobs(token_id: int, request: Request) -> TokenLogprobs | None:
     count = request.params.logprobs
     if count is None:
         return None
-    return TokenLogprobs(-token_id / 1000, 3, tuple((other, -float(other)) for other in range(count)))
+    others = request.params.logprob_token_ids or range(count)
+    return TokenLogprobs(-token_id / 1000, 3, tuple((other, -float(other)) for other in others))
+
+
+def fake_prompt_logprobs(request: Request) -> list[TokenLogprobs] | None:
+    count = request.params.prompt_logprobs
+    if count is None:
+        return None
+    top = tuple((other, -float(other)) for other in range(count))
+    return [TokenLogprobs(-token_id / 1000, 3, top) for token_id in request.prompt_ids[1:]]
 
 
 def fake_model(**changes) -> ModelInfo:
@@ -46,7 +55,7 @@ def fake_model(**changes) -> ModelInfo:
 
 
 # What a step does to a request: token id, why it ends with it, and the stop token id that ended it.
-_Event = tuple[int, FinishReason | None, int | None]
+_Event = tuple[int | None, FinishReason | None, int | None]
 
 
 @dataclass(eq=False)
@@ -55,6 +64,7 @@ class _Live:
     stream: EngineTokenStream
     index: int
     events: Iterator[_Event]
+    begun: bool = False
 
 
 class FakeEngine:
@@ -164,12 +174,17 @@ class FakeEngine:
         token, finish, stop_token_id = next(live.events)
         if finish is not None:
             self._end(live, finish)
-        logprobs = fake_logprobs(token, live.request)
+        if (told := fake_prompt_logprobs(live.request)) and not live.begun:
+            live.stream.hold_prompt_logprobs(live.index, told)
+        live.begun = True
+        logprobs = None if token is None else fake_logprobs(token, live.request)
         live.stream.put(live.index, token, self.num_cached_tokens, finish, stop_token_id, logprobs=logprobs)
 
     def _events(self, request: Request, script: Sequence[int]) -> Iterator[_Event]:
         params = request.params
         limit = min(params.max_tokens, self.model.max_model_len - len(request.prompt_ids))
+        if not params.max_tokens:
+            yield None, FinishReason.LENGTH, None
         for number, token in enumerate(cycle(script), start=1):
             enough = number > params.min_tokens
             if enough and token in params.stop_token_ids:

@@ -9,7 +9,7 @@ from server import admission, schema
 from server.answer import answer
 from server.frames import Json
 from server.intake import chat_ids, read_request
-from server.logprobs import Writer, chat_writer
+from server.logprobs import Style, Writer, chat_writer
 from server.service import Service
 from server.tokenizer import Tokenizer
 
@@ -19,6 +19,7 @@ class ChatShape:
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    has_one_prompt = True
 
     def opening(self, index: int) -> Json:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -48,8 +49,8 @@ class ChatShape:
             "stop_reason": stop_reason,
         }
 
-    def logprobs_writer(self, tokenizer: Tokenizer) -> Writer:
-        return chat_writer(tokenizer)
+    def logprobs_writer(self, tokenizer: Tokenizer, style: Style) -> Writer:
+        return chat_writer(tokenizer, style)
 
 
 SHAPE = ChatShape()
@@ -61,7 +62,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
     admission.check_model(wire.model, served.names)
     prompt_ids = await chat_ids(served, service.offload, wire.messages, wire)
     # The newer name wins; `schema` has refused two different values.
-    wanted = wire.max_completion_tokens or wire.max_tokens
+    wanted = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
     return await answer(
         service, served, http, wire, [prompt_ids], SHAPE, max_tokens=wanted, default_max_tokens=None, param="messages"
     )

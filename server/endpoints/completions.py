@@ -9,7 +9,7 @@ from server import admission, schema
 from server.answer import answer
 from server.frames import Json
 from server.intake import completion_ids, read_request
-from server.logprobs import Writer, completion_writer
+from server.logprobs import Style, Writer, completion_writer
 from server.service import Service
 from server.tokenizer import Tokenizer
 
@@ -21,6 +21,7 @@ class CompletionShape:
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
+    has_one_prompt = False
 
     def opening(self, index: int) -> None:
         return None
@@ -44,8 +45,8 @@ class CompletionShape:
             "stop_reason": stop_reason,
         }
 
-    def logprobs_writer(self, tokenizer: Tokenizer) -> Writer:
-        return completion_writer(tokenizer)
+    def logprobs_writer(self, tokenizer: Tokenizer, style: Style) -> Writer:
+        return completion_writer(tokenizer, style)
 
 
 SHAPE = CompletionShape()

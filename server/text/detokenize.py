@@ -47,7 +47,7 @@ class Detokenizer(Protocol):
 class TokenTable:
     """What each token of one tokenizer contributes to the text, learned as tokens are met.
 
-    Fills dictionaries without locks: use it from one thread (the event loop)."""
+    Threads may share it without a lock: what is learned of a token is the same whoever learns it."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend

@@ -101,6 +101,52 @@ def test_prompts_may_be_token_ids(llm, fake):
     assert llm.generate([], use_tqdm=False) == []
 
 
+def test_tokens_and_prompts_come_with_their_log_probabilities(llm, fake):
+    params = SamplingParams(logprobs=1, prompt_logprobs=0)
+    (output,) = llm.generate("ab", params, use_tqdm=False)
+    (choice,) = output.outputs
+    ids = [*fake.tokenizer.encode("AB"), EOS]
+    assert [list(row) for row in choice.logprobs] == [[token_id, 0] for token_id in ids]
+    assert choice.logprobs[0][ids[0]].decoded_token == "A"
+    assert (choice.logprobs[0][ids[0]].rank, choice.logprobs[0][0].rank) == (3, 1)
+    assert choice.cumulative_logprob == pytest.approx(sum(-token_id / 1000 for token_id in ids))
+    first, second = output.prompt_logprobs
+    assert first is None
+    assert list(second) == [fake.tokenizer.encode("b")[0]]
+    (chat,) = llm.chat([{"role": "user", "content": "x"}], params, use_tqdm=False)
+    assert len(chat.prompt_logprobs) == len(chat.prompt_token_ids)
+    (plain,) = llm.generate("ab", use_tqdm=False)
+    assert (plain.prompt_logprobs, plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob) == (None, None, None)
+
+
+def test_a_prompt_may_be_scored_and_nothing_generated(llm):
+    (output,) = llm.generate("abc", SamplingParams(max_tokens=0, prompt_logprobs=1), use_tqdm=False)
+    assert len(output.prompt_logprobs) == 3
+    assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ([], "length")
+
+
+def test_the_best_of_several_come_when_all_are_complete(llm, fake):
+    fake.engine.script = lambda request: [*fake.tokenizer.encode("zya"[int(request.id[-1]) % 3]), EOS]
+    params = SamplingParams(best_of=3, n=2, logprobs=0)
+    (output,) = llm.generate("p", params, use_tqdm=False)
+    assert [(choice.index, choice.text) for choice in output.outputs] == [(0, "a"), (1, "y")]
+
+    async def increments():
+        return [output async for output in llm.agenerate("p", params)]
+
+    (only,) = asyncio.run(increments())
+    assert [choice.text for choice in only.outputs] == ["a", "y"]
+    assert only.finished
+
+
+def test_beams_are_searched_for_here_too(llm):
+    params = SamplingParams(use_beam_search=True, n=2, max_tokens=3, ignore_eos=True, logprobs=0)
+    (output,) = llm.generate("p", params, use_tqdm=False)
+    assert [choice.token_ids for choice in output.outputs] == [[0, 0, 0], [0, 0, 1]]
+    assert output.outputs[1].cumulative_logprob == -1.0
+    assert output.finished
+
+
 def test_n_answers_share_a_prompt_and_differ_in_their_seed(llm, fake):
     (output,) = llm.generate("Hi", SamplingParams(n=20, seed=7), use_tqdm=False)
     assert [choice.index for choice in output.outputs] == list(range(20))
@@ -183,6 +229,10 @@ def test_the_bar_counts_prompts_and_tokens(llm, capsys):
         ({"max_tokens": 0}, "max_tokens"),
         ({"temprature": 1}, "did you mean temperature"),
         ({"stream": True}, "stream"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"length_penalty": float("nan"), "use_beam_search": True}, "length_penalty"),
+        ({"echo": True}, "echo"),
     ],
 )
 def test_params_are_checked_as_http_checks_them_and_the_field_is_named(fields, words):
@@ -191,7 +241,7 @@ def test_params_are_checked_as_http_checks_them_and_the_field_is_named(fields, w
 
 
 def test_every_sampling_field_is_one_of_the_wire():
-    wire = set(schema.GenerationRequest.__struct_fields__)
+    wire = set(schema.CompletionRequest.__struct_fields__)
     assert set(SAMPLING_FIELDS) <= wire
     assert SamplingParams(temperature=0, stop=None) == SamplingParams(temperature=0)
     assert repr(SamplingParams(n=2)) == "SamplingParams(n=2)"

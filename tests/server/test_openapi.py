@@ -132,7 +132,9 @@ async def test_what_the_server_says_is_what_the_document_says(serve):
     cases = [
         (await server.chat(n=2), CHAT, "POST"),
         (await server.chat(logprobs=True, top_logprobs=2, return_token_ids=True), CHAT, "POST"),
+        (await server.chat(prompt_logprobs=1), CHAT, "POST"),
         (await server.complete(prompt=["a", "b"], stop="lo"), COMPLETIONS, "POST"),
+        (await server.complete(logprobs=2, prompt_logprobs=1, echo=True, max_tokens=0), COMPLETIONS, "POST"),
         (await server.complete(logprobs=2, return_token_ids=True), COMPLETIONS, "POST"),
         (await server.post("/tokenize", {"prompt": "a", "return_token_strs": True}), "/tokenize", "POST"),
         (await server.post("/tokenize", {"prompt": "a"}), "/tokenize", "POST"),
