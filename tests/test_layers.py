@@ -14,9 +14,7 @@ NO_TORCH_IN_RUNTIME = (
     "runtime.api", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
     "runtime.engine", "runtime.step", "runtime.gpu_event", "runtime.stats", "runtime.loop_lag", "runtime.token_stream",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
-    "runtime.runner.worker", "runtime.runner.memory", "runtime.models.spec", "runtime.models.registry",
-    "runtime.models.llama", "runtime.models.mistral", "runtime.models.qwen2", "runtime.models.qwen3",
-    "runtime.models.mixtral", "runtime.models.qwen_moe", "runtime.models.olmoe", "runtime.models.granitemoe",
+    "runtime.runner.worker", "runtime.runner.memory", "runtime.models.registry",  # which reaches every family
     "runtime.weights.gguf", "runtime.weights.fetch",
 )  # fmt: skip
 

@@ -5,13 +5,19 @@ Knows the spellings that transformers 4 and 5 use for the same thing, and no fam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from runtime.models.spec import (
+    Activation,
+    AnyLayer,
+    DecoderSpec,
     FactorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
+    Norm,
+    ProportionalScaling,
     Rope,
     RopeScaling,
     UnsupportedModel,
@@ -53,6 +59,9 @@ class HfConfig:
             raise UnsupportedModel(f"config: {key} is {value!r}, not a positive number")
         return float(value)
 
+    def number_or_none(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.number(key)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
@@ -64,6 +73,10 @@ class HfConfig:
         if not isinstance(value, Mapping):
             raise UnsupportedModel(f"config: {key} is {value!r}, not an object")
         return HfConfig(value)
+
+    def with_unsaid(self, **defaults: Any) -> HfConfig:
+        """Defaults for keys that are not written at all: where null says something of its own."""
+        return HfConfig({**defaults, **self._values})
 
     def with_defaults(self, **defaults: Any) -> HfConfig:
         present = {key: value for key, value in self._values.items() if value is not None}
@@ -94,27 +107,97 @@ def num_layers(config: HfConfig) -> int:
     return config.count("num_hidden_layers", most=_MOST_LAYERS)
 
 
-def require_silu(config: HfConfig) -> None:
-    if config.get("hidden_act") not in (None, "silu", "swish"):
-        raise UnsupportedModel(f"config: hidden_act {config.get('hidden_act')!r} is not supported, only silu")
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
+}
 
 
-def rope(config: HfConfig, head_size: int) -> Rope:
-    """Of `rope_parameters` (transformers 5), or of `rope_theta` and `rope_scaling` (4)."""
-    parameters = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling").with_defaults(
+def activation(config: HfConfig, key: str = "hidden_act", default: str = "silu") -> Activation:
+    name = config.with_defaults(**{key: default}).get(key)
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(f"config: {key} {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+# --- layers of different kinds -------------------------------------------------------------------------------------
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_types(config: HfConfig, default: Callable[[int], str]) -> list[str]:
+    """FULL or SLIDING for each layer: as the config lists them, else by index as `default` says."""
+    count, listed = num_layers(config), config.get("layer_types")
+    if listed is None:
+        return [default(index) for index in range(count)]
+    if not isinstance(listed, list) or len(listed) < count or not set(listed) <= {FULL, SLIDING}:
+        raise UnsupportedModel(f"config: layer_types is not {count} times {FULL!r} or {SLIDING!r}")
+    return listed[:count]
+
+
+def every(period: int) -> Callable[[int], str]:
+    """Each `period`-th layer attends to everything, the others through a window."""
+    return lambda index: SLIDING if (index + 1) % period else FULL
+
+
+def window(config: HfConfig, layer_type: str = SLIDING) -> int | None:
+    """Tokens that a layer of this type sees, None for all: one as wide as the longest context hides nothing."""
+    if layer_type == FULL or config.get("sliding_window") is None:
+        return None
+    size = config.count("sliding_window")
+    return None if size >= context_length(config, size + 1) else size
+
+
+def decoder(
+    config: HfConfig, architecture: str, layers: Iterable[AnyLayer], norm: Norm, *, tied: bool = False, **rest: Any
+) -> DecoderSpec:
+    """A spec with what every config calls the same. `tied`: whether embedding and head are one if nothing is written."""
+    return DecoderSpec(
+        architecture=architecture,
+        vocab_size=config.count("vocab_size"),
+        hidden_size=config.count("hidden_size"),
+        layers=tuple(layers),
+        norm=norm,
+        tied_embedding=config.flag("tie_word_embeddings", tied),
+        max_model_len=context_length(config, 2048),
+        **rest,
+    )
+
+
+# --- rotary embedding ----------------------------------------------------------------------------------------------
+
+
+def rope(config: HfConfig, head_size: int, layer_type: str | None = None) -> Rope:
+    """Of `rope_parameters` (transformers 5), which may differ by layer type, or of `rope_theta` and `rope_scaling` (4)."""
+    parameters = _rope_parameters(config, layer_type).with_defaults(
         rope_theta=config.number("rope_theta", 10000.0),
         partial_rotary_factor=config.number("partial_rotary_factor", 1.0),
     )
-    dim = int(head_size * parameters.number("partial_rotary_factor"))
-    if dim % 2 or not 0 < dim <= head_size:
-        raise UnsupportedModel(f"config: a rotary embedding of {dim} of {head_size} dims is not possible")
+    part = parameters.number("partial_rotary_factor")
+    dim = head_size if _kind(parameters) == "proportional" else int(head_size * part)
+    if dim % 2 or not 0 < dim <= head_size or part > 1:
+        raise UnsupportedModel(
+            f"config: a rotary embedding of {int(head_size * part)} of {head_size} dims is not possible"
+        )
     return Rope(dim, parameters.number("rope_theta"), _scaling(config, parameters, dim))
+
+
+def local_rope(config: HfConfig, head_size: int, theta: float) -> Rope:
+    """Of windowed layers, where a scaling is for the others alone: by layer type, or plain with this theta."""
+    by_type = SLIDING in config.section("rope_parameters")
+    return rope(config, head_size, SLIDING) if by_type else Rope(head_size, theta)
 
 
 def context_length(config: HfConfig, default: int) -> int:
     """How many positions the rotary embedding was made for."""
     positions = config.count("max_position_embeddings", default)
-    parameters = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
+    parameters = _rope_parameters(config, FULL)
     if _kind(parameters) == "yarn":
         # Qwen's configs keep the length before scaling in max_position_embeddings, others the one after it.
         original = parameters.count("original_max_position_embeddings", positions)
@@ -122,35 +205,62 @@ def context_length(config: HfConfig, default: int) -> int:
     return positions
 
 
+def _rope_parameters(config: HfConfig, layer_type: str | None) -> HfConfig:
+    parameters = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
+    return parameters if layer_type is None or layer_type not in parameters else parameters.section(layer_type)
+
+
 def _kind(parameters: HfConfig) -> Any:
+    if parameters.get("short_factor") is not None:  # Phi-3's first configs call it "su" or "yarn"
+        return "longrope"
     return parameters.get("rope_type") or parameters.get("type") or "default"
 
 
 def _scaling(config: HfConfig, parameters: HfConfig, dim: int) -> RopeScaling | None:
     kind = _kind(parameters)
-    if kind in ("default", "dynamic"):
-        # Dynamic NTK scaling begins beyond max_position_embeddings, where it would turn keys anew that are already
-        # cached. The context ends before that (`context_length`), so it never begins.
-        return None
-    if kind == "factors":
-        return FactorScaling(_factors(parameters.get("factors"), dim))
-    if kind == "linear":
-        return LinearScaling(parameters.number("factor"))
-    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-    positions = HfConfig({"original_max_position_embeddings": original}).count(
-        "original_max_position_embeddings", config.count("max_position_embeddings")
-    )
-    if kind == "llama3":
-        return Llama3Scaling(
-            parameters.number("factor"),
-            parameters.number("low_freq_factor"),
-            parameters.number("high_freq_factor"),
-            positions,
-        )
-    if kind == "yarn":
-        return _yarn(config, parameters, positions)
+    match kind:
+        case "default" | "dynamic":
+            # Dynamic NTK scaling begins beyond max_position_embeddings, where it would turn keys anew that are already
+            # cached. The context ends before that (`context_length`), so it never begins.
+            return None
+        case "factors":
+            return FactorScaling(_factors(parameters, "factors", dim))
+        case "linear":
+            return LinearScaling(parameters.number("factor"))
+        case "llama3":
+            return Llama3Scaling(
+                parameters.number("factor"),
+                parameters.number("low_freq_factor"),
+                parameters.number("high_freq_factor"),
+                _original_positions(config, parameters),
+            )
+        case "yarn":
+            return _yarn(config, parameters, _original_positions(config, parameters))
+        case "longrope":
+            return _longrope(config, parameters, _original_positions(config, parameters), dim)
+        case "proportional":
+            turned = int(parameters.number("partial_rotary_factor") * dim // 2)
+            return ProportionalScaling(turned, parameters.number("factor", 1.0))
     raise UnsupportedModel(
-        f"config: rope_type {kind!r} is not supported; supported: default, linear, dynamic, llama3, yarn"
+        f"config: rope_type {kind!r} is not supported; "
+        "supported: default, linear, dynamic, llama3, yarn, longrope, proportional"
+    )
+
+
+def _original_positions(config: HfConfig, parameters: HfConfig) -> int:
+    key = "original_max_position_embeddings"
+    original = config.get(key) or parameters.get(key)
+    return HfConfig({key: original}).count(key, config.count("max_position_embeddings"))
+
+
+def _longrope(config: HfConfig, parameters: HfConfig, positions: int, dim: int) -> LongRopeScaling:
+    factor = parameters.number("factor", config.count("max_position_embeddings") / positions)
+    usual = math.sqrt(1 + math.log(factor) / math.log(positions)) if factor > 1 else 1.0
+    return LongRopeScaling(
+        _factors(parameters, "short_factor", dim),
+        _factors(parameters, "long_factor", dim),
+        positions,
+        parameters.number("attention_factor", usual),
     )
 
 
@@ -178,17 +288,8 @@ def _mscale(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _factors(values: Any, dim: int) -> tuple[float, ...]:
+def _factors(parameters: HfConfig, key: str, dim: int) -> tuple[float, ...]:
+    values = parameters.get(key)
     if not isinstance(values, list) or len(values) != dim // 2:
-        raise UnsupportedModel(f"config: rope factors are not {dim // 2} numbers")
-    return tuple(HfConfig({"rope factor": value}).number("rope factor") for value in values)
-
-
-def sliding_window(config: HfConfig, layers: int) -> int | None:
-    """The smallest attention window of any layer, in tokens, None if every layer sees everything."""
-    if config.get("sliding_window") is None:
-        return None
-    types = config.get("layer_types")
-    if isinstance(types, list):
-        return config.count("sliding_window") if "sliding_attention" in types[:layers] else None
-    return config.count("sliding_window")
+        raise UnsupportedModel(f"config: rope {key} are not {dim // 2} numbers")
+    return tuple(HfConfig({f"rope {key}": value}).number(f"rope {key}") for value in values)

@@ -1,18 +1,46 @@
-"""Mistral: Llama without biases, with a sliding window in its first generation."""
+"""Mistral: Llama without biases, with a sliding window in its first generation. Ministral: only some layers may have it.
+Ministral 3: queries that grow with their position."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.models.hf_config import HfConfig, sliding_window
+from runtime.models.hf_config import FULL, SLIDING, HfConfig, layer_types, window
 from runtime.models.llama import llama
-from runtime.models.spec import DecoderSpec
+from runtime.models.spec import DecoderSpec, QueryGrowth
+
+_ROPE_3 = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 
 
 def mistral(config: HfConfig) -> DecoderSpec:
-    spec = llama(config.with_defaults(num_key_value_heads=8, max_position_embeddings=131072))
-    # A config that does not mention the window means 4096; only null means none.
-    window = sliding_window(config, len(spec.layers)) if "sliding_window" in config else 4096
-    # Within its window a windowed layer sees everything, so up to there full attention is exact.
-    limit = spec.max_model_len if window is None else min(spec.max_model_len, window)
-    return replace(spec, architecture="MistralForCausalLM", max_model_len=limit)
+    config = _with_defaults(config)
+    spec = llama(config, "MistralForCausalLM")
+    attention = replace(spec.layers[0].attention, window=window(config))
+    return spec.with_layers(lambda _, layer: replace(layer, attention=attention))
+
+
+def ministral(config: HfConfig) -> DecoderSpec:
+    config = _with_defaults(config)
+    spec = llama(config, "MinistralForCausalLM")
+    types = layer_types(config, lambda _: FULL if config.get("sliding_window") is None else SLIDING)
+    attention = spec.layers[0].attention
+    by_type = {each: replace(attention, window=window(config, each)) for each in types}
+    return spec.with_layers(lambda index, layer: replace(layer, attention=by_type[types[index]]))
+
+
+def ministral3(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=262144, rms_norm_eps=1e-5, rope_parameters=_ROPE_3
+    )
+    spec = llama(config, "Ministral3ForCausalLM")
+    rope = config.section("rope_parameters")
+    growth = QueryGrowth(rope.number("llama_4_scaling_beta"), rope.count("original_max_position_embeddings"))
+    attention = replace(spec.layers[0].attention, window=window(config), growth=growth)
+    return spec.with_layers(lambda _, layer: replace(layer, attention=attention))
+
+
+def _with_defaults(config: HfConfig) -> HfConfig:
+    return config.with_unsaid(sliding_window=4096).with_defaults(num_key_value_heads=8, max_position_embeddings=131072)

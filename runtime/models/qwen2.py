@@ -1,27 +1,25 @@
-"""Qwen2 and Qwen2.5: Llama with biases on q, k and v."""
+"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and perhaps windows in its upper layers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.models.hf_config import HfConfig, sliding_window
+from runtime.models.hf_config import FULL, SLIDING, HfConfig, layer_types, window
 from runtime.models.llama import llama
 from runtime.models.spec import Attention, DecoderSpec
 
 
 def qwen2(config: HfConfig) -> DecoderSpec:
-    spec = llama(config.with_defaults(max_position_embeddings=32768))
-    attention = replace(spec.layers[0].attention, qkv_bias=True, output_bias=False)
-    return with_attention(replace(spec, architecture="Qwen2ForCausalLM"), attention, config)
+    config = config.with_defaults(max_position_embeddings=32768)
+    spec = llama(config, "Qwen2ForCausalLM")
+    return with_attention(spec, replace(spec.layers[0].attention, qkv_bias=True, output_bias=False), config)
 
 
 def with_attention(spec: DecoderSpec, attention: Attention, config: HfConfig) -> DecoderSpec:
-    """All layers attend alike; where some of them would look through a window, the context ends with it."""
-    num_layers = len(spec.layers)
-    windowed = config.flag("use_sliding_window", False) and config.count("max_window_layers", 28) < num_layers
-    window = sliding_window(config, num_layers) if windowed or config.get("layer_types") else None
-    return replace(
-        spec,
-        layers=tuple(replace(layer, attention=attention) for layer in spec.layers),
-        max_model_len=spec.max_model_len if window is None else min(spec.max_model_len, window),
+    """All layers attend alike, but for the windows that some of them look through."""
+    first = (
+        config.count_or_zero("max_window_layers", 28) if config.flag("use_sliding_window", False) else len(spec.layers)
     )
+    types = layer_types(config, lambda index: SLIDING if index >= first else FULL)
+    by_type = {each: replace(attention, window=window(config, each)) for each in types}
+    return spec.with_layers(lambda index, layer: replace(layer, attention=by_type[types[index]]))

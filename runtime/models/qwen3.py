@@ -7,10 +7,10 @@ from dataclasses import replace
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
 from runtime.models.qwen2 import with_attention
-from runtime.models.spec import DecoderSpec, QKNorm, RMSNorm
+from runtime.models.spec import DecoderSpec, QKNorm
 
 
 def qwen3(config: HfConfig) -> DecoderSpec:
-    spec = llama(config.with_defaults(max_position_embeddings=32768, head_dim=128))
-    attention = replace(spec.layers[0].attention, qk_norm=QKNorm(RMSNorm(config.number("rms_norm_eps", 1e-6))))
-    return with_attention(replace(spec, architecture="Qwen3ForCausalLM"), attention, config)
+    config = config.with_defaults(max_position_embeddings=32768, head_dim=128)
+    spec = llama(config, "Qwen3ForCausalLM")
+    return with_attention(spec, replace(spec.layers[0].attention, qk_norm=QKNorm(spec.norm)), config)

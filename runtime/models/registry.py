@@ -6,28 +6,72 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runtime.models.cohere import cohere, cohere2
+from runtime.models.ernie45 import ernie45
+from runtime.models.exaone4 import exaone4
+from runtime.models.falcon import falcon
+from runtime.models.gemma import gemma, gemma2, gemma3
+from runtime.models.glm import glm, glm4
+from runtime.models.gpt2 import gpt2
+from runtime.models.gpt_neox import gpt_neox
+from runtime.models.granite import granite
 from runtime.models.granitemoe import granitemoe, granitemoeshared
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
-from runtime.models.mistral import mistral
+from runtime.models.mistral import ministral, ministral3, mistral
 from runtime.models.mixtral import mixtral
+from runtime.models.nemotron import nemotron
+from runtime.models.olmo import olmo, olmo2, olmo3
 from runtime.models.olmoe import olmoe
+from runtime.models.opt import opt
+from runtime.models.phi import phi
+from runtime.models.phi3 import phi3
 from runtime.models.qwen2 import qwen2
 from runtime.models.qwen3 import qwen3
 from runtime.models.qwen_moe import qwen2_moe, qwen3_moe
+from runtime.models.seed_oss import seed_oss
+from runtime.models.smollm3 import smollm3
 from runtime.models.spec import DecoderSpec, UnsupportedModel
+from runtime.models.stablelm import stablelm
+from runtime.models.starcoder2 import starcoder2
 
 FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
-    "LlamaForCausalLM": llama,
+    "Cohere2ForCausalLM": cohere2,
+    "CohereForCausalLM": cohere,
+    "Ernie4_5ForCausalLM": ernie45,
+    "Exaone4ForCausalLM": exaone4,
+    "FalconForCausalLM": falcon,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "GemmaForCausalLM": gemma,
+    "Glm4ForCausalLM": glm4,
+    "GlmForCausalLM": glm,
+    "GPT2LMHeadModel": gpt2,
+    "GPTNeoXForCausalLM": gpt_neox,
+    "GraniteForCausalLM": granite,
     "GraniteMoeForCausalLM": granitemoe,
     "GraniteMoeSharedForCausalLM": granitemoeshared,
+    "LlamaForCausalLM": llama,
+    "Ministral3ForCausalLM": ministral3,
+    "MinistralForCausalLM": ministral,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,
+    "NemotronForCausalLM": nemotron,
+    "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
     "OlmoeForCausalLM": olmoe,
+    "OlmoForCausalLM": olmo,
+    "OPTForCausalLM": opt,
+    "Phi3ForCausalLM": phi3,
+    "PhiForCausalLM": phi,
     "Qwen2ForCausalLM": qwen2,
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "SeedOssForCausalLM": seed_oss,
+    "SmolLM3ForCausalLM": smollm3,
+    "StableLmForCausalLM": stablelm,
+    "Starcoder2ForCausalLM": starcoder2,
 }
 
 

@@ -5,8 +5,8 @@ checkpoints name them; a family whose checkpoints differ says so in its rules.""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from math import prod
 from typing import Literal
@@ -163,6 +163,14 @@ class QKNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + beta * ln(1 + position // period), so that attention stays sharp in long contexts."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Causal attention over the paged context, grouped queries.
 
@@ -183,6 +191,7 @@ class Attention:
     score_scale: float | None = None  # head_size ** -0.5 where None
     clip: float | None = None
     sinks: bool = False
+    growth: QueryGrowth | None = None
 
     @property
     def scale(self) -> float:
@@ -446,6 +455,10 @@ class DecoderSpec:
     rules: tuple[Rule, ...] = LLAMA_RULES
     other_rules: tuple[tuple[Rule, ...], ...] = ()
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+
+    def with_layers(self, change: Callable[[int, AnyLayer], AnyLayer]) -> DecoderSpec:
+        """The same with each layer, by index, changed."""
+        return replace(self, layers=tuple(change(index, layer) for index, layer in enumerate(self.layers)))
 
     @property
     def head(self) -> Linear:

@@ -26,6 +26,56 @@ class WeightsError(Exception):
     pass
 
 
+# Forms in which a checkpoint may store a tensor other than a decoder wants it. `stored_shape`: of the whole tensor, merged from
+# its pieces, where the parameter has `shape`. How they are undone: forms.py.
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """[in_features, out_features], as by GPT-2's Conv1D."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class LessOne:
+    """What is stored is to be added to one; the sum keeps float32, since the model computes with it in that precision."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
+class PairsTogether:
+    """The two dims of a rotary pair are neighbours, 2i and 2i + 1, where ours stand half of the `rotated` dims apart.
+
+    So it is in the first `num_heads` of the heads along the rows. `by_head`: the stored tensor is [heads, head_size]."""
+
+    num_heads: int
+    head_size: int
+    rotated: int
+    by_head: bool = False
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (shape[0] // self.head_size, self.head_size, *shape[1:]) if self.by_head else shape
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsTogether:
+    """Rows of q, k and v by kv head: its `group` query heads, its key head, its value head."""
+
+    num_kv_heads: int
+    group: int
+    head_size: int
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape
+
+
+Form = Transposed | LessOne | PairsTogether | GroupsTogether
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A tensor that the decoder needs. `parts`: the rows that each of several stored tensors brings, if it is merged.
@@ -55,7 +105,15 @@ class Stack:
     below: str
 
 
-Rule = Spelling | Stack
+@dataclass(frozen=True, slots=True)
+class Recoded:
+    """Parameters with the dotted segments `ours` are stored in another form."""
+
+    ours: tuple[str, ...]
+    form: Form
+
+
+Rule = Spelling | Stack | Recoded
 
 
 def rename(theirs: str, *, into: str) -> Rule:
@@ -71,6 +129,11 @@ def merge(theirs: str, *, into: str) -> Rule:
 def stack(below: str) -> Rule:
     """stack("experts"): experts.7.down.weight is slice 7 of experts.down.weight."""
     return Stack(below)
+
+
+def recode(ours: str, form: Form) -> Rule:
+    """recode("c_attn.weight", Transposed()): `ours` is part of the parameter's name, as it is before any rule."""
+    return Recoded(tuple(ours.split(".")), form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +153,36 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Load:
+    """`form`: what the pieces make is yet to be decoded from it."""
+
     parameter: Parameter
     pieces: tuple[Piece, ...]
+    form: Form | None = None
 
 
 def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
     """Where a checkpoint keeps the parameter, by name and shape, if it follows the rules."""
-    names, index = [tuple(parameter.name.split("."))], None
+    own_name = tuple(parameter.name.split("."))
+    names, index, form = [own_name], None, None
     for rule in rules:
-        if isinstance(rule, Spelling):
-            names = [spelling for name in names for spelling in _spellings(name, rule)]
-        elif parameter.stack and rule.below in names[0]:
-            at = names[0].index(rule.below) + 1
-            index = int(names[0][at])
-            names = [(*name[:at], *name[at + 1 :]) for name in names]
-    rows = parameter.parts if len(names) > 1 else parameter.shape[:1]
+        match rule:
+            case Spelling():
+                names = [spelling for name in names for spelling in _spellings(name, rule)]
+            case Stack(below) if parameter.stack and below in names[0]:
+                at = names[0].index(below) + 1
+                index = int(names[0][at])
+                names = [(*name[:at], *name[at + 1 :]) for name in names]
+            case Recoded(ours) if _find(own_name, ours) is not None:
+                form = rule.form
+    shape = parameter.shape if form is None else form.stored_shape(parameter.shape)
+    rows = parameter.parts if len(names) > 1 else shape[:1]
     stacked = () if index is None else (parameter.stack,)
     starts = [sum(rows[:i]) for i in range(len(rows))]
     pieces = (
-        Piece(".".join(name), start, (*stacked, count, *parameter.shape[1:]), index)
+        Piece(".".join(name), start, (*stacked, count, *shape[1:]), index)
         for name, start, count in zip(names, starts, rows, strict=True)
     )
-    return Load(parameter, tuple(pieces))
+    return Load(parameter, tuple(pieces), form)
 
 
 def fitting(
@@ -127,12 +198,16 @@ def fitting(
 
 
 def _spellings(name: tuple[str, ...], rule: Spelling) -> Iterator[tuple[str, ...]]:
-    width = len(rule.ours)
-    for i in range(len(name) - width + 1):
-        if name[i : i + width] == rule.ours:
-            yield from (name[:i] + theirs + name[i + width :] for theirs in rule.theirs)
-            return
-    yield name
+    i = _find(name, rule.ours)
+    if i is None:
+        yield name
+    else:
+        yield from (name[:i] + theirs + name[i + len(rule.ours) :] for theirs in rule.theirs)
+
+
+def _find(name: tuple[str, ...], segments: tuple[str, ...]) -> int | None:
+    starts = range(len(name) - len(segments) + 1)
+    return next((i for i in starts if name[i : i + len(segments)] == segments), None)
 
 
 def plan(

@@ -18,7 +18,8 @@ import numpy as np
 
 from runtime.api import LoadProgress
 from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
-from runtime.weights.rules import Load, Parameter, Piece, Report, Shape
+from runtime.weights.forms import decode
+from runtime.weights.rules import LessOne, Load, Parameter, Piece, Report, Shape
 
 _AHEAD = 64 << 20  # bytes of finished or unfinished parameters
 _TASK = 1 << 21  # weights that one thread reads at a time
@@ -39,7 +40,7 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    parameter: Parameter
+    load: Load
     values: Array
     reads: list[Future[None]]
     stored_bytes: int
@@ -47,7 +48,8 @@ class _InFlight:
     def finish(self) -> tuple[Parameter, Array]:
         for read in self.reads:
             read.result()
-        return self.parameter, self.values
+        parameter, form = self.load.parameter, self.load.form
+        return parameter, self.values if form is None else decode(form, self.values, parameter.shape)
 
 
 class TensorStream:
@@ -85,7 +87,9 @@ class TensorStream:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begin(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
-        values = empty(load.parameter.shape, "float32" if load.parameter.float32 else dtype)
+        shape = load.parameter.shape if load.form is None else load.form.stored_shape(load.parameter.shape)
+        wide = load.parameter.float32 or isinstance(load.form, LessOne)
+        values = empty(shape, "float32" if wide else dtype)
         reads = []
         for piece in load.pieces:
             rows = values[piece.start : piece.start + piece.rows[0]]
@@ -94,7 +98,7 @@ class TensorStream:
             for start in range(0, len(out), step):
                 part = out[start : start + step]
                 reads.append(pool.submit(self._checkpoint.read_rows, piece.name, first + start, part))
-        return _InFlight(load.parameter, values, reads, sum(map(self._stored_bytes, load.pieces)))
+        return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.pieces)))
 
     def _stored_bytes(self, piece: Piece) -> int:
         whole = self._checkpoint.stored_bytes(piece.name)

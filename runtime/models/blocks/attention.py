@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import Attention, LayerNorm, Over, QKNorm, RMSNorm
+from runtime.models.spec import Attention, LayerNorm, Over, QKNorm, QueryGrowth, RMSNorm
 
 
 class LayerKV(Protocol):
@@ -27,6 +28,10 @@ class AttentionBlock:
         qkv, output = attention.linears(layer, hidden_size)
         self._qkv, self._output = weights.linears[qkv.name], weights.linears[output.name]
         self._clip = attention.clip
+        self._query_factors: Tensor | None = None
+        if attention.growth is not None:
+            self._query_factors = _query_factors(attention.growth, cos_sin.shape[0]).to(cos_sin.device)
+        self._query_size = attention.num_heads * attention.head_size
         self._norm_heads: _HeadNorms | None = None
         norms, norm_eps = None, 0.0
         match attention.qk_norm:
@@ -47,7 +52,15 @@ class AttentionBlock:
             self._norm_heads.apply(qkv)
         if self._clip is not None:
             qkv.clamp_(-self._clip, self._clip)
+        if self._query_factors is not None:
+            qkv[:, : self._query_size] *= self._query_factors[positions]
         return ops.linear(ops.attend(qkv, self._heads, positions, kv.k, kv.v, slots, meta), self._output)
+
+
+def _query_factors(growth: QueryGrowth, num_positions: int) -> Tensor:
+    """[num_positions, 1] float32. It may multiply before the rotation, which keeps lengths."""
+    periods = torch.arange(num_positions)[:, None] // growth.period
+    return 1 + growth.beta * torch.log1p(periods.float())
 
 
 class _HeadNorms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.models.registry import spec_from_config
-from runtime.models.spec import QKNorm, RMSNorm, UnsupportedModel
+from runtime.models.spec import LinearScaling, QKNorm, RMSNorm, Rope, UnsupportedModel
 from runtime.weights.rules import WeightsError
 
 LLAMA = {
@@ -15,6 +15,8 @@ LLAMA = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 8}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+GEMMA2 = LLAMA | {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 128, "head_dim": 16}
+GEMMA3 = GEMMA2 | {"architectures": ["Gemma3ForCausalLM"]}
 
 
 def test_a_plain_llama():
@@ -55,15 +57,7 @@ def test_a_tied_embedding_is_one_parameter():
 @pytest.mark.parametrize(
     ("config", "length"),
     [
-        (MISTRAL | {"sliding_window": None}, 512),
-        (MISTRAL | {"sliding_window": 128}, 128),
-        (MISTRAL | {"sliding_window": 4096}, 512),
-        (MISTRAL | {"max_position_embeddings": 32768}, 4096),  # transformers' default where none is written
-        (QWEN2 | {"sliding_window": 128, "use_sliding_window": False}, 512),
-        (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 2}, 512),
-        (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1}, 128),
-        (QWEN3 | {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]}, 128),
-        (QWEN3 | {"sliding_window": 128, "layer_types": ["full_attention", "full_attention"]}, 512),
+        (MISTRAL | {"sliding_window": 128}, 512),
         (LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}, 512),
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, 2048),
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, 512),
@@ -74,6 +68,45 @@ def test_the_context_ends_where_the_model_would_no_longer_be_exact(config, lengt
 
 
 @pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (MISTRAL | {"sliding_window": None}, [None, None]),
+        (MISTRAL | {"sliding_window": 128}, [128, 128]),
+        (MISTRAL | {"sliding_window": 4096}, [None, None]),  # as wide as the context: hides nothing
+        (MISTRAL | {"max_position_embeddings": 32768}, [4096, 4096]),  # transformers' default where none is written
+        (QWEN2 | {"sliding_window": 128, "use_sliding_window": False}, [None, None]),
+        (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 2}, [None, None]),
+        (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1}, [None, 128]),
+        (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 0}, [128, 128]),
+        (QWEN3 | {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]}, [None, 128]),
+        (GEMMA2, [128, None]),
+        (GEMMA2 | {"layer_types": ["full_attention", "sliding_attention"]}, [None, 128]),
+        (GEMMA3 | {"sliding_window_pattern": 2}, [128, None]),
+        (GEMMA3, [128, 128]),
+    ],
+)
+def test_windows_are_read_in_every_spelling(config, windows):
+    assert [layer.attention.window for layer in spec_from_config(config).layers] == windows
+
+
+def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
+    old = GEMMA3 | {
+        "sliding_window_pattern": 2, "rope_theta": 1e6, "rope_local_base_freq": 5e3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }  # fmt: skip
+    new = GEMMA3 | {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+        },
+    }
+    ropes = [layer.attention.rope for layer in spec_from_config(old).layers]
+    assert ropes == [Rope(16, 5e3), Rope(16, 1e6, LinearScaling(8.0))]
+    assert spec_from_config(new) == spec_from_config(old)
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"architectures": ["Qwen2EyeForCausalLM"]}, "Qwen2EyeForCausalLM is not supported.*nearest.*Qwen2ForCausalLM"),
@@ -81,7 +114,14 @@ def test_the_context_ends_where_the_model_would_no_longer_be_exact(config, lengt
         ({"architectures": []}, "names no model class"),
         ({"architectures": None}, "names no model class"),
         ({"architectures": [3]}, "names no model class"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported; supported: silu"),
+        ({"layer_types": ["full_attention"], "architectures": ["Qwen2ForCausalLM"]}, "layer_types is not 2 times"),
+        ({"layer_types": ["full_attention", "x"], "architectures": ["Qwen2ForCausalLM"]}, "layer_types is not 2 times"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}, "no_rope_layers is not 2 times 0 or 1"),
+        ({"architectures": ["FalconForCausalLM"], "alibi": True}, "alibi is not supported"),
+        ({"architectures": ["OPTForCausalLM"], "do_layer_norm_before": False}, "do_layer_norm_before"),
+        ({"architectures": ["OPTForCausalLM"], "word_embed_proj_dim": 32}, "word_embed_proj_dim"),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size is '64', not a count"),
         ({"hidden_size": -64}, "hidden_size is -64"),
@@ -99,7 +139,12 @@ def test_the_context_ends_where_the_model_would_no_longer_be_exact(config, lengt
         ({"rope_theta": -1.0}, "rope_theta is -1.0"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear', not an object"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "xpos", "factor": 2.0}}, "rope_type 'xpos' is not supported"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope short_factor are not 8 numbers"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [0] * 8}},
+            "rope long_factor is 0",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "rope factors are not 8 numbers"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised with 'gptq'"),

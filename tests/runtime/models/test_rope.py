@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from runtime.models.blocks.rope import cos_sin_table
+from runtime.models.blocks.rope import cos_sin_table, inverse_frequencies
 from runtime.models.registry import spec_from_config
 from runtime.models.spec import FactorScaling, Rope
 
@@ -29,6 +30,35 @@ SCALINGS = {
         "beta_fast": 16.0, "beta_slow": 2.0,
     },
 }  # fmt: skip
+
+
+FACTORS = {
+    "short_factor": [1 + 0.1 * i for i in range(32)], "long_factor": [1 + 0.5 * i for i in range(32)],
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [64, 65, 200])
+@pytest.mark.parametrize("extra", [{}, {"factor": 8.0}, {"attention_factor": 1.2}, {"factor": 1.0}])
+def test_longrope_takes_its_long_factors_where_contexts_may_be_long(length, extra):
+    parameters = {"rope_type": "longrope", "rope_theta": 10000.0, **FACTORS, **extra}
+    spec = spec_from_config(BASE | {"rope_parameters": parameters})
+    table = cos_sin_table(spec.layers[0].attention.rope, length)
+    torch.testing.assert_close(table, theirs(parameters, length), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"partial_rotary_factor": 0.25}, {"partial_rotary_factor": 0.5, "factor": 4.0}]
+)
+def test_proportional_scaling_turns_few_pairs_of_all(parameters):
+    parameters = {"rope_type": "proportional", "rope_theta": 10000.0, **parameters}
+    spec = spec_from_config(BASE | {"rope_parameters": parameters})
+    config = transformers.LlamaConfig(
+        **{k: v for k, v in BASE.items() if k != "architectures"}, rope_parameters=parameters
+    )
+    frequencies, factor = ROPE_INIT_FUNCTIONS["proportional"](config)
+    assert factor == 1.0
+    torch.testing.assert_close(inverse_frequencies(spec.layers[0].attention.rope, 256), frequencies)
 
 
 def theirs(scaling: dict, num_positions: int) -> torch.Tensor:

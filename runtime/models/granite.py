@@ -1,0 +1,20 @@
+"""Granite 3 and 4, dense: Llama with multipliers on embedding, scores, residuals and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.hf_config import HfConfig
+from runtime.models.llama import llama
+from runtime.models.spec import DecoderSpec, Layer
+
+
+def granite(config: HfConfig) -> DecoderSpec:
+    spec = llama(config, "GraniteForCausalLM")
+    attention = replace(spec.layers[0].attention, score_scale=config.number("attention_multiplier", 1.0))
+    multiplier = config.number("residual_multiplier", 1.0)
+    return replace(
+        spec.with_layers(lambda _, layer: Layer(attention, layer.mlp, layer.norm, multiplier=multiplier)),
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        logit_scale=1 / config.number("logits_scaling", 1.0),
+    )

@@ -1,0 +1,28 @@
+"""Undoing the forms in which checkpoints store some tensors: the same numbers in another order, or less one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.weights.dtypes import Array
+from runtime.weights.rules import Form, GroupsTogether, LessOne, PairsTogether, Shape, Transposed
+
+
+def decode(form: Form, values: Array, shape: Shape) -> Array:
+    """`values`, which may be overwritten, as the parameter of this shape that they are, C-contiguous."""
+    match form:
+        case LessOne():  # float32, whatever the model's dtype
+            values += 1
+            return values
+        case Transposed():
+            return np.ascontiguousarray(values.T)
+        case PairsTogether(num_heads, head_size, rotated):
+            heads = values.reshape(-1, head_size, *shape[1:])
+            turned = heads[:num_heads, :rotated]
+            pairs = turned.reshape(-1, rotated // 2, 2, *shape[1:]).swapaxes(1, 2)
+            heads[:num_heads, :rotated] = pairs.reshape(turned.shape)
+            return heads.reshape(shape)
+        case GroupsTogether(num_kv_heads, group, head_size):
+            heads = values.reshape(num_kv_heads, group + 2, head_size, *shape[1:])
+            q, k, v = heads[:, :group], heads[:, group], heads[:, group + 1]
+            return np.concatenate([part.reshape(-1, *shape[1:]) for part in (q, k, v)])

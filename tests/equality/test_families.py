@@ -1,0 +1,180 @@
+"""Every family, as a tiny random model written by transformers' own config class: greedy decoding token for token equal to
+transformers, and logits within 1e-4, over prompts longer than every window and chunk, however the engine cuts the work."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import transformers
+
+from runtime.config import EngineConfig
+from runtime.models.load import load_model
+from runtime.weights.fetch import resolve
+from tests.equality.greedy import compare, run, transformers_greedy
+from tests.runtime.models.paged import Paged
+
+VOCAB, MAX_TOKENS, WINDOW = 128, 12, 20
+SMALL = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+GROUPED = SMALL | {"num_key_value_heads": 2}
+HEADS = GROUPED | {"head_dim": 24}
+GPT2 = {
+    "vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.6],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A family and what of it is asked for. `lengths`: of its prompts; `max_model_len`: as --max-model-len."""
+
+    config: Callable[[], transformers.PretrainedConfig]
+    lengths: tuple[int, ...] = (1, 2, 15, 17, 33, 90)
+    max_model_len: int | None = None
+
+
+def row(config_class: str, common: dict, **rest) -> Row:
+    """Written when it is needed: a row does not fail with its neighbour."""
+    return Row(lambda: getattr(transformers, config_class)(**common | rest))
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+BY_TYPE = {
+    SLIDING: {"rope_type": "default", "rope_theta": 5000.0},
+    FULL: {"rope_type": "linear", "rope_theta": 20000.0, "factor": 2.0},
+}
+FAMILIES = {
+    "llama": row("LlamaConfig", GROUPED),
+    "llama, biases, tied": row(
+        "LlamaConfig", SMALL, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, hidden_act="gelu"
+    ),
+    "mistral": row("MistralConfig", GROUPED, sliding_window=WINDOW),
+    "ministral": row("MinistralConfig", HEADS, sliding_window=WINDOW, layer_types=[SLIDING, FULL]),
+    "ministral 3": row(
+        "Ministral3Config", HEADS, rope_parameters=YARN | {"llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}
+    ),
+    "qwen2": row("Qwen2Config", GROUPED),
+    "qwen2, windows above": row(
+        "Qwen2Config", GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": row("Qwen3Config", HEADS),
+    "qwen3, windows": row("Qwen3Config", HEADS, use_sliding_window=True, sliding_window=WINDOW, layer_types=[SLIDING, FULL]),
+    "gemma": row("GemmaConfig", HEADS),
+    "gemma 2": row("Gemma2Config", HEADS, sliding_window=WINDOW, query_pre_attn_scalar=40, attn_logit_softcapping=3.0, final_logit_softcapping=4.0),
+    "gemma 2, no caps": row("Gemma2Config", HEADS, sliding_window=WINDOW, attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma 3": row("Gemma3TextConfig", HEADS, sliding_window=WINDOW, layer_types=[SLIDING, FULL], rope_parameters=BY_TYPE),
+    "phi-3": row("Phi3Config", GROUPED, sliding_window=WINDOW),
+    "phi-4 mini": row("Phi3Config", GROUPED, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75}, tie_word_embeddings=True),
+    "phi-3, longrope in short contexts": Row(
+        lambda: transformers.Phi3Config(**GROUPED | {"original_max_position_embeddings": 64}, rope_parameters=LONG | {"partial_rotary_factor": 0.75}),
+        (1, 14, 15, 16, 33, 45), 64,
+    ),
+    "phi-3, longrope in long contexts": Row(
+        lambda: transformers.Phi3Config(**GROUPED | {"original_max_position_embeddings": 16}, rope_parameters=LONG | {"partial_rotary_factor": 0.75}),
+        (17, 30, 31, 30, 49, 90),
+    ),
+    "phi": row("PhiConfig", SMALL),
+    "phi, norms of q and k": row("PhiConfig", GROUPED, qk_layernorm=True),
+    "granite": row("GraniteConfig", GROUPED, embedding_multiplier=3.0, residual_multiplier=0.6, logits_scaling=2.0, attention_multiplier=0.2),
+    "olmo": row("OlmoConfig", GROUPED, clip_qkv=0.8),
+    "olmo 2": row("Olmo2Config", GROUPED),
+    "olmo 3": row("Olmo3Config", GROUPED, sliding_window=WINDOW, layer_types=[SLIDING, FULL], rope_parameters=BY_TYPE),
+    "smollm3": row("SmolLM3Config", GROUPED, no_rope_layers=[1, 0]),
+    "smollm3, windows": row("SmolLM3Config", GROUPED, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=WINDOW),
+    "cohere": row("CohereConfig", GROUPED, logit_scale=0.3),
+    "cohere, norms of q and k": row("CohereConfig", GROUPED, use_qk_norm=True, attention_bias=True),
+    "cohere 2": row("Cohere2Config", GROUPED, sliding_window=WINDOW, layer_types=[SLIDING, FULL]),
+    "stablelm": row("StableLmConfig", GROUPED, use_qkv_bias=True, partial_rotary_factor=0.5),
+    "stablelm, parallel": row("StableLmConfig", GROUPED, use_parallel_residual=True, qk_layernorm=True, partial_rotary_factor=0.5),
+    "starcoder2": row("Starcoder2Config", GROUPED, sliding_window=WINDOW),
+    "gpt-2": row("GPT2Config", GPT2),
+    "gpt-2, scaled by depth": row("GPT2Config", GPT2, scale_attn_by_inverse_layer_idx=True, n_inner=40),
+    "opt": row("OPTConfig", SMALL, ffn_dim=48, word_embed_proj_dim=64),
+    "pythia": row("GPTNeoXConfig", SMALL, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.25}),
+    "gpt-neox, one after the other": row("GPTNeoXConfig", SMALL, use_parallel_residual=False, tie_word_embeddings=True),
+    "falcon, one kv head": row("FalconConfig", SMALL),
+    "falcon, new": row("FalconConfig", SMALL, new_decoder_architecture=True, num_kv_heads=2, bias=True),
+    "falcon 2": row("FalconConfig", SMALL, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
+    "falcon, rw": row("FalconConfig", SMALL, multi_query=False, parallel_attn=False, bias=True),
+    "exaone 4": row("Exaone4Config", GROUPED, sliding_window=WINDOW, layer_types=[SLIDING, FULL]),
+    "exaone 4, no windows": row("Exaone4Config", GROUPED, sliding_window=None, layer_types=[FULL, FULL]),
+    "glm": row("GlmConfig", HEADS),
+    "glm-4": row("Glm4Config", HEADS),
+    "ernie 4.5": row("Ernie4_5Config", HEADS, use_bias=True),
+    "seed-oss": row("SeedOssConfig", HEADS),
+    "nemotron": row("NemotronConfig", HEADS),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    theirs: transformers.PreTrainedModel
+    ours: object
+    prompts: list[list[int]]
+    max_model_len: int | None
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request, tmp_path_factory):
+    family, folder = FAMILIES[request.param], tmp_path_factory.mktemp("model")
+    torch.manual_seed(5)
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        family.config(), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    for parameter in theirs.parameters():
+        if parameter.ndim == 1:  # biases and norms begin as zeros and ones, which hides mistakes
+            torch.nn.init.normal_(parameter, float(parameter[0]), 0.3)
+        else:
+            torch.nn.init.normal_(parameter, 0.0, 0.25)
+    theirs.save_pretrained(folder)
+    ours = load_model(
+        resolve(str(folder), None, lambda progress: None),
+        dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, max_model_len=family.max_model_len,
+    )  # fmt: skip
+    rng = random.Random(3)
+    prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in family.lengths]
+    prompts += [prompts[-1][: family.lengths[-1] // 2], prompts[-1][:-1]]  # that share a prefix
+    return Case(theirs, ours, prompts, family.max_model_len)
+
+
+@torch.inference_mode()
+def test_logits_equal_transformers(case):
+    paged = Paged(case.ours, 2, len(case.prompts[-3]))
+    ids = case.prompts[-3]
+    expected = case.theirs(torch.tensor([ids])).logits[0]
+    whole = paged.step({0: ids})[0]
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
+    chunks = [paged.step({1: ids[start : start + 13]})[1] for start in range(0, len(ids), 13)]
+    torch.testing.assert_close(torch.cat(chunks), expected, rtol=1e-4, atol=1e-4)
+    assert case.ours.num_parameters == sum(parameter.numel() for parameter in case.theirs.parameters())
+
+
+def test_greedy_tokens_equal_transformers(case):
+    references = [transformers_greedy(case.theirs, prompt, MAX_TOKENS) for prompt in case.prompts]
+    longest = case.max_model_len or max(map(len, case.prompts)) + MAX_TOKENS
+    ways = {
+        "alone": ({}, False, 1),
+        "together": ({}, True, 1),
+        "in chunks, twice": ({"max_num_batched_tokens": 16}, True, 2),
+        "with preemption": ({"num_kv_blocks": -(-longest // 16) + 1}, True, 1),
+    }
+    for way, (options, together, rounds) in ways.items():
+        defaults = {"num_kv_blocks": 64, "max_model_len": longest}
+        config = EngineConfig(**defaults | options)
+        outcome = run(case.ours, config, case.prompts, MAX_TOKENS, together=together, rounds=rounds)
+        ties = compare(outcome, references)
+        print(f"{way}: {ties} of {len(references)} left at a tie; {outcome.num_cached_tokens} tokens cached")
+        assert (outcome.num_preemptions > 0) == (way == "with preemption")
+        assert rounds == 1 or outcome.num_cached_tokens > 0

@@ -1,0 +1,67 @@
+"""Forms in which checkpoints store tensors, made by hand and undone, in every element type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.weights.forms import decode
+from runtime.weights.rules import (
+    GroupsTogether,
+    LessOne,
+    PairsTogether,
+    Parameter,
+    Piece,
+    Transposed,
+    recode,
+    rename,
+    stored_as,
+)
+
+
+def numbers(*shape: int, dtype=np.float32) -> np.ndarray:
+    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+def test_a_transposed_matrix_is_turned_back(dtype):
+    stored = numbers(3, 5, dtype=dtype)
+    values = decode(Transposed(), stored, (5, 3))
+    assert values.flags.c_contiguous
+    np.testing.assert_array_equal(values, stored.T)
+
+
+@pytest.mark.parametrize("rest", [(), (7,)])
+def test_rotary_pairs_that_are_neighbours_are_taken_apart(rest):
+    """Two heads of six dims that turn, of which four do, and one that does not."""
+    stored = numbers(18, *rest)
+    order = [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17]
+    values = decode(PairsTogether(2, 6, 4), stored.copy(), (18, *rest))
+    np.testing.assert_array_equal(values, stored[order])
+
+
+def test_norm_weights_by_head_become_one_vector():
+    form = PairsTogether(2, 4, 4, by_head=True)
+    assert form.stored_shape((8,)) == (2, 4)
+    np.testing.assert_array_equal(decode(form, numbers(2, 4), (8,)), [0, 2, 1, 3, 4, 6, 5, 7])
+
+
+def test_q_k_and_v_stored_by_kv_head_are_sorted():
+    stored = numbers(
+        2 * (3 + 2) * 2, 4
+    )  # two kv heads, each with three query heads, its key and its value, two rows each
+    by_head = stored.reshape(2, 5, 2, 4)
+    expected = [by_head[:, :3], by_head[:, 3], by_head[:, 4]]
+    values = decode(GroupsTogether(2, 3, 2), stored.copy(), (20, 4))
+    np.testing.assert_array_equal(values, np.concatenate([part.reshape(-1, 4) for part in expected]))
+
+
+def test_what_is_stored_less_one_gets_it_back():
+    np.testing.assert_array_equal(decode(LessOne(), numbers(3), (3,)), [1, 2, 3])
+
+
+def test_a_form_is_found_by_our_name_whatever_theirs_is():
+    rules = (rename("h", into="layers"), rename("c_attn", into="qkv_proj"), recode("qkv_proj.weight", Transposed()))
+    load = stored_as(Parameter("layers.0.qkv_proj.weight", (6, 2)), rules)
+    assert (load.pieces, load.form) == ((Piece("h.0.c_attn.weight", 0, (2, 6)),), Transposed())
+    assert stored_as(Parameter("layers.0.qkv_proj.bias", (6,)), rules).form is None
