@@ -63,41 +63,82 @@ FAMILIES = {
     "mistral": row("MistralConfig", GROUPED, sliding_window=WINDOW),
     "ministral": row("MinistralConfig", HEADS, sliding_window=WINDOW, layer_types=[SLIDING, FULL]),
     "ministral 3": row(
-        "Ministral3Config", HEADS, rope_parameters=YARN | {"llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}
+        "Ministral3Config",
+        HEADS,
+        rope_parameters=YARN | {"llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0},
     ),
     "qwen2": row("Qwen2Config", GROUPED),
     "qwen2, windows above": row(
-        "Qwen2Config", GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, tie_word_embeddings=True
+        "Qwen2Config",
+        GROUPED,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=1,
+        tie_word_embeddings=True,
     ),
     "qwen3": row("Qwen3Config", HEADS),
-    "qwen3, windows": row("Qwen3Config", HEADS, use_sliding_window=True, sliding_window=WINDOW, layer_types=[SLIDING, FULL]),
+    "qwen3, windows": row(
+        "Qwen3Config", HEADS, use_sliding_window=True, sliding_window=WINDOW, layer_types=[SLIDING, FULL]
+    ),
     "gemma": row("GemmaConfig", HEADS),
-    "gemma 2": row("Gemma2Config", HEADS, sliding_window=WINDOW, query_pre_attn_scalar=40, attn_logit_softcapping=3.0, final_logit_softcapping=4.0),
-    "gemma 2, no caps": row("Gemma2Config", HEADS, sliding_window=WINDOW, attn_logit_softcapping=None, final_logit_softcapping=None),
-    "gemma 3": row("Gemma3TextConfig", HEADS, sliding_window=WINDOW, layer_types=[SLIDING, FULL], rope_parameters=BY_TYPE),
+    "gemma 2": row(
+        "Gemma2Config",
+        HEADS,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=40,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=4.0,
+    ),
+    "gemma 2, no caps": row(
+        "Gemma2Config", HEADS, sliding_window=WINDOW, attn_logit_softcapping=None, final_logit_softcapping=None
+    ),
+    "gemma 3": row(
+        "Gemma3TextConfig", HEADS, sliding_window=WINDOW, layer_types=[SLIDING, FULL], rope_parameters=BY_TYPE
+    ),
     "phi-3": row("Phi3Config", GROUPED, sliding_window=WINDOW),
-    "phi-4 mini": row("Phi3Config", GROUPED, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75}, tie_word_embeddings=True),
+    "phi-4 mini": row(
+        "Phi3Config",
+        GROUPED,
+        rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75},
+        tie_word_embeddings=True,
+    ),
     "phi-3, longrope in short contexts": Row(
-        lambda: transformers.Phi3Config(**GROUPED | {"original_max_position_embeddings": 64}, rope_parameters=LONG | {"partial_rotary_factor": 0.75}),
-        (1, 14, 15, 16, 33, 45), 64,
+        lambda: transformers.Phi3Config(
+            **GROUPED | {"original_max_position_embeddings": 64}, rope_parameters=LONG | {"partial_rotary_factor": 0.75}
+        ),
+        (1, 14, 15, 16, 33, 45),
+        64,
     ),
     "phi-3, longrope in long contexts": Row(
-        lambda: transformers.Phi3Config(**GROUPED | {"original_max_position_embeddings": 16}, rope_parameters=LONG | {"partial_rotary_factor": 0.75}),
+        lambda: transformers.Phi3Config(
+            **GROUPED | {"original_max_position_embeddings": 16}, rope_parameters=LONG | {"partial_rotary_factor": 0.75}
+        ),
         (17, 30, 31, 30, 49, 90),
     ),
     "phi": row("PhiConfig", SMALL),
     "phi, norms of q and k": row("PhiConfig", GROUPED, qk_layernorm=True),
-    "granite": row("GraniteConfig", GROUPED, embedding_multiplier=3.0, residual_multiplier=0.6, logits_scaling=2.0, attention_multiplier=0.2),
+    "granite": row(
+        "GraniteConfig",
+        GROUPED,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+        attention_multiplier=0.2,
+    ),
     "olmo": row("OlmoConfig", GROUPED, clip_qkv=0.8),
     "olmo 2": row("Olmo2Config", GROUPED),
     "olmo 3": row("Olmo3Config", GROUPED, sliding_window=WINDOW, layer_types=[SLIDING, FULL], rope_parameters=BY_TYPE),
     "smollm3": row("SmolLM3Config", GROUPED, no_rope_layers=[1, 0]),
-    "smollm3, windows": row("SmolLM3Config", GROUPED, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=WINDOW),
+    "smollm3, windows": row(
+        "SmolLM3Config", GROUPED, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=WINDOW
+    ),
     "cohere": row("CohereConfig", GROUPED, logit_scale=0.3),
     "cohere, norms of q and k": row("CohereConfig", GROUPED, use_qk_norm=True, attention_bias=True),
     "cohere 2": row("Cohere2Config", GROUPED, sliding_window=WINDOW, layer_types=[SLIDING, FULL]),
     "stablelm": row("StableLmConfig", GROUPED, use_qkv_bias=True, partial_rotary_factor=0.5),
-    "stablelm, parallel": row("StableLmConfig", GROUPED, use_parallel_residual=True, qk_layernorm=True, partial_rotary_factor=0.5),
+    "stablelm, parallel": row(
+        "StableLmConfig", GROUPED, use_parallel_residual=True, qk_layernorm=True, partial_rotary_factor=0.5
+    ),
     "starcoder2": row("Starcoder2Config", GROUPED, sliding_window=WINDOW),
     "gpt-2": row("GPT2Config", GPT2),
     "gpt-2, scaled by depth": row("GPT2Config", GPT2, scale_attn_by_inverse_layer_idx=True, n_inner=40),
@@ -115,7 +156,7 @@ FAMILIES = {
     "ernie 4.5": row("Ernie4_5Config", HEADS, use_bias=True),
     "seed-oss": row("SeedOssConfig", HEADS),
     "nemotron": row("NemotronConfig", HEADS),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
