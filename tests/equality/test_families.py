@@ -176,7 +176,7 @@ def case(request, tmp_path_factory):
     ).eval()
     for parameter in theirs.parameters():
         if parameter.ndim == 1:  # biases and norms begin as zeros and ones, which hides mistakes
-            torch.nn.init.normal_(parameter, float(parameter[0]), 0.3)
+            torch.nn.init.normal_(parameter, float(parameter.data[0]), 0.3)
         else:
             torch.nn.init.normal_(parameter, 0.0, 0.25)
     theirs.save_pretrained(folder)
