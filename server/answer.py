@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -15,6 +17,7 @@ from starlette.types import ASGIApp
 
 from runtime import api
 from server import admission
+from server.bad_words import forbid
 from server.beams import BeamParams
 from server.config import ServerConfig
 from server.errors import InvalidRequest, Unavailable
@@ -108,6 +111,10 @@ def generation_of(
             echoes.append(echoed(served.tokenizer, wire, number, prompt_ids, is_cut=len(prompt_ids) < len(given)))
         limit = resolve_max_tokens(max_tokens, default_max_tokens, len(prompt_ids), served.engine.model, param)
         params = sampling_params(wire, limit, served.defaults, served.engine.model)
+        if wire.bad_words:
+            encode = partial(served.tokenizer.encode, add_special_tokens=False)
+            matchers = (*params.matchers, forbid(wire.bad_words, encode, served.engine.model.vocab_size))
+            params = replace(params, matchers=matchers)
         for choice in range(n if beams else width):
             requests.append(
                 api.Request(

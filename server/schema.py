@@ -25,6 +25,7 @@ MAX_PROMPTS = 1024
 MAX_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
 _INT64 = 2**63 - 1
 
 Name = Annotated[str, Meta(max_length=1024)]
@@ -66,6 +67,7 @@ class GenerationRequest(Struct, kw_only=True):
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -298,7 +300,6 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "prompt_cache_retention": (),
     "spaces_between_special_tokens": (True,),
-    "bad_words": ([],),
     "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "watermarking": (),
@@ -358,6 +359,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1, 1.0),
     "logit_bias": ({},),
     "allowed_token_ids": (),
+    "bad_words": ([],),
     "logprob_token_ids": ([],),
 }
 

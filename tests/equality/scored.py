@@ -54,5 +54,6 @@ def check(exact: torch.Tensor, ids: list[int], found: list[TokenLogprobs], count
         assert [logprob for _, logprob in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
+@torch.inference_mode()
 def exact_logprobs(theirs, ids: list[int]) -> torch.Tensor:
     return torch.log_softmax(theirs(torch.tensor([ids])).logits[0].float(), dim=-1)

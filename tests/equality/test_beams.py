@@ -101,7 +101,6 @@ def test_answers_and_scores_are_transformers_own(pair, length_penalty, early_sto
     assert num_ended > 0
 
 
-@torch.inference_mode()
 def test_an_answers_log_probabilities_are_the_models_own(pair):
     theirs, ours = pair
     (prompt,) = prompts(1)

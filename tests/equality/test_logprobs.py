@@ -45,7 +45,6 @@ OPTIONS = {
 }
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_they_equal_transformers(pair, options):
     theirs, ours = pair
@@ -65,7 +64,6 @@ def test_they_equal_transformers(pair, options):
         check(exact[len(prompt) - 1 : -1], answer.ids, answer.logprobs, COUNT)
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("slice_tokens", [1, 7, 10_000])
 def test_those_of_prompts_equal_transformers_and_disturb_nobody(pair, monkeypatch, options, slice_tokens):
@@ -94,7 +92,6 @@ def test_those_of_prompts_equal_transformers_and_disturb_nobody(pair, monkeypatc
             check(exact, prompt[1:], answer.prompt or [], count)
 
 
-@torch.inference_mode()
 def test_tokens_may_be_asked_for_by_id(pair):
     theirs, ours = pair
     wanted = (5, 96, 0)

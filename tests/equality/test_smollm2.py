@@ -35,8 +35,7 @@ def model():
     assert len(prompts) >= 24
     assert min(len(prompt) for prompt in prompts[-len(LONG) :]) > 3000
     references = [transformers_greedy(theirs, prompt, MAX_TOKENS) for prompt in prompts]
-    with torch.inference_mode():
-        exact = exact_logprobs(theirs, prompts[-1][:SCORED])[:-1]
+    exact = exact_logprobs(theirs, prompts[-1][:SCORED])[:-1]
     del theirs
     ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
     return ours, prompts, references, exact

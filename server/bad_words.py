@@ -1,0 +1,75 @@
+"""Bad words: token sequences that an answer does not contain.
+
+A word is forbidden as the tokenizer would write it at the beginning of a text and behind a space; of a word of several tokens only
+the last is forbidden, and only where those before it have been drawn. That is vLLM's `bad_words`, but for a word whose two
+spellings differ in length, both of which are forbidden here. Spelled otherwise, a word can still come out. The prompt does
+not count. Standard library only, but for the border."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+
+from runtime.api import MatcherFactory
+
+Encode = Callable[[str], Sequence[int]]
+
+
+def forbid(words: Iterable[str], encode: Encode, vocab_size: int) -> MatcherFactory:
+    """Matchers that keep `words` out. They are encoded when the first matcher is made, so by whoever makes it."""
+    given = tuple(words)
+
+    @cache
+    def rules() -> _Rules:
+        return _Rules({tuple(encode(text)) for word in given for text in _spellings(word)}, vocab_size)
+
+    return lambda: BadWords(rules())
+
+
+def _spellings(word: str) -> tuple[str, str]:
+    bare = word.lstrip(" ")
+    return (bare, f" {bare}") if bare else (word, word)
+
+
+class _Rules:
+    """`sequences`: ids that may not follow each other. One for all answers of a request."""
+
+    def __init__(self, sequences: set[tuple[int, ...]], vocab_size: int) -> None:
+        mask = bytearray(b"\xff" * (-(-vocab_size // 32) * 4))
+        self.longest = max(map(len, sequences), default=0)
+        self.by_last_drawn: dict[int, list[tuple[int, ...]]] = {}  # sequences by their last token but one
+        for ids in sequences:
+            if len(ids) == 1:
+                _clear(mask, ids[0])
+            elif ids:
+                self.by_last_drawn.setdefault(ids[-2], []).append(ids)
+        self.mask = bytes(mask)
+
+
+def _clear(mask: bytearray, token_id: int) -> None:
+    if token_id // 8 < len(mask):  # a tokenizer may know more tokens than its model
+        mask[token_id // 8] &= ~(1 << token_id % 8)
+
+
+class BadWords:
+    """A TokenMatcher."""
+
+    def __init__(self, rules: _Rules) -> None:
+        self._rules = rules
+        self._drawn: deque[int] = deque(maxlen=max(1, rules.longest - 1))
+
+    def allowed(self) -> bytes | bytearray:
+        rules = self._rules
+        near = rules.by_last_drawn.get(self._drawn[-1], ()) if self._drawn else ()
+        drawn = tuple(self._drawn) if near else ()
+        ends = [ids[-1] for ids in near if drawn[1 - len(ids) :] == ids[:-1]]
+        if not ends:
+            return rules.mask
+        mask = bytearray(rules.mask)
+        for token_id in ends:
+            _clear(mask, token_id)
+        return mask
+
+    def accept(self, token_id: int) -> None:
+        self._drawn.append(token_id)
