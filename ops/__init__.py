@@ -20,12 +20,14 @@ from ops.activation import reference as activation_reference
 from ops.attention import native as attention_native
 from ops.attention import reference as attention_reference
 from ops.attention.heads import AttentionHeads
+from ops.attention.latent import LatentHeads
 from ops.attention.meta import FRESH_FROM, AttentionMeta
 from ops.cuda import program as cuda_program
 from ops.embedding import reference as embedding_reference
 from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
+from ops.gemm.by_head import HeadsWeight, NativeHeadsWeight, ReferenceHeadsWeight
 from ops.gemm.weight import LinearWeight
 from ops.inputs import reference as inputs_reference
 from ops.inputs.tensors import StepTensors
@@ -50,6 +52,8 @@ __all__ = [
     "ClampedSwiglu",
     "ExpertShape",
     "ExpertWeights",
+    "HeadsWeight",
+    "LatentHeads",
     "LinearWeight",
     "Routing",
     "SamplingTables",
@@ -58,6 +62,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "attend",
+    "attend_latent",
     "compile_ahead",
     "describe",
     "embedding",
@@ -66,9 +71,11 @@ __all__ = [
     "gated_linear",
     "layer_norm",
     "linear",
+    "linear_by_head",
     "moe",
     "paged_attention",
     "prepare_experts",
+    "prepare_heads",
     "prepare_linear",
     "rms_norm",
     "rope",
@@ -87,10 +94,12 @@ def _any(case: ShapeClass) -> str | None:
     return None
 
 
+def _on_cuda_at_any_size(case: ShapeClass) -> str | None:
+    return None if case.device == "cuda" else f"it runs on CUDA, not on {case.device}"
+
+
 def _on_cuda(case: ShapeClass) -> str | None:
-    if case.device != "cuda":
-        return f"it runs on CUDA, not on {case.device}"
-    return None if case.head_size <= 256 else "it serves head sizes up to 256"
+    return _on_cuda_at_any_size(case) or (None if case.head_size <= 256 else "it serves head sizes up to 256")
 
 
 def _op(
@@ -114,6 +123,14 @@ _prepare_linear = Op(
         Kernel("linear", "native", native.supports, gemm_native.NativeLinearWeight, native.about),
         Kernel("linear", "cuda", gemm_cuda.supports, gemm_cuda.CudaLinearWeight),
         Kernel("linear", "reference", _any, gemm_reference.ReferenceLinearWeight),
+    ],
+)
+_prepare_heads = Op(
+    "linear_by_head",
+    _USUAL,
+    [
+        Kernel("linear_by_head", "native", native.supports, NativeHeadsWeight, native.about),
+        Kernel("linear_by_head", "reference", _any, ReferenceHeadsWeight),
     ],
 )
 _prepare_experts = Op(
@@ -213,6 +230,16 @@ def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor
         return gated(w.matmul(x), activation)
     out = w.gated_matmul(x)
     return silu_mul(w.matmul(x)) if out is None else out
+
+
+def prepare_heads(weight: Tensor) -> HeadsWeight:
+    """Bring a matrix for each head, weight [heads, N, K], into the form that the chosen kernel reads."""
+    return _prepare_heads.runs[weight.device, weight.dtype](weight)
+
+
+def linear_by_head(x: Tensor, w: HeadsWeight) -> Tensor:
+    """x [T, heads, K], each head times its own matrix -> [T, heads, N]."""
+    return w.matmul(x)
 
 
 def prepare_experts(shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> ExpertWeights:
@@ -319,6 +346,34 @@ def _attend_in_parts(
     return paged_attention(q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks).flatten(1)
 
 
+def attend_latent(
+    q: Tensor, latent: Tensor, heads: LatentHeads, positions: Tensor, cache: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """Latent attention (`LatentHeads`, D = rank + P): keys are stored, then mixed by each head, [T, Hq, rank].
+
+    q [T, Hq, D] and latent [T, D], contiguous, the last P dims of both yet to be turned, which happens in place; cache
+    [num_blocks, 1, block_size, D]; positions and slots [T] int64 as for `rope` and `store_kv`."""
+    run = _attend_latent.runs[q.device, q.dtype, cache.dtype, heads.head_size]
+    return run(q, latent, heads, positions, cache, slots, meta)
+
+
+def _attend_latent_in_parts(
+    q: Tensor, latent: Tensor, heads: LatentHeads, positions: Tensor, cache: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    keys = latent[:, None]
+    rope(q[..., heads.rank :], keys[..., heads.rank :], positions, heads.cos_sin, interleaved=True)
+    store_kv(keys, keys, cache, cache, slots)
+    return paged_attention(q, cache, cache, meta, heads.scale)[..., : heads.rank]
+
+
+_attend_latent = Op(
+    "attend_latent",
+    _USUAL_ATTENTION,
+    [
+        Kernel("attend_latent", "triton", _on_cuda_at_any_size, "ops.attention.triton_latent:attend_latent"),
+        Kernel("attend_latent", "reference", _any, _attend_latent_in_parts, "one op after another"),
+    ],
+)
 _attend = Op(
     "attend",
     _USUAL_ATTENTION,

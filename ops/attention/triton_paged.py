@@ -16,15 +16,24 @@ import triton.language as tl
 from torch import Tensor
 
 from ops.attention.meta import AttentionMeta
+from ops.attention.triton_walk import (
+    HIDDEN,
+    LOG2E,
+    MOST_SPLITS,
+    NONE_YET,
+    fold,
+    is_wide,
+    join,
+    keys_at,
+    num_splits_for,
+    precision,
+    split_span,
+    table_of,
+    with_sink,
+)
 from ops.launch import num_processors, overlap, wait_for_previous
 
-LOG2E = 1.4426950408889634  # exp2 is one instruction on the device, exp two
 NEVER = 2**31 - 1
-MOST_SPLITS = 32
-HIDDEN = tl.constexpr(-1e30)  # the score of a key that is not seen
-# The largest score of a row that has seen none. Were it HIDDEN too, a hidden key's weight would be 2 to the difference of two
-# equal, enormous numbers, one of them not rounded: infinity as soon as a multiply-add is fused.
-NONE_YET = tl.constexpr(-1e20)
 
 
 class Limits(TypedDict):
@@ -68,62 +77,9 @@ def _load(ptr, where, inside, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _keys_at(
-    table_ptr, begin, context, kv_head, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    # Where keys begin .. begin + TILE (begin a multiple of TILE) lie in a cache [blocks, KV_HEADS, BLOCK, HEAD], in elements.
-    each = tl.arange(0, TILE)
-    key = begin + each
-    if TILE % BLOCK == 0:  # then only `begin` changes from tile to tile
-        page = begin // BLOCK + each // BLOCK
-        offset = each % BLOCK
-    else:
-        page = key // BLOCK
-        offset = key % BLOCK
-    block = tl.load(table_ptr + page, mask=key < context, other=0)
-    if WIDE:
-        block = block.to(tl.int64)
-    return ((block * KV_HEADS + kv_head) * BLOCK + offset) * HEAD
-
-
-@triton.jit
-def _fold(scores, v, best, total, mixed, scale_log2, PRECISION: tl.constexpr):
-    # One step of the running softmax, in base 2. The scale is positive and goes into one multiply-add with the maximum.
-    new_best = tl.maximum(best, tl.max(scores, 1) * scale_log2)
-    weights = tl.exp2(scores * scale_log2 - new_best[:, None])
-    shrink = tl.exp2(best - new_best)
-    total = total * shrink + tl.sum(weights, 1)
-    mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
-    return new_best, total, mixed
-
-
-@triton.jit
 def _capped(scores, scale_log2, SOFTCAP: tl.constexpr):
-    # SOFTCAP * tanh(scores * scale / SOFTCAP), in the units that `_fold` wants: with a scale of LOG2E.
+    # SOFTCAP * tanh(scores * scale / SOFTCAP), in the units that `fold` wants: with a scale of LOG2E.
     return SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(scores * (scale_log2 * (2.0 / SOFTCAP))) + 1.0)
-
-
-@triton.jit
-def _with_sink(total, best, sinks_ptr, head, is_head):
-    # The softmax's sums [rows], taken against `best` in base 2, with each row's sink among the scores.
-    if sinks_ptr is not None:
-        total += tl.exp2(tl.load(sinks_ptr + head, mask=is_head, other=0.0).to(tl.float32) * 1.4426950408889634 - best)
-    return total
-
-
-@triton.jit
-def _table(tables_ptr, rows_ptr, table_stride, line):
-    row = line
-    if rows_ptr is not None:
-        row = tl.maximum(tl.load(rows_ptr + line), 0)
-    return tables_ptr + row.to(tl.int64) * table_stride
-
-
-@triton.jit
-def _split_span(context, num_splits, TILE: tl.constexpr):
-    # Of `context` keys, those per split, whole tiles: `_decode` and `_join` agree on it.
-    return tl.cdiv(tl.cdiv(context, TILE), num_splits) * TILE
 
 
 @triton.jit
@@ -147,12 +103,12 @@ def _decode(
     low = 0  # the first key, down to a whole tile, that the query sees
     if WINDOW > 0:
         low = tl.maximum(context - WINDOW, 0) // TILE * TILE
-    span = _split_span(context - low, num_splits, TILE)
+    span = split_span(context - low, num_splits, TILE)
     first = low + split * span
     if (tl.load(starts_ptr + line + 1) - token != 1) | (first >= context):
         return
     last = tl.minimum(first + span, context)
-    table_ptr = _table(tables_ptr, rows_ptr, table_stride, line)
+    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, line)
     token = token.to(tl.int64)
     member = tl.arange(0, GROUP_PAD)
     dim = tl.arange(0, LANES)
@@ -166,7 +122,7 @@ def _decode(
     fold_scale = scale_log2
     if SOFTCAP > 0:
         fold_scale = 1.4426950408889634
-    keys_at = _keys_at(table_ptr, first, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
+    next_keys = keys_at(table_ptr, first, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
     for start in range(first, last, TILE):
         inside = start + tl.arange(0, TILE) < last
         if WINDOW > 0:
@@ -174,55 +130,24 @@ def _decode(
         loaded = inside[:, None]
         if HEAD != LANES:
             loaded = loaded & (dim < HEAD)[None, :]
-        where = keys_at[:, None] + dim[None, :]
+        where = next_keys[:, None] + dim[None, :]
         k = tl.load(k_ptr + where, mask=loaded, other=0.0)
         v = tl.load(v_ptr + where, mask=loaded, other=0.0)
         # The next tile's blocks, a turn early: its keys need not wait for their addresses.
-        keys_at = _keys_at(table_ptr, start + TILE, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
+        next_keys = keys_at(table_ptr, start + TILE, last, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
         scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = _capped(scores, scale_log2, SOFTCAP)
         scores = tl.where(inside[None, :], scores, HIDDEN)
-        best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+        best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     if span >= context - low:
-        total = _with_sink(total, best, sinks_ptr, head, member < GROUP)
+        total = with_sink(total, best, sinks_ptr, head, member < GROUP)
         out_at = (token * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
         tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_member)
     else:
         part = ((line * KV_HEADS * GROUP + head) * num_splits + split).to(tl.int64)
         tl.store(part_ptr + part[:, None] * HEAD + dim[None, :], mixed / total[:, None], mask=is_member)
         tl.store(lse_ptr + part, best + tl.log2(total), mask=member < GROUP)
-
-
-@triton.jit(do_not_specialize=["num_splits"])
-def _join(
-    part_ptr, lse_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, num_splits, HEADS: tl.constexpr, HEAD: tl.constexpr,
-    LANES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    # One program per (head, line): the splits' averages, weighted by their share of the softmax's sum. SPLITS >= num_splits.
-    head = tl.program_id(0)
-    line = tl.program_id(1)
-    wait_for_previous(PDL)
-    token = tl.load(starts_ptr + line)
-    context = tl.load(lens_ptr + line)
-    if WINDOW > 0:
-        context -= tl.maximum(context - WINDOW, 0) // TILE * TILE  # those that were mixed
-    span = _split_span(context, num_splits, TILE)
-    if (tl.load(starts_ptr + line + 1) - token != 1) | (span >= context):
-        return  # not a single query, or `_decode` needed one split and wrote the result itself
-    split = tl.arange(0, SPLITS)
-    used = split * span < context
-    dim = tl.arange(0, LANES)
-    part = (line * HEADS + head).to(tl.int64) * num_splits + split
-    lse = tl.load(lse_ptr + part, mask=used, other=-1e30)
-    best = tl.max(lse, 0)
-    share = tl.exp2(lse - best)
-    share = share / _with_sink(tl.sum(share, 0), best, sinks_ptr, head, head < HEADS)
-    loaded = used[:, None] & (dim < HEAD)[None, :]
-    mixed = tl.load(part_ptr + part[:, None] * HEAD + dim[None, :], mask=loaded, other=0.0)
-    result = tl.sum(mixed * share[:, None], 0)
-    out_at = (token.to(tl.int64) * HEADS + head) * HEAD + dim
-    tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=dim < HEAD)
 
 
 @triton.jit(do_not_specialize=["num_lines", "fresh_from"])
@@ -253,7 +178,7 @@ def _spans(
     start = tl.load(starts_ptr + line)
     num_queries = tl.load(starts_ptr + line + 1) - start
     context = tl.load(lens_ptr + line)
-    table_ptr = _table(tables_ptr, rows_ptr, table_stride, line)
+    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, line)
     # Programs that read the same keys run side by side, those with the most keys first: a long one should not end last.
     num_tiles = tl.cdiv(num_queries, TOKENS)
     kv_head = local // (num_tiles * SHARES)
@@ -288,16 +213,17 @@ def _spans(
     fold_scale = scale_log2
     if SOFTCAP > 0:
         fold_scale = 1.4426950408889634
-    keys_at = _keys_at(table_ptr, low, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
+    next_keys = keys_at(table_ptr, low, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
     for begin in range(low, unmasked, TILE):
-        where = keys_at[:, None] + dim[None, :]
+        where = next_keys[:, None] + dim[None, :]
         k = _load(k_ptr, where, in_head, HEAD != LANES)
         v = _load(v_ptr, where, in_head, HEAD != LANES).to(q.dtype)
-        keys_at = _keys_at(table_ptr, begin + TILE, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)  # a turn early
+        # A turn early, as above.
+        next_keys = keys_at(table_ptr, begin + TILE, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)
         scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = _capped(scores, scale_log2, SOFTCAP)
-        best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+        best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     for begin in range(unmasked, end, TILE):
         key = begin + tl.arange(0, TILE)
         loaded = (key < context)[:, None]
@@ -305,7 +231,7 @@ def _spans(
             loaded = loaded & (key > first_position - WINDOW)[:, None]
         if HEAD != LANES:
             loaded = loaded & in_head
-        where = _keys_at(table_ptr, begin, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)[:, None] + dim[None, :]
+        where = keys_at(table_ptr, begin, context, kv_head, KV_HEADS, HEAD, BLOCK, TILE, WIDE)[:, None] + dim[None, :]
         k = tl.load(k_ptr + where, mask=loaded, other=0.0)
         v = tl.load(v_ptr + where, mask=loaded, other=0.0)
         scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
@@ -315,8 +241,8 @@ def _spans(
         if WINDOW > 0:
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(visible, scores, HIDDEN)
-        best, total, mixed = _fold(scores, v, best, total, mixed, fold_scale, PRECISION)
-    total = _with_sink(total, best, sinks_ptr, head, valid)
+        best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+    total = with_sink(total, best, sinks_ptr, head, valid)
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD + dim[None, :]
     tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
 
@@ -366,7 +292,7 @@ def _run_decode(
     lanes = max(64, triton.next_power_of_2(head_size))
     how = DECODE[lanes]
     most_keys = min(meta.max_context_len, limits["WINDOW"] + how.keys - 1 if limits["WINDOW"] else NEVER)
-    splits = _num_splits(num_lines * kv_heads, most_keys, how.least, q.device)
+    splits = num_splits_for(num_lines * kv_heads, most_keys, how.least, q.device)
     shape = (num_lines, num_heads, splits) if splits > 1 else (1,)
     part = torch.empty((*shape, head_size), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -376,11 +302,11 @@ def _run_decode(
         q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, out, part, lse,
         scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size, LANES=lanes, BLOCK=block_size,
-        TILE=how.keys, **limits, WIDE=_is_wide(k_cache), PRECISION=_precision(q), num_warps=how.warps,
+        TILE=how.keys, **limits, WIDE=is_wide(k_cache), PRECISION=precision(q), num_warps=how.warps,
         num_stages=how.stages, **launch,
     )  # fmt: skip
     if splits > 1:
-        _join[(num_heads, num_lines)](
+        join[(num_heads, num_lines)](
             part, lse, meta.query_starts, meta.context_lens, sinks, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
             TILE=how.keys, WINDOW=limits["WINDOW"], SPLITS=MOST_SPLITS, num_warps=4, **launch,
         )  # fmt: skip
@@ -405,8 +331,8 @@ def _run_spans(
         q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, out, scale_log2,
         num_lines, fresh_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
-        LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), **limits, WIDE=_is_wide(k_cache),
-        PRECISION=_precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),
+        LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), **limits, WIDE=is_wide(k_cache),
+        PRECISION=precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),
     )  # fmt: skip
 
 
@@ -415,22 +341,3 @@ def _span_tiles(q: Tensor, lanes: int) -> Tiles:
         return FLOAT32_SPANS[lanes]
     many = SPANS[lanes]
     return many if q.shape[0] * q.shape[1] >= many.rows * num_processors(q.device) else FEW_SPANS[lanes]
-
-
-def _precision(q: Tensor) -> str:
-    """Float32 means float32: tf32 would differ from every reference in the third digit."""
-    return "ieee" if q.dtype == torch.float32 else "tf32"
-
-
-def _is_wide(cache: Tensor) -> bool:
-    """Offsets into the cache take 64 bits, and twice the instructions, only where they must."""
-    return cache.numel() >= 2**31
-
-
-def _num_splits(num_programs: int, max_context: int, least: int, device: torch.device) -> int:
-    """A power of two: two programs a multiprocessor where the batch does not give as many, `least` keys a split."""
-    wanted = 2 * num_processors(device) // max(1, num_programs)
-    return max(
-        1,
-        min(1 << max(0, wanted.bit_length() - 1), triton.next_power_of_2(triton.cdiv(max_context, least)), MOST_SPLITS),
-    )

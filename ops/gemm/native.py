@@ -23,6 +23,10 @@ class NativeLinearWeight(LinearWeight):
         self._packed.matmul(x, out)
         return out
 
+    def matmul_into(self, x: Tensor, out: Tensor) -> None:
+        """Both with their last dim contiguous."""
+        self._packed.matmul(x, out)
+
     def rows(self, ids: Tensor) -> Tensor:
         out = torch.empty(ids.shape[0], self.in_features)
         self._packed.rows(ids, out)

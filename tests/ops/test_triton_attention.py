@@ -135,7 +135,7 @@ def test_sinks_take_their_share_and_add_nothing(device, dtype, tolerance, window
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_offsets_of_64_bits_reach_the_same_keys(monkeypatch, device):
-    monkeypatch.setattr(triton_paged, "_is_wide", lambda cache: True)
+    monkeypatch.setattr(triton_paged, "is_wide", lambda cache: True)
     check(*case(device, [(20, 150), (1, 131)], 4, 2, 64, torch.float32), 1e-5)
 
 

@@ -1,0 +1,26 @@
+"""LatentHeads: multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form, apart from the step's data.
+
+What the cache holds for a token is one vector, which all heads share: a latent of `rank` dims, then a key that turns with its
+position. A head's query has been brought into the same space, and what it mixes are the latents; so there is one kv head
+whose values are the first dims of its keys, stored once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """cos_sin [max_pos, P] float32 turns the last P dims, neighbours 2i and 2i + 1 together; D = rank + P. `scale` multiplies
+    the scores."""
+
+    num_heads: int
+    rank: int
+    scale: float
+    cos_sin: Tensor
+
+    @property
+    def head_size(self) -> int:
+        return self.rank + self.cos_sin.shape[1]

@@ -1,0 +1,257 @@
+"""Latent attention in Triton: all heads of a token read the same keys, whose first dims are the values, loaded once for both.
+
+As in `triton_paged.py` lengths and tables are read on the device and grids follow from shapes alone: lines of one query split
+their context over programs, longer spans are cut into tiles of queries. A row of the products is a query and a head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ops.attention.latent import LatentHeads
+from ops.attention.meta import AttentionMeta
+from ops.attention.triton_walk import (
+    HIDDEN,
+    LOG2E,
+    MOST_SPLITS,
+    NONE_YET,
+    fold,
+    is_wide,
+    join,
+    keys_at,
+    num_splits_for,
+    precision,
+    split_span,
+    table_of,
+)
+from ops.launch import overlap, wait_for_previous
+
+
+class Tiles(NamedTuple):
+    """What a program works on: `rows` queries times heads, `keys` at a time. `least`: keys of a split."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    least: int = 256
+
+
+DECODE, SPANS = Tiles(16, 32, 4, 3), Tiles(64, 32, 8, 2)
+FLOAT32_DECODE = FLOAT32_SPANS = Tiles(16, 16, 4, 2)
+
+
+@triton.jit
+def _turn_store(
+    q_ptr, latent_ptr, positions_ptr, cos_sin_ptr, cache_ptr, slots_ptr,
+    HEADS: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr, RANK_LANES: tl.constexpr, HALF_LANES: tl.constexpr,
+    PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per (token, PART heads of q), and one more per token for its key. q [tokens, HEADS, RANK + 2 * HALF] turns in
+    # place, latent [tokens, RANK + 2 * HALF] on its way into the cache [blocks, BLOCK, RANK + 2 * HALF].
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    SIZE: tl.constexpr = RANK + 2 * HALF
+    PARTS: tl.constexpr = (HEADS + PART - 1) // PART
+    half = tl.arange(0, HALF_LANES)[None, :]
+    in_half = half < HALF
+    wait_for_previous(PDL)
+    turn = cos_sin_ptr + tl.load(positions_ptr + token) * 2 * HALF
+    cos = tl.load(turn + half, mask=in_half, other=0.0)
+    sin = tl.load(turn + HALF + half, mask=in_half, other=0.0)
+    head = part * PART + tl.arange(0, PART)[:, None]
+    is_head = (head < HEADS) & in_half
+    from_ptr = q_ptr + (token * HEADS + head) * SIZE + RANK
+    to_ptr = from_ptr
+    if part == PARTS:
+        slot = tl.load(slots_ptr + token)
+        if slot < 0:
+            return
+        is_head = (head == PARTS * PART) & in_half
+        from_ptr = latent_ptr + token * SIZE + RANK + head * 0
+        to_ptr = cache_ptr + slot * SIZE + RANK + head * 0
+        rank = tl.arange(0, RANK_LANES)
+        latent = tl.load(latent_ptr + token * SIZE + rank, mask=rank < RANK)
+        tl.store(cache_ptr + slot * SIZE + rank, latent.to(cache_ptr.dtype.element_ty), mask=rank < RANK)
+    x = tl.load(from_ptr + 2 * half, mask=is_head, other=0.0).to(tl.float32)
+    y = tl.load(from_ptr + 2 * half + 1, mask=is_head, other=0.0).to(tl.float32)
+    tl.store(to_ptr + 2 * half, (x * cos - y * sin).to(to_ptr.dtype.element_ty), mask=is_head)
+    tl.store(to_ptr + 2 * half + 1, (y * cos + x * sin).to(to_ptr.dtype.element_ty), mask=is_head)
+
+
+@triton.jit
+def _walk(
+    q_ptr, cache_ptr, table_ptr, row, is_row, position, first, last, scale_log2,
+    RANK: tl.constexpr, TURNED: tl.constexpr, RANK_LANES: tl.constexpr, TURNED_LANES: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # Rows `row` of q [tokens * heads, RANK + TURNED], each at `position`, over keys first .. last: their running softmax.
+    ROWS: tl.constexpr = row.shape[0]
+    SIZE: tl.constexpr = RANK + TURNED
+    rank = tl.arange(0, RANK_LANES)[None, :]
+    turned = tl.arange(0, TURNED_LANES)[None, :]
+    q_at = q_ptr + (row * SIZE)[:, None]
+    q = tl.load(q_at + rank, mask=is_row[:, None] & (rank < RANK), other=0.0)
+    q_turned = tl.load(q_at + RANK + turned, mask=is_row[:, None] & (turned < TURNED), other=0.0)
+    best = tl.full((ROWS,), NONE_YET, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, RANK_LANES), tl.float32)
+    for start in range(first, last, TILE):
+        key = start + tl.arange(0, TILE)
+        inside = (key < last)[:, None]
+        at = cache_ptr + keys_at(table_ptr, start, last, 0, 1, SIZE, BLOCK, TILE, WIDE)[:, None]
+        latent = tl.load(at + rank, mask=inside & (rank < RANK), other=0.0).to(q.dtype)
+        key_turned = tl.load(at + RANK + turned, mask=inside & (turned < TURNED), other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(latent), input_precision=PRECISION)
+        scores = tl.dot(q_turned, tl.trans(key_turned), scores, input_precision=PRECISION)
+        visible = (key < last)[None, :] & (key[None, :] <= position[:, None])
+        scores = tl.where(visible, scores, HIDDEN)
+        best, total, mixed = fold(scores, latent, best, total, mixed, scale_log2, PRECISION)
+    return best, total, mixed
+
+
+@triton.jit
+def _decode(
+    q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale_log2, table_stride,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, RANK_LANES: tl.constexpr,
+    TURNED_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per (line, ROWS heads, split); as `triton_paged._decode`.
+    line = tl.program_id(0)
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    wait_for_previous(PDL)
+    token = tl.load(starts_ptr + line)
+    context = tl.load(lens_ptr + line)
+    span = split_span(context, num_splits, TILE)
+    first = split * span
+    if (tl.load(starts_ptr + line + 1) - token != 1) | (first >= context):
+        return
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    row = token.to(tl.int64) * HEADS + head
+    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, line)
+    best, total, mixed = _walk(
+        q_ptr, cache_ptr, table_ptr, row, head < HEADS, context + head * 0, first, tl.minimum(first + span, context),
+        scale_log2, RANK, TURNED, RANK_LANES, TURNED_LANES, BLOCK, TILE, WIDE, PRECISION,
+    )  # fmt: skip
+    mixed = mixed / total[:, None]
+    rank = tl.arange(0, RANK_LANES)[None, :]
+    stored = (head < HEADS)[:, None] & (rank < RANK)
+    if span >= context:
+        tl.store(out_ptr + (row * RANK)[:, None] + rank, mixed.to(out_ptr.dtype.element_ty), mask=stored)
+    else:
+        part = ((line * HEADS + head) * num_splits + split).to(tl.int64)
+        tl.store(part_ptr + (part * RANK)[:, None] + rank, mixed, mask=stored)
+        tl.store(lse_ptr + part, best + tl.log2(total), mask=head < HEADS)
+
+
+@triton.jit(do_not_specialize=["num_lines"])
+def _spans(
+    q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, num_lines, table_stride,
+    HEADS: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr,
+    RANK_LANES: tl.constexpr, TURNED_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per (line, tile of TOKENS queries, PACK heads), found by counting tiles as `triton_paged._spans` does.
+    program = tl.program_id(0)
+    SHARES: tl.constexpr = (HEADS + PACK - 1) // PACK
+    wait_for_previous(PDL)
+    each = tl.arange(0, LINES)
+    is_line = each < num_lines
+    start = tl.load(starts_ptr + each, mask=is_line, other=0)
+    num_queries = tl.load(starts_ptr + each + 1, mask=is_line, other=0) - start
+    upto = tl.cumsum(tl.where(num_queries > 1, tl.cdiv(num_queries, TOKENS), 0) * SHARES, 0)
+    line = tl.sum((upto <= program).to(tl.int32), 0)
+    if line >= num_lines:
+        return
+    local = program - tl.max(tl.where(upto <= program, upto, 0), 0)
+    start = tl.load(starts_ptr + line)
+    num_queries = tl.load(starts_ptr + line + 1) - start
+    context = tl.load(lens_ptr + line)
+    tile = tl.cdiv(num_queries, TOKENS) - 1 - local // SHARES  # those with the most keys first
+    m = tl.arange(0, TOKENS * PACK)
+    query = tile * TOKENS + m // PACK
+    head = local % SHARES * PACK + m % PACK
+    is_row = (query < num_queries) & (head < HEADS)
+    row = (start + query).to(tl.int64) * HEADS + head
+    position = context - num_queries + query
+    end = tl.minimum(context, context - num_queries + (tile + 1) * TOKENS)
+    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, line)
+    _, total, mixed = _walk(
+        q_ptr, cache_ptr, table_ptr, row, is_row, position, 0, end, scale_log2, RANK, TURNED, RANK_LANES, TURNED_LANES,
+        BLOCK, TILE, WIDE, PRECISION,
+    )  # fmt: skip
+    rank = tl.arange(0, RANK_LANES)[None, :]
+    out_at = out_ptr + (row * RANK)[:, None] + rank
+    tl.store(out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_row[:, None] & (rank < RANK))
+
+
+def attend_latent(
+    q: Tensor, latent: Tensor, heads: LatentHeads, positions: Tensor, cache: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """See `ops.attend_latent`; q and latent are contiguous. Padding tokens get anything."""
+    num_tokens, turned = q.shape[0], heads.cos_sin.shape[1]
+    out = torch.empty((num_tokens, heads.num_heads, heads.rank), dtype=q.dtype, device=q.device)
+    if not num_tokens:
+        return out
+    launch = overlap(q.device)
+    part = min(16, triton.next_power_of_2(heads.num_heads))
+    _turn_store[(num_tokens, triton.cdiv(heads.num_heads, part) + 1)](
+        q, latent, positions, heads.cos_sin, cache, slots, HEADS=heads.num_heads, RANK=heads.rank, HALF=turned // 2,
+        RANK_LANES=triton.next_power_of_2(heads.rank), HALF_LANES=triton.next_power_of_2(turned // 2), PART=part,
+        BLOCK=cache.shape[2], num_warps=4, **launch,
+    )  # fmt: skip
+    common = {
+        "HEADS": heads.num_heads, "RANK": heads.rank, "TURNED": turned,
+        "RANK_LANES": max(16, triton.next_power_of_2(heads.rank)), "TURNED_LANES": max(16, triton.next_power_of_2(turned)),
+        "BLOCK": cache.shape[2], "WIDE": is_wide(cache), "PRECISION": precision(q), **launch,
+    }  # fmt: skip
+    lengths = None if meta.spans is None else [end - start for start, end, _ in meta.spans]
+    if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
+        _run_spans(q, cache, meta, heads, common, out)
+    if meta.context_lens.shape[0] and (lengths is None or 1 in lengths):
+        _run_decode(q, cache, meta, heads, common, out)
+    return out
+
+
+def _run_spans(
+    q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, common: dict[str, object], out: Tensor
+) -> None:
+    how = FLOAT32_SPANS if q.dtype == torch.float32 else SPANS
+    num_tokens, num_lines = q.shape[0], meta.context_lens.shape[0]
+    pack = min(how.rows, triton.next_power_of_2(heads.num_heads))
+    tokens = how.rows // pack
+    most_tiles = num_tokens // tokens + min(num_lines, num_tokens // 2)
+    _spans[(most_tiles * triton.cdiv(heads.num_heads, pack),)](
+        q, cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, heads.scale * LOG2E, num_lines,
+        meta.block_tables.stride(0), TOKENS=tokens, PACK=pack, TILE=how.keys,
+        LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), num_warps=how.warps,
+        num_stages=how.stages, **common,
+    )  # fmt: skip
+
+
+def _run_decode(
+    q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, common: dict[str, object], out: Tensor
+) -> None:
+    how = FLOAT32_DECODE if q.dtype == torch.float32 else DECODE
+    num_lines, shares = meta.context_lens.shape[0], triton.cdiv(heads.num_heads, how.rows)
+    splits = num_splits_for(num_lines * shares, meta.max_context_len, how.least, q.device)
+    shape = (num_lines, heads.num_heads, splits) if splits > 1 else (1,)
+    part = torch.empty((*shape, heads.rank), dtype=torch.float32, device=q.device)
+    lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _decode[(num_lines, shares, splits)](
+        q, cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, part, lse,
+        heads.scale * LOG2E, meta.block_tables.stride(0), ROWS=how.rows, TILE=how.keys, num_warps=how.warps,
+        num_stages=how.stages, **common,
+    )  # fmt: skip
+    if splits > 1:
+        join[(heads.num_heads, num_lines)](
+            part, lse, meta.query_starts, meta.context_lens, None, out, splits, HEADS=heads.num_heads, HEAD=heads.rank,
+            LANES=triton.next_power_of_2(heads.rank), TILE=how.keys, WINDOW=0, SPLITS=MOST_SPLITS, num_warps=4,
+            **overlap(q.device),
+        )  # fmt: skip

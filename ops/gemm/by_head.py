@@ -1,0 +1,38 @@
+"""Linear layers that each head has for itself: a batch of small matrices.
+
+On the CPU each is packed like any linear layer, so that a token's result does not depend on the tokens beside it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from ops.gemm.native import NativeLinearWeight
+
+
+class HeadsWeight(ABC):
+    @abstractmethod
+    def matmul(self, x: Tensor) -> Tensor:
+        """x [T, heads, K] -> [T, heads, N]."""
+
+
+class NativeHeadsWeight(HeadsWeight):
+    def __init__(self, weight: Tensor) -> None:
+        self._heads = [NativeLinearWeight(each, None) for each in weight]
+        self._out_features = weight.shape[1]
+
+    def matmul(self, x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], len(self._heads), self._out_features)
+        for head, weight in enumerate(self._heads):
+            weight.matmul_into(x[:, head], out[:, head])
+        return out
+
+
+class ReferenceHeadsWeight(HeadsWeight):
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight.transpose(1, 2).contiguous()  # [heads, K, N]
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), self._weight).transpose(0, 1)
