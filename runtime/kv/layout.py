@@ -9,10 +9,16 @@ BLOCK_SIZE = 16  # tokens in a block
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Keys and values of one layer for one token: [num_kv_heads, head_size] each."""
+    """Keys and values of one layer for one token: [num_kv_heads, head_size] each. `latent`: the values are part of the keys,
+    and nothing else is stored."""
 
     num_kv_heads: int
     head_size: int
+    latent: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        return (1 if self.latent else 2) * self.num_kv_heads * self.head_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class KVLayout:
 
     @property
     def token_bytes(self) -> int:
-        return sum(2 * layer.num_kv_heads * layer.head_size for layer in self.layers) * self.element_bytes
+        return sum(layer.num_elements for layer in self.layers) * self.element_bytes
 
     @property
     def block_bytes(self) -> int:

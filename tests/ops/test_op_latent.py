@@ -129,7 +129,10 @@ def test_triton_stores_the_turned_latents_and_nothing_else(device):
     before = cache.clone()
     triton_latent.attend_latent(q, latent, heads, positions, cache, slots, meta)
     new = torch.cat(
-        [context[len(context) - (end - start) :] for (start, end), context in zip(made.lines(), made.contexts, strict=True)]
+        [
+            context[len(context) - (end - start) :]
+            for (start, end), context in zip(made.lines(), made.contexts, strict=True)
+        ]
     )
     kept = torch.arange(len(slots)) != 3
     flat = cache.view(-1, heads.head_size)

@@ -27,6 +27,7 @@ NATIVE = {
     "paged_attention",
     "silu_mul",
     "moe",
+    "linear_by_head",
     "layer_norm",
     "add_layer_norm",
     "gated",
@@ -78,7 +79,7 @@ def test_an_op_that_nothing_can_compute_says_everything_that_was_tried() -> None
 
 def test_every_op_describes_itself_in_one_line() -> None:
     names = {line.split(":")[0] for line in ops.describe()}
-    assert names == {*NATIVE, "embedding", "attend", "sample", "unpack"}
+    assert names == {*NATIVE, "embedding", "attend", "attend_latent", "sample", "unpack"}
 
 
 def test_forcing_the_reference_is_seen_in_the_description_and_can_be_undone() -> None:
@@ -109,7 +110,7 @@ def python(code: str) -> str:
 
 def test_the_reference_can_be_asked_for() -> None:
     lines = python("import ops; ops.force('reference'); print(*ops.describe(), sep='\\n')").splitlines()
-    assert len(lines) == len(NATIVE) + 4
+    assert len(lines) == len(NATIVE) + 5
     assert all(": reference" in line and "reference was asked for" in line for line in lines)
     assert sum("not native: reference was asked for" in line for line in lines) == len(NATIVE)
 
