@@ -23,8 +23,9 @@ class TokenMatcher(Protocol):
     sequence with an error and touches no other."""
 
     def allowed(self) -> Bitmask | None:
-        """None: anything. Otherwise `ModelInfo.vocab_size / 32` (rounded up) little-endian 32-bit words: bit t % 32 of word
-        t // 32 says that token t may be drawn. Not one bit: the sequence is complete and ends here."""
+        """None: anything. Otherwise little-endian 32-bit words, for `ModelInfo.vocab_size` tokens at most: bit t % 32 of word
+        t // 32 says that token t may be drawn; tokens beyond the last word may not. Not one bit: the sequence is complete and
+        ends here."""
         ...
 
     def accept(self, token_id: int) -> None:

@@ -92,7 +92,8 @@ class _Constraint:
             words = np.frombuffer(allowed, dtype="<i4")
             if not words.any():
                 return Ended(self.sequence, FinishReason.STOP)
-            mask &= words
+            mask[: len(words)] &= words
+            mask[len(words) :] = 0
         if self._allowed is not None:
             mask &= self._allowed
         if not mask.any():
@@ -108,7 +109,7 @@ def _fill(part: Several[tuple[_Constraint, Words]]) -> list[Ended]:
     for constraint, mask in part:
         try:
             end = constraint.fill(mask)
-        except Exception as error:
+        except BaseException as error:  # a library's panic is no Exception
             end = Ended(constraint.sequence, FinishReason.ERROR, f"a constraint failed: {error}")
         if end is not None:
             ended.append(end)

@@ -94,6 +94,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
     from server.process import LoadError
     from server.prompt import PromptError
     from server.sampling import SamplingDefaults
+    from server.structured.compiler import Grammars
     from server.tokenizer import TokenizerError
 
     fetch = partial(resolve, progress=report, cancel=cancel)
@@ -101,7 +102,11 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
         # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
         tokenizer, template = await asyncio.to_thread(load_text, config, files, fetch, report)
+        # Beside the engine, which leaves the interpreter alone most of the time.
+        grammars = Grammars(tokenizer, files.eos_token_ids | tokenizer.eos_token_ids)
+        warming = asyncio.create_task(asyncio.to_thread(grammars.warm))
         engine = await start_engine(engine_config(config, tokenizer), files, report)
+        await warming
     except (WeightsError, TokenizerError, PromptError, PlanError) as error:
         raise LoadError(str(error)) from error
     if tokenizer.vocab_size > engine.model.vocab_size:
@@ -111,7 +116,8 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
             "they do not belong together"
         )
     wishes = files.generation_config if config.generation_config == "auto" else {}
-    return Served(engine, tokenizer, template, SamplingDefaults.from_generation_config(wishes), config.served_names)
+    defaults = SamplingDefaults.from_generation_config(wishes)
+    return Served(engine, tokenizer, template, defaults, config.served_names, warm_grammars=grammars)
 
 
 def import_engine() -> None:

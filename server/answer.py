@@ -31,6 +31,7 @@ from server.sampling import for_choice, resolve_max_tokens, sampling_params
 from server.schema import GenerationRequest
 from server.service import Service
 from server.sse import ClientLeft, ClientWatch, EventStream
+from server.structured.wishes import forms_of
 
 logger = logging.getLogger("oneloop.http")
 
@@ -64,6 +65,7 @@ async def answer(
         max_tokens=max_tokens,
         default_max_tokens=default_max_tokens,
         param=param,
+        forms=await forms_of(served.grammars, wire),
     )
     if service.config.log_requests:
         logger.info(
@@ -90,8 +92,10 @@ def generation_of(
     max_tokens: int | None,
     default_max_tokens: int | None,
     param: str,
+    forms: tuple[api.MatcherFactory, ...] = (),
 ) -> Generation:
-    """What `wire` asks of the engine for `prompts`, not yet asked: nothing here knows HTTP. See `answer` for the rest.
+    """What `wire` asks of the engine for `prompts`, not yet asked: nothing here knows HTTP. `forms`: what holds each sequence
+    to the form that was asked for. See `answer` for the rest.
 
     Raises ApiError."""
     n, width = wire.n or 1, wire.best_of or wire.n or 1
@@ -111,10 +115,11 @@ def generation_of(
             echoes.append(echoed(served.tokenizer, wire, number, prompt_ids, is_cut=len(prompt_ids) < len(given)))
         limit = resolve_max_tokens(max_tokens, default_max_tokens, len(prompt_ids), served.engine.model, param)
         params = sampling_params(wire, limit, served.defaults, served.engine.model)
+        matchers = (*params.matchers, *forms)
         if wire.bad_words:
             encode = partial(served.tokenizer.encode, add_special_tokens=False)
-            matchers = (*params.matchers, forbid(wire.bad_words, encode, served.engine.model.vocab_size))
-            params = replace(params, matchers=matchers)
+            matchers = (*matchers, forbid(wire.bad_words, encode, served.engine.model.vocab_size))
+        params = replace(params, matchers=matchers)
         for choice in range(n if beams else width):
             requests.append(
                 api.Request(

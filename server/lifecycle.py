@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 
 from runtime.api import EngineClient, LoadProgress, ModelInfo
@@ -16,6 +16,7 @@ from server import __version__
 from server.errors import Unavailable
 from server.prompt import ChatTemplate
 from server.sampling import SamplingDefaults
+from server.structured.compiler import Grammars
 from server.tokenizer import Tokenizer
 
 RETRY_WHILE_LOADING_S = 5
@@ -39,9 +40,13 @@ class Served:
     defaults: SamplingDefaults
     names: tuple[str, ...]
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+    warm_grammars: InitVar[Grammars | None] = None  # those that have been made ready while the engine was
+    grammars: Grammars = field(init=False)
     fingerprint: str = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, warm_grammars: Grammars | None) -> None:
+        grammars = warm_grammars or Grammars(self.tokenizer, self.engine.model.eos_token_ids)
+        object.__setattr__(self, "grammars", grammars)
         object.__setattr__(self, "fingerprint", _fingerprint(self.name, self.engine.model))
 
     @property

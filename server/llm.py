@@ -40,6 +40,7 @@ from server.intake import chat_ids, completion_ids
 from server.lifecycle import Lifecycle, Served
 from server.progress import Progress
 from server.service import Service
+from server.structured.wishes import forms_of
 from server.terminal import StartupDisplay
 from server.tokenizer import Tokenizer
 
@@ -54,7 +55,7 @@ SAMPLING_FIELDS = (
     "logit_bias", "n", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "add_special_tokens", "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "priority",
     "cache_salt", "logprobs", "prompt_logprobs", "logprob_token_ids", "best_of", "use_beam_search", "length_penalty",
-    "early_stopping", "bad_words",
+    "early_stopping", "bad_words", "response_format", "structured_outputs",
 )  # fmt: skip
 UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
 
@@ -319,10 +320,11 @@ class _Core:
         async with self._window.room_for(ask.wire.best_of or ask.wire.n or 1):
             try:
                 ids = await ask.find_ids(self._served, self._service)
+                forms = await forms_of(self._served.grammars, ask.wire)
                 generation = generation_of(
                     self._service.config, self._served, ask.wire, [ids],
                     id=id, arrival_s=time.monotonic(), continues_prompt=ask.continues_prompt,
-                    max_tokens=ask.max_tokens, default_max_tokens=ask.default_max_tokens, param=ask.param,
+                    max_tokens=ask.max_tokens, default_max_tokens=ask.default_max_tokens, param=ask.param, forms=forms,
                 )  # fmt: skip
                 opened = generation.open()
             except ApiError as error:

@@ -41,6 +41,88 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Any = None
 
 
+# --- structured outputs -------------------------------------------------------------------------------------------
+
+
+class AnyText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObject(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    pass
+
+
+class NamedSchema(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`strict` changes nothing: a schema is always held to."""
+
+    schema: dict[str, Any] | bool
+    name: Name | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    json_schema: NamedSchema
+
+
+class StructuralTagFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="structural_tag"):
+    """`format`, or `structures` with `triggers`, which is the older way to say it."""
+
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+    def check(self, where: str) -> None:
+        if (self.format is None) == (self.structures is None):
+            raise InvalidRequest("give either format or structures", param=f"{where}.format")
+        if (self.triggers is None) != (self.structures is None):
+            raise InvalidRequest("structures and triggers go together", param=f"{where}.triggers")
+
+
+ResponseFormat = AnyText | JsonObject | JsonSchemaFormat | StructuralTagFormat
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One of the first six. `json` and `structural_tag` also as JSON in a string."""
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
+    grammar: Annotated[str, Meta(min_length=1)] | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def asked(self) -> list[str]:
+        """Which of the six are there."""
+        kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        return [
+            kind for kind in kinds if getattr(self, kind) not in ((None, False) if kind == "json_object" else (None,))
+        ]
+
+    def check(self, where: str, prefix: str) -> None:
+        """`prefix`: what stands before a field's name."""
+        asked = self.asked
+        if len(asked) != 1:
+            found = f"there are {' and '.join(prefix + name for name in asked)}" if asked else "there is none"
+            raise InvalidRequest(f"{where} needs exactly one kind of constraint; {found}", param=where)
+        if self.whitespace_pattern is not None and self.disable_any_whitespace:
+            raise InvalidRequest(
+                "whitespace_pattern and disable_any_whitespace contradict each other",
+                param=f"{prefix}whitespace_pattern",
+            )
+        if asked[0] in ("regex", "choice", "grammar"):
+            for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
+                if getattr(self, name) not in (None, False):
+                    raise InvalidRequest(f"{name} is about JSON and not about {asked[0]}", param=f"{prefix}{name}")
+
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern")
+
+
 class GenerationRequest(Struct, kw_only=True):
     """What /v1/chat/completions and /v1/completions share. None means "as the model or the route has it"."""
 
@@ -83,6 +165,15 @@ class GenerationRequest(Struct, kw_only=True):
         None  # "token_id:5" for the token's text, where log-probabilities are shown
     )
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # vLLM's names until 0.12, which clients still send: each is a field of structured_outputs.
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: Annotated[str, Meta(min_length=1)] | None = None
+    guided_choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
+    guided_grammar: Annotated[str, Meta(min_length=1)] | None = None
+    guided_whitespace_pattern: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -107,6 +198,26 @@ class GenerationRequest(Struct, kw_only=True):
         return None
 
     @property
+    def guided(self) -> StructuredOutputs | None:
+        """The guided_* fields in today's words; None where there are none."""
+        if all(getattr(self, name) is None for name in _GUIDED):
+            return None
+        return StructuredOutputs(**{name.removeprefix("guided_"): getattr(self, name) for name in _GUIDED})
+
+    def _check_structured(self) -> None:
+        if isinstance(self.response_format, StructuralTagFormat):
+            self.response_format.check("response_format")
+        ways = [] if isinstance(self.response_format, AnyText | None) else ["response_format"]
+        if self.structured_outputs is not None:
+            self.structured_outputs.check("structured_outputs", "structured_outputs.")
+            ways.append("structured_outputs")
+        if (guided := self.guided) is not None:
+            guided.check("guided_json", "guided_")
+            ways.append(f"guided_{guided.asked[0]}")
+        if len(ways) > 1:
+            raise InvalidRequest(f"{' and '.join(ways)} each ask for a form; give one of them", param=ways[0])
+
+    @property
     def num_prompt_logprobs(self) -> int | None:
         """How many alternatives to compute for each token of the prompt; None for no log-probabilities of it."""
         return self.prompt_logprobs
@@ -119,6 +230,7 @@ class GenerationRequest(Struct, kw_only=True):
             raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
         if self.logprob_token_ids and self.num_logprobs is None:
             raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
+        self._check_structured()
         self._check_candidates()
         self._check_truncation()
         self._check_stream_options()
@@ -295,8 +407,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 # Field: the values that ask for nothing. Null always asks for nothing.
 _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
+    "guided_decoding_backend": ("auto", "guidance"),
     "store": (False,),
     "prompt_cache_retention": (),
     "spaces_between_special_tokens": (True,),
@@ -361,6 +472,9 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "logprob_token_ids": ([],),
+    "response_format": (AnyText(),),
+    "structured_outputs": (),
+    **dict.fromkeys(_GUIDED, ()),
 }
 
 

@@ -169,7 +169,7 @@ async def test_a_bad_value_is_refused_under_its_own_name(serve, fields, param):
 
 UNSUPPORTED = {
     "tools": [], "tool_choice": "auto",
-    "functions": [], "function_call": "auto", "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
+    "functions": [], "function_call": "auto", "guided_decoding_backend": "outlines",
     "echo": True,
     "continue_final_message": True,
     "chat_template": "{{ 1 }}", "reasoning_effort": "low", "include_reasoning": False, "thinking_token_budget": 5,

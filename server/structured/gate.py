@@ -1,0 +1,98 @@
+"""Gate: a matcher that waits until the model has done reasoning, which has no form, before it holds the answer to one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from runtime.api import Bitmask, MatcherFactory, TokenMatcher
+from server.tokenizer import Tokenizer
+
+
+class _Phase(Enum):
+    START = "start"  # nothing written: the model may open a block of reasoning, or answer
+    OPENING = "opening"  # some tokens of the opening marker are written
+    REASONING = "reasoning"
+    ANSWER = "answer"
+
+
+def after_reasoning(
+    make: MatcherFactory, tokenizer: Tokenizer, *, opens: Sequence[str], closes: Sequence[str], begun: bool
+) -> MatcherFactory:
+    """`make`'s matchers, asked only about what follows the first of `closes`.
+
+    `begun`: the prompt has opened the reasoning, so that the model writes no more than its end. Otherwise it may begin with one of
+    `opens`, and if it does not, it is answering from its first token on."""
+    markers = tuple(close.encode() for close in closes)
+    beginnings = () if begun else tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in opens)
+    return lambda: _AfterReasoning(make(), tokenizer, beginnings, markers, begun)
+
+
+class _AfterReasoning:
+    def __init__(
+        self,
+        matcher: TokenMatcher,
+        tokenizer: Tokenizer,
+        opens: Sequence[tuple[int, ...]],
+        closes: Sequence[bytes],
+        begun: bool,
+    ) -> None:
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._opens = [open for open in opens if open]  # those that what is written may still become
+        self._closes = closes
+        self._longest = max(map(len, closes))
+        self._phase = _Phase.REASONING if begun else _Phase.START
+        self._num_written = 0  # tokens of the opening
+        self._tail = b""  # of the reasoning, as long as a marker may still begin in it
+
+    def allowed(self) -> Bitmask | None:
+        if self._phase is _Phase.REASONING:
+            return None
+        if self._phase is _Phase.ANSWER:
+            return self._matcher.allowed()
+        mask = self._matcher.allowed() if self._phase is _Phase.START else b""
+        return None if mask is None else _with_bits(mask, [open[self._num_written] for open in self._opens])
+
+    def accept(self, token_id: int) -> None:
+        if self._phase is _Phase.ANSWER:
+            self._matcher.accept(token_id)
+        elif self._phase is _Phase.REASONING:
+            self._read(token_id)
+        else:
+            self._open(token_id)
+
+    def _open(self, token_id: int) -> None:
+        opens = [open for open in self._opens if open[self._num_written] == token_id]
+        if self._phase is _Phase.START and not (opens and self._means_to_open(token_id, opens)):
+            self._phase = _Phase.ANSWER
+            self._matcher.accept(token_id)
+            return
+        self._num_written += 1
+        whole = any(len(open) == self._num_written for open in opens)
+        self._opens, self._phase = opens, _Phase.REASONING if whole else _Phase.OPENING
+
+    def _means_to_open(self, token_id: int, opens: list[tuple[int, ...]]) -> bool:
+        """A marker of one token is meant where it stands; the first word of a longer one may be the answer's as well."""
+        if any(len(open) == 1 for open in opens):
+            return True
+        mask = self._matcher.allowed()
+        return mask is not None and not _has_bit(mask, token_id)
+
+    def _read(self, token_id: int) -> None:
+        self._tail += self._tokenizer.token_bytes(token_id)
+        if any(close in self._tail for close in self._closes):
+            self._phase = _Phase.ANSWER
+        self._tail = self._tail[-self._longest :]
+
+
+def _has_bit(mask: Bitmask, token_id: int) -> bool:
+    return token_id >> 3 < len(mask) and bool(mask[token_id >> 3] >> (token_id & 7) & 1)
+
+
+def _with_bits(mask: Bitmask, token_ids: Sequence[int]) -> bytearray:
+    words = bytearray(mask)
+    for token_id in token_ids:
+        words.extend(bytes(max(0, (token_id // 32 + 1) * 4 - len(words))))
+        words[token_id >> 3] |= 1 << (token_id & 7)
+    return words

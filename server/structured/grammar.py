@@ -1,0 +1,195 @@
+"""Grammars: the form a text may have, as clients say it, and the same as llguidance reads it.
+
+A grammar is plain data until it is compiled. `source` refuses what would cost the server more than an answer is worth: compiling
+and masking take time and stack that grow with size and depth. It may take milliseconds, so it does not run on the event loop."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any, Protocol
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+from msgspec import Struct
+
+from server.tokenizer import Tokenizer
+
+Schema = Mapping[str, Any] | bool
+
+MAX_CHARS = 1 << 17  # of a schema or of all choices, as JSON
+MAX_RULE_CHARS = 1 << 14  # of a regular expression or a grammar, whose cost grows with the square of that
+MAX_DEPTH = 64  # objects and lists of a schema inside each other
+MAX_PROPERTIES = 5000  # of a schema and all its parts
+MAX_MULTIPLE = 10_000  # significant digits of multipleOf, as an integer
+
+# Room for indentation, and no more: a model that falls in love with white space would otherwise never come back.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+
+
+class GrammarError(ValueError):
+    """What the client asked for is no grammar, or one we do not take; in words for the client."""
+
+
+class Grammar(Protocol):
+    """One of the structs below. Equal grammars have equal JSON (msgspec), and that is what compiled ones are found by."""
+
+    def source(self, tokenizer: Tokenizer) -> str:
+        """Raises GrammarError."""
+        ...
+
+
+class JsonSchema(Struct, frozen=True, tag=True):
+    """`whitespace`: what may stand between JSON's tokens, as a regular expression, "" for nothing. `closed`: objects that list
+    their properties have no others, unless they say so."""
+
+    schema: Any  # a Schema, or one as JSON text
+    whitespace: str = WHITESPACE
+    closed: bool = False
+
+    def source(self, tokenizer: Tokenizer) -> str:
+        return grammars(json_schema=self.checked())
+
+    def checked(self) -> Schema:
+        """The schema with what the struct adds to it, as llguidance takes it inside other grammars too.
+
+        Raises GrammarError."""
+        schema = read_json(self.schema, "the schema")
+        check_schema(schema)
+        if self.closed:
+            schema = _closed(schema)
+        if schema is False:
+            raise GrammarError("the schema is false, which nothing satisfies")
+        style = {"whitespace_pattern": self.whitespace} if self.whitespace else {"whitespace_flexible": False}
+        asked = {} if schema is True else schema
+        return {**asked, "x-guidance": style | asked.get("x-guidance", {})}
+
+
+class Regex(Struct, frozen=True, tag=True):
+    """The whole text matches; anchors at the ends say nothing new."""
+
+    pattern: str
+
+    def source(self, tokenizer: Tokenizer) -> str:
+        check_length("the regular expression", self.pattern, MAX_RULE_CHARS)
+        return llguidance.LLMatcher.grammar_from_regex(self.pattern)
+
+
+class Choice(Struct, frozen=True, tag=True):
+    texts: tuple[str, ...]
+
+    def source(self, tokenizer: Tokenizer) -> str:
+        words = " | ".join(map(json.dumps, self.texts))
+        check_length("the choices", words, MAX_CHARS)
+        return grammars(lark_grammar=f"start: {words}")
+
+
+class Rules(Struct, frozen=True, tag=True):
+    """A grammar in Lark's syntax as llguidance extends it, or in EBNF as llama.cpp has it (GBNF)."""
+
+    text: str
+
+    def source(self, tokenizer: Tokenizer) -> str:
+        return grammars(lark_grammar=self.lark())
+
+    def lark(self) -> str:
+        """Raises GrammarError."""
+        check_length("the grammar", self.text, MAX_RULE_CHARS)
+        try:
+            return any_to_lark(self.text)
+        except Exception as error:  # whatever the converter trips over
+            raise GrammarError(f"the grammar cannot be read: {error}") from None
+
+
+ANY_OBJECT = JsonSchema({"type": "object"})
+
+
+def grammars(**first: Any) -> str:
+    """llguidance's wrapping of one grammar: `lark_grammar` or `json_schema`."""
+    return json.dumps({"grammars": [first]})
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+def check_length(what: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise GrammarError(f"{what} has {len(text)} characters; at most {limit} are allowed")
+
+
+def read_json(given: Any, what: str) -> Schema:
+    """`given`, or what it says if it is JSON text."""
+    if isinstance(given, str):
+        check_length(what, given, MAX_CHARS)
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"{what} is not JSON: {error}") from None
+    if not isinstance(given, bool | dict):
+        raise GrammarError(f"{what} is a JSON object, true or false")
+    return given
+
+
+def check_schema(schema: Schema) -> None:
+    """Raises GrammarError for a schema that is too large, too deep, or asks for arithmetic that automata are bad at."""
+    num_properties = num_pattern_chars = 0
+    for node, depth in _nodes(schema):
+        if depth > MAX_DEPTH:
+            raise GrammarError(f"the schema is nested deeper than {MAX_DEPTH} objects and lists")
+        if not isinstance(node, dict):
+            continue
+        properties, pattern, multiple = node.get("properties"), node.get("pattern"), node.get("multipleOf")
+        if isinstance(properties, dict):
+            num_properties += len(properties)
+        patterns = [pattern, *(node["patternProperties"] if isinstance(node.get("patternProperties"), dict) else ())]
+        num_pattern_chars += sum(len(one) for one in patterns if isinstance(one, str))
+        if isinstance(multiple, int | float) and _digits(multiple) > MAX_MULTIPLE:
+            raise GrammarError(f"multipleOf {multiple} has too many digits: more than {MAX_MULTIPLE} as an integer")
+    if num_properties > MAX_PROPERTIES:
+        raise GrammarError(f"the schema has {num_properties} properties; at most {MAX_PROPERTIES} are allowed")
+    if num_pattern_chars > MAX_RULE_CHARS:
+        raise GrammarError(f"the schema's patterns have {num_pattern_chars} characters; {MAX_RULE_CHARS} are allowed")
+    check_length("the schema", json.dumps(schema), MAX_CHARS)
+
+
+def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
+    """Every object and list, with how deep it lies."""
+    todo = [(schema, 1)]
+    while todo:
+        node, depth = todo.pop()
+        yield node, depth
+        inside = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        todo += [(part, depth + 1) for part in inside if isinstance(part, dict | list)]
+
+
+def _digits(number: float) -> int:
+    """7.50 and 7500 are 75."""
+    return abs(int("".join(map(str, Decimal(str(number)).as_tuple().digits)).rstrip("0") or 0))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {
+        name: part if name in ("const", "enum", "default", "examples") else _closed(part)
+        for name, part in schema.items()
+    }
+    if isinstance(schema.get("properties"), dict) and not schema.keys() & {"additionalProperties", "patternProperties"}:
+        closed["additionalProperties"] = False
+    return closed
+
+
+# --- parts of Lark ------------------------------------------------------------------------------------------------
+
+
+def literal(text: str, tokenizer: Tokenizer) -> str:
+    """`text` as a Lark expression; where it spells special tokens, these are meant."""
+    special = {tokenizer.token_string(id): id for id in tokenizer.special_ids}
+    names = sorted((name for name in special if name), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+    parts = [f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece]
+    return " ".join(parts) or '""'
