@@ -1,14 +1,13 @@
-"""Granite 3 MoE: Llama with multipliers on embedding, scores, residuals and logits, experts in every layer, and in some models
-an MLP beside them that every token takes."""
+"""Granite 3 MoE: Granite with experts in every layer, and in some models an MLP beside them that every token takes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from runtime.models.granite import granite
 from runtime.models.hf_config import HfConfig
-from runtime.models.llama import llama
-from runtime.models.mixture import mixture, num_experts
-from runtime.models.spec import LLAMA_RULES, DecoderSpec, GatedMLP, Layer, MoE, Router
+from runtime.models.mixture import mixture, num_experts, with_mlps
+from runtime.models.spec import LLAMA_RULES, DecoderSpec, GatedMLP, MoE, Router
 from runtime.weights.rules import rename, stack
 
 _SHARED = (
@@ -42,17 +41,6 @@ def granitemoeshared(config: HfConfig) -> DecoderSpec:
 
 
 def _granitemoe(config: HfConfig, shared: GatedMLP | None, architecture: str) -> DecoderSpec:
-    spec = llama(config)
-    attention = replace(spec.layers[0].attention, score_scale=config.number("attention_multiplier", 1.0))
     router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
     moe = mixture(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
-    layer = Layer(attention, moe, spec.norm, multiplier=config.number("residual_multiplier", 1.0))
-    return replace(
-        spec,
-        architecture=architecture,
-        layers=(layer,) * len(spec.layers),
-        embedding_multiplier=config.number("embedding_multiplier", 1.0),
-        logit_scale=1 / config.number("logits_scaling", 1.0),
-        rules=_RULES,
-        other_rules=(_STACKED,),
-    )
+    return replace(with_mlps(granite(config), moe), architecture=architecture, rules=_RULES, other_rules=(_STACKED,))

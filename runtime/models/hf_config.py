@@ -175,7 +175,7 @@ def decoder(
 
 def rope(config: HfConfig, head_size: int, layer_type: str | None = None) -> Rope:
     """Of `rope_parameters` (transformers 5), which may differ by layer type, or of `rope_theta` and `rope_scaling` (4)."""
-    parameters = _rope_parameters(config, layer_type).with_defaults(
+    parameters = rope_parameters(config, layer_type).with_defaults(
         rope_theta=config.number("rope_theta", 10000.0),
         partial_rotary_factor=config.number("partial_rotary_factor", 1.0),
     )
@@ -197,7 +197,7 @@ def local_rope(config: HfConfig, head_size: int, theta: float) -> Rope:
 def context_length(config: HfConfig, default: int) -> int:
     """How many positions the rotary embedding was made for."""
     positions = config.count("max_position_embeddings", default)
-    parameters = _rope_parameters(config, FULL)
+    parameters = rope_parameters(config, FULL)
     if _kind(parameters) == "yarn":
         # Qwen's configs keep the length before scaling in max_position_embeddings, others the one after it.
         original = parameters.count("original_max_position_embeddings", positions)
@@ -205,7 +205,7 @@ def context_length(config: HfConfig, default: int) -> int:
     return positions
 
 
-def _rope_parameters(config: HfConfig, layer_type: str | None) -> HfConfig:
+def rope_parameters(config: HfConfig, layer_type: str | None = None) -> HfConfig:
     parameters = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
     return parameters if layer_type is None or layer_type not in parameters else parameters.section(layer_type)
 
@@ -269,11 +269,11 @@ def _yarn(config: HfConfig, parameters: HfConfig, positions: int) -> YarnScaling
     if parameters.get("attention_factor") is not None:
         attention_factor = parameters.number("attention_factor")
     elif parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        attention_factor = _mscale(factor, parameters.number("mscale")) / _mscale(
+        attention_factor = mscale(factor, parameters.number("mscale")) / mscale(
             factor, parameters.number("mscale_all_dim")
         )
     else:
-        attention_factor = _mscale(factor, 1.0)
+        attention_factor = mscale(factor, 1.0)
     return YarnScaling(
         factor,
         positions,
@@ -284,7 +284,8 @@ def _yarn(config: HfConfig, parameters: HfConfig, positions: int) -> YarnScaling
     )
 
 
-def _mscale(factor: float, weight: float) -> float:
+def mscale(factor: float, weight: float) -> float:
+    """By how much YaRN sharpens attention (Peng et al. 2023)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

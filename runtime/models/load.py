@@ -45,7 +45,7 @@ def load_model(
         # Some checkpoints carry a second copy of a tied embedding.
         ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
         rules = fitting(parameters, (spec.rules, *spec.other_rules), source.shapes)
-        loads = plan(parameters, rules, source.shapes, ignored=ignored)
+        loads = plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
         weights = _read(spec, source, loads, dtype, torch.device(device), progress)
     return Decoder(spec, weights, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len)
 

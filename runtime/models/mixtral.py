@@ -12,7 +12,7 @@ from runtime.models.spec import DecoderSpec, MoE, Router
 
 def mixtral(config: HfConfig) -> DecoderSpec:
     # Unlike Mistral, it has no window unless its config gives one.
-    config = config.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5, sliding_window=None)
+    config = config.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5).with_unsaid(sliding_window=None)
     router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
     moe = MoE(num_experts(config, 8), config.count("intermediate_size"), router)
     spec = with_mlps(mistral(config), mixture(moe))

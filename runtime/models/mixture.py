@@ -32,6 +32,9 @@ MIXTRAL: tuple[Rule, ...] = (
 )
 
 
+SHARED_EXPERTS = rename("shared_experts", into="shared_expert")
+
+
 def num_experts(config: HfConfig, default: int) -> int:
     """Under any of the names it has had."""
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -57,5 +60,9 @@ def mixture(moe: MoE) -> MoE:
 
 def with_mlps(spec: DecoderSpec, moe: MLP, is_sparse: Callable[[int], bool] = lambda index: True) -> DecoderSpec:
     """Layers for whose index `is_sparse` says so have `moe`, the others keep their MLP."""
-    layers = (replace(layer, mlp=moe) if is_sparse(index) else layer for index, layer in enumerate(spec.layers))
-    return replace(spec, layers=tuple(layers))
+    return spec.with_layers(lambda index, layer: replace(layer, mlp=moe) if is_sparse(index) else layer)
+
+
+def with_expert_rules(spec: DecoderSpec, *more: Rule) -> DecoderSpec:
+    """Experts are written one by one or stacked; `more` holds either way."""
+    return replace(spec, rules=(*SEPARATE, *more), other_rules=((*STACKED, *more),))

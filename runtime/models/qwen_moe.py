@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig
-from runtime.models.mixture import SEPARATE, STACKED, mixture, num_experts, with_mlps
+from runtime.models.mixture import mixture, num_experts, with_expert_rules, with_mlps
 from runtime.models.qwen2 import qwen2
 from runtime.models.qwen3 import qwen3
 from runtime.models.spec import DecoderSpec, GatedMLP, MoE, Router, UnsupportedModel
@@ -16,9 +16,8 @@ def qwen2_moe(config: HfConfig) -> DecoderSpec:
     shared = GatedMLP(config.count("shared_expert_intermediate_size", 5632), name="mlp.shared_expert")
     moe = replace(_moe(config, 1408), shared=shared, shared_gate=True)
     spec = qwen2(config.with_defaults(num_key_value_heads=16))
-    if not config.flag("qkv_bias", True):
-        layers = (replace(layer, attention=replace(layer.attention, qkv_bias=False)) for layer in spec.layers)
-        spec = replace(spec, layers=tuple(layers))
+    bias = config.flag("qkv_bias", True)
+    spec = spec.with_layers(lambda _, layer: replace(layer, attention=replace(layer.attention, qkv_bias=bias)))
     return _sparse(replace(spec, architecture="Qwen2MoeForCausalLM"), moe, config)
 
 
@@ -38,4 +37,4 @@ def _sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
         raise UnsupportedModel(f"config: mlp_only_layers is {dense!r}, not a list of layers")
     spec = with_mlps(spec, moe, lambda index: index not in dense and (index + 1) % step == 0)
-    return replace(spec, rules=SEPARATE, other_rules=(STACKED,))
+    return with_expert_rules(spec)

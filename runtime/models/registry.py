@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.models.cohere import cohere, cohere2
+from runtime.models.deepseek import deepseek_v2, deepseek_v3
 from runtime.models.ernie45 import ernie45
+from runtime.models.ernie45_moe import ernie45_moe
 from runtime.models.exaone4 import exaone4
 from runtime.models.falcon import falcon
 from runtime.models.gemma import gemma, gemma2, gemma3
 from runtime.models.glm import glm, glm4
+from runtime.models.glm4_moe import glm4_moe
 from runtime.models.gpt2 import gpt2
 from runtime.models.gpt_neox import gpt_neox
+from runtime.models.gpt_oss import gpt_oss
 from runtime.models.granite import granite
 from runtime.models.granitemoe import granitemoe, granitemoeshared
 from runtime.models.hf_config import HfConfig
@@ -26,6 +30,7 @@ from runtime.models.olmoe import olmoe
 from runtime.models.opt import opt
 from runtime.models.phi import phi
 from runtime.models.phi3 import phi3
+from runtime.models.phimoe import phimoe
 from runtime.models.qwen2 import qwen2
 from runtime.models.qwen3 import qwen3
 from runtime.models.qwen_moe import qwen2_moe, qwen3_moe
@@ -38,6 +43,9 @@ from runtime.models.starcoder2 import starcoder2
 FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "Cohere2ForCausalLM": cohere2,
     "CohereForCausalLM": cohere,
+    "DeepseekV2ForCausalLM": deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek_v3,
+    "Ernie4_5_MoeForCausalLM": ernie45_moe,
     "Ernie4_5ForCausalLM": ernie45,
     "Exaone4ForCausalLM": exaone4,
     "FalconForCausalLM": falcon,
@@ -45,9 +53,11 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "Gemma3ForCausalLM": gemma3,
     "GemmaForCausalLM": gemma,
     "Glm4ForCausalLM": glm4,
+    "Glm4MoeForCausalLM": glm4_moe,
     "GlmForCausalLM": glm,
     "GPT2LMHeadModel": gpt2,
     "GPTNeoXForCausalLM": gpt_neox,
+    "GptOssForCausalLM": gpt_oss,
     "GraniteForCausalLM": granite,
     "GraniteMoeForCausalLM": granitemoe,
     "GraniteMoeSharedForCausalLM": granitemoeshared,
@@ -64,6 +74,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "OPTForCausalLM": opt,
     "Phi3ForCausalLM": phi3,
     "PhiForCausalLM": phi,
+    "PhimoeForCausalLM": phimoe,
     "Qwen2ForCausalLM": qwen2,
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3ForCausalLM": qwen3,

@@ -197,6 +197,10 @@ class Attention:
     def scale(self) -> float:
         return float(self.head_size**-0.5) if self.score_scale is None else self.score_scale
 
+    @property
+    def kv_shape(self) -> LayerShape:
+        return LayerShape(self.num_kv_heads, self.head_size)
+
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         return (
@@ -212,6 +216,53 @@ class Attention:
             yield from self.qk_norm.parameters(f"{layer}.self_attn.k_norm", self.num_kv_heads, self.head_size)
         if self.sinks:
             yield Parameter(f"{layer}.self_attn.sinks", (self.num_heads,), float32=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention(Attention):
+    """Multi-head latent attention (DeepSeek-V2, 2024): what is cached is one vector a token, a latent of `rank` dims and a key
+    that turns; a matrix for each head makes a key of `key_size` dims and a value of `value_size` of the latent.
+
+    As attention it has one kv head, of the size of that vector, whose values are the latents. `query_rank`: queries come out
+    of a latent of their own, of so many dims; None for none. `norm`: of both latents. `bias`: of the projections into
+    latents, and out of all heads."""
+
+    rank: int
+    key_size: int
+    value_size: int
+    norm: RMSNorm
+    query_rank: int | None = None
+    bias: bool = False
+
+    @property
+    def kv_shape(self) -> LayerShape:
+        return LayerShape(self.num_kv_heads, self.head_size, latent=True)
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into the latent, out of all heads, and one or two that make queries."""
+        name, turned = f"{layer}.self_attn", self.head_size - self.rank
+        queries, values = self.num_heads * (self.key_size + turned), self.num_heads * self.value_size
+        ends = (
+            Linear(f"{name}.kv_a_proj_with_mqa", self.head_size, hidden_size, self.bias),
+            Linear(f"{name}.o_proj", hidden_size, values, self.bias),
+        )
+        if self.query_rank is None:
+            return (*ends, Linear(f"{name}.q_proj", queries, hidden_size))
+        return (
+            *ends,
+            Linear(f"{name}.q_a_proj", self.query_rank, hidden_size, self.bias),
+            Linear(f"{name}.q_b_proj", queries, self.query_rank),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        name = f"{layer}.self_attn"
+        if self.query_rank is not None:
+            yield from self.norm.parameters(f"{name}.q_a_layernorm", self.query_rank)
+        yield from self.norm.parameters(f"{name}.kv_a_layernorm", self.rank)
+        rows = self.num_heads * (self.key_size + self.value_size)
+        yield Parameter(f"{name}.kv_b_proj.weight", (rows, self.rank))
 
 
 class Activation(StrEnum):
@@ -438,7 +489,8 @@ class DecoderSpec:
 
     `norm`: of the last layer's output. `tied_embedding`: the head is the embedding matrix. Embeddings are multiplied by
     `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
-    `logit_softcap` is given. `rules` and `ignored` say how its checkpoints are written, `other_rules` how else they may be."""
+    `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
+    they may be."""
 
     architecture: str
     vocab_size: int
@@ -455,6 +507,7 @@ class DecoderSpec:
     rules: tuple[Rule, ...] = LLAMA_RULES
     other_rules: tuple[tuple[Rule, ...], ...] = ()
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    ignored_below: tuple[str, ...] = ()
 
     def with_layers(self, change: Callable[[int, AnyLayer], AnyLayer]) -> DecoderSpec:
         """The same with each layer, by index, changed."""
@@ -491,4 +544,4 @@ class DecoderSpec:
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
     def kv_shapes(self) -> tuple[LayerShape, ...]:
-        return tuple(LayerShape(layer.attention.num_kv_heads, layer.attention.head_size) for layer in self.layers)
+        return tuple(layer.attention.kv_shape for layer in self.layers)

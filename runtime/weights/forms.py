@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.weights.dtypes import Array
-from runtime.weights.rules import Form, GroupsTogether, LessOne, PairsTogether, Shape, Transposed
+from runtime.weights.rules import Form, GroupsTogether, HalvesInTurn, LessOne, OneRow, PairsTogether, Shape, Transposed
 
 
 def decode(form: Form, values: Array, shape: Shape) -> Array:
@@ -26,3 +26,8 @@ def decode(form: Form, values: Array, shape: Shape) -> Array:
             heads = values.reshape(num_kv_heads, group + 2, head_size, *shape[1:])
             q, k, v = heads[:, :group], heads[:, group], heads[:, group + 1]
             return np.concatenate([part.reshape(-1, *shape[1:]) for part in (q, k, v)])
+        case HalvesInTurn(as_columns):
+            rows = values.T if as_columns else values
+            return np.ascontiguousarray(rows.reshape(-1, 2, *shape[1:]).swapaxes(0, 1)).reshape(shape)
+        case OneRow():
+            return values.reshape(shape)

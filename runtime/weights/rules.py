@@ -73,7 +73,25 @@ class GroupsTogether:
         return shape
 
 
-Form = Transposed | LessOne | PairsTogether | GroupsTogether
+@dataclass(frozen=True, slots=True)
+class HalvesInTurn:
+    """Rows of the first and of the second half take turns. `as_columns`: and all of it is transposed."""
+
+    as_columns: bool = False
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape[::-1] if self.as_columns else shape
+
+
+@dataclass(frozen=True, slots=True)
+class OneRow:
+    """A vector, stored as a matrix with one row."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return (1, *shape)
+
+
+Form = Transposed | LessOne | PairsTogether | GroupsTogether | HalvesInTurn | OneRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +229,21 @@ def _find(name: tuple[str, ...], segments: tuple[str, ...]) -> int | None:
 
 
 def plan(
-    parameters: Iterable[Parameter], rules: Sequence[Rule], stored: Mapping[str, Shape], *, ignored: Sequence[str] = ()
-) -> list[Load]:
-    """What to read for each parameter, in their order. `ignored`: endings of stored names that nobody needs.
+    parameters: Iterable[Parameter], rules: Sequence[Rule], stored: Mapping[str, Shape], *, ignored: Sequence[str] = (),
+    ignored_below: Sequence[str] = (),
+) -> list[Load]:  # fmt: skip
+    """What to read for each parameter, in their order. `ignored`: endings of stored names that nobody needs, `ignored_below`:
+    beginnings.
 
     Raises WeightsError naming missing, surplus and wrong-shape tensors."""
     loads = [stored_as(parameter, rules) for parameter in parameters]
     wanted = {piece.name: piece.shape for load in loads for piece in load.pieces}
     missing = [name for name in wanted if name not in stored]
-    surplus = [name for name in stored if name not in wanted and not name.endswith(tuple(ignored))]
+    accounted = {
+        *wanted,
+        *(name for name in stored if name.endswith(tuple(ignored)) or name.startswith(tuple(ignored_below))),
+    }
+    surplus = [name for name in stored if name not in accounted]
     misshapen = [
         f"{name} is {_text(stored[name])} instead of {_text(shape)}"
         for name, shape in wanted.items()

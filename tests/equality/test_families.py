@@ -24,6 +24,14 @@ SMALL = {
 }  # fmt: skip
 GROUPED = SMALL | {"num_key_value_heads": 2}
 HEADS = GROUPED | {"head_dim": 24}
+EXPERTS = GROUPED | {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+MOE_BY_OTHER_NAMES = GROUPED | {"moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 3}
+LATENT = SMALL | {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 24, "num_experts_per_tok": 3, "n_routed_experts": 8, "first_k_dense_replace": 1,
+    "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "n_shared_experts": 2,
+}  # fmt: skip
 GPT2 = {
     "vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1,
     "eos_token_id": 2,
@@ -156,7 +164,56 @@ FAMILIES = {
     "ernie 4.5": row("Ernie4_5Config", HEADS, use_bias=True),
     "seed-oss": row("SeedOssConfig", HEADS),
     "nemotron": row("NemotronConfig", HEADS),
-}
+    "mixtral": row("MixtralConfig", GROUPED, num_local_experts=5, sliding_window=WINDOW),
+    "qwen 2 moe": row("Qwen2MoeConfig", EXPERTS, num_experts=9, shared_expert_intermediate_size=36),
+    "qwen 2 moe, some layers dense": row(
+        "Qwen2MoeConfig",
+        EXPERTS,
+        num_experts=9,
+        shared_expert_intermediate_size=36,
+        decoder_sparse_step=2,
+        qkv_bias=False,
+        norm_topk_prob=True,
+    ),
+    "qwen 3 moe": row("Qwen3MoeConfig", EXPERTS, num_experts=9, head_dim=24, norm_topk_prob=True),
+    "olmoe": row("OlmoeConfig", EXPERTS, num_experts=8, clip_qkv=1.5),
+    "phi-3.5 moe": row("PhimoeConfig", GROUPED, num_local_experts=6, attention_bias=True, lm_head_bias=True),
+    "phi-3.5 moe, longrope": Row(
+        lambda: transformers.PhimoeConfig(
+            **GROUPED,
+            num_local_experts=6,
+            rope_parameters={
+                "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [2.0] * 8,
+                "short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 64,
+            },
+        ),
+        (1, 14, 15, 16, 33, 45),
+        64,
+    ),
+    "granite moe": row(
+        "GraniteMoeConfig", EXPERTS, num_local_experts=6, attention_multiplier=0.2, residual_multiplier=0.6,
+        embedding_multiplier=3.0, logits_scaling=2.0, tie_word_embeddings=True,
+    ),
+    "granite moe, shared": row(
+        "GraniteMoeSharedConfig", EXPERTS, num_local_experts=6, shared_intermediate_size=28, residual_multiplier=0.6
+    ),
+    "gpt-oss": row("GptOssConfig", HEADS, num_local_experts=6, sliding_window=WINDOW, swiglu_limit=2.0),
+    "deepseek v2": row("DeepseekV2Config", LATENT, topk_method="greedy", q_lora_rank=None),
+    "deepseek v2, groups": row(
+        "DeepseekV2Config", LATENT, topk_method="group_limited_greedy", n_group=4, topk_group=2, mlp_bias=True,
+        attention_bias=True, routed_scaling_factor=3.0,
+        rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.8},
+    ),
+    "deepseek v3": row("DeepseekV3Config", LATENT, n_group=4, topk_group=2),
+    "deepseek v3, no groups": row(
+        "DeepseekV3Config", LATENT, n_group=1, topk_group=1, norm_topk_prob=False, attention_bias=True,
+        q_lora_rank=None, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "glm-4.5": row("Glm4MoeConfig", HEADS | EXPERTS, n_routed_experts=8, use_qk_norm=True, attention_bias=True),
+    "glm-4.5, groups": row("Glm4MoeConfig", EXPERTS, n_routed_experts=8, n_group=4, topk_group=2),
+    "ernie 4.5 moe": row("Ernie4_5_MoeConfig", MOE_BY_OTHER_NAMES, use_bias=True),
+    "ernie 4.5 moe, none shared": row("Ernie4_5_MoeConfig", MOE_BY_OTHER_NAMES, moe_num_shared_experts=0),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -179,6 +236,9 @@ def case(request, tmp_path_factory):
             torch.nn.init.normal_(parameter, float(parameter.data[0]), 0.3)
         else:
             torch.nn.init.normal_(parameter, 0.0, 0.25)
+    for name, buffer in theirs.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, 0.0, 0.3)
     theirs.save_pretrained(folder)
     ours = load_model(
         resolve(str(folder), None, lambda progress: None),
@@ -199,7 +259,8 @@ def test_logits_equal_transformers(case):
     torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
     chunks = [paged.step({1: ids[start : start + 13]})[1] for start in range(0, len(ids), 13)]
     torch.testing.assert_close(torch.cat(chunks), expected, rtol=1e-4, atol=1e-4)
-    assert case.ours.num_parameters == sum(parameter.numel() for parameter in case.theirs.parameters())
+    corrections = (buffer for name, buffer in case.theirs.named_buffers() if name.endswith("correction_bias"))
+    assert case.ours.num_parameters == sum(tensor.numel() for tensor in (*case.theirs.parameters(), *corrections))
 
 
 def test_greedy_tokens_equal_transformers(case):

@@ -19,7 +19,6 @@ COMMON = {
     "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
-EXPERTS = COMMON | {"moe_intermediate_size": 24, "num_experts": 9, "num_experts_per_tok": 3}
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -33,18 +32,7 @@ MODELS = {
     "mistral": lambda: transformers.MistralConfig(**COMMON, sliding_window=None, head_dim=16),
     "qwen2": lambda: transformers.Qwen2Config(**COMMON, tie_word_embeddings=True),
     "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=16),
-    "mixtral": lambda: transformers.MixtralConfig(**COMMON, num_local_experts=5, num_experts_per_tok=2),
-    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=36),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**EXPERTS, head_dim=16, norm_topk_prob=True, mlp_only_layers=[1]),
-    "olmoe": lambda: transformers.OlmoeConfig(**COMMON, num_experts=8, num_experts_per_tok=3, clip_qkv=3.0),
-    "granitemoe": lambda: transformers.GraniteMoeConfig(
-        **COMMON, num_local_experts=6, num_experts_per_tok=3, attention_multiplier=0.2, residual_multiplier=0.4,
-        embedding_multiplier=3.0, logits_scaling=2.0, tie_word_embeddings=True,
-    ),
-    "granitemoeshared": lambda: transformers.GraniteMoeSharedConfig(
-        **COMMON, num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=28, residual_multiplier=0.4
-    ),
-}  # fmt: skip
+}
 MAX_TOKENS = 24
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.attention import AttentionBlock, LayerKV
+from runtime.models.blocks.latent_attention import LatentAttentionBlock
 from runtime.models.blocks.mlp import build_mlp
 from runtime.models.blocks.norm import NoNorm, NormBlock, build_norm
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import AnyLayer, Layer, ParallelLayer, Rope
+from runtime.models.spec import AnyLayer, Attention, LatentAttention, Layer, ParallelLayer, Rope
 
 
 class LayerBlock(Protocol):
@@ -41,7 +42,7 @@ class SequentialBlock:
         self._before_attention, self._before_mlp = (NoNorm(), NoNorm()) if before is None else before
         self._after = norms(layer.after)
         self._multiplier = layer.multiplier
-        self._attention = AttentionBlock(layer.attention, name, hidden_size, weights, cos_sin)
+        self._attention = build_attention(layer.attention, name, hidden_size, weights, cos_sin)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
@@ -68,7 +69,7 @@ class ParallelBlock:
         norms = [build_norm(layer.norm, f"{name}.{each}", weights) for each in layer.norms]
         self._norm = norms[0]
         self._mlp_norm = norms[1] if len(norms) == 2 else None
-        self._attention = AttentionBlock(layer.attention, name, hidden_size, weights, cos_sin)
+        self._attention = build_attention(layer.attention, name, hidden_size, weights, cos_sin)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
@@ -79,6 +80,14 @@ class ParallelBlock:
         added = self._attention.forward(x, positions, kv, slots, meta)
         added += self._mlp.forward(x if self._mlp_norm is None else self._mlp_norm.forward(residual))
         return added
+
+
+def build_attention(
+    attention: Attention, layer: str, hidden_size: int, weights: Weights, cos_sin: Tensor
+) -> AttentionBlock | LatentAttentionBlock:
+    if isinstance(attention, LatentAttention):
+        return LatentAttentionBlock(attention, layer, hidden_size, weights, cos_sin)
+    return AttentionBlock(attention, layer, hidden_size, weights, cos_sin)
 
 
 def build_layer(

@@ -31,19 +31,11 @@ class Paged:
         self.tables = [ids[row * per_row : (row + 1) * per_row] for row in range(num_rows)]
         self.lengths = [0] * num_rows
         dtype = getattr(torch, decoder.dtype)
-        self.kv = [
-            LayerKV(
-                *(
-                    torch.full(
-                        (len(ids), layer.attention.num_kv_heads, BLOCK, layer.attention.head_size),
-                        torch.nan,
-                        dtype=dtype,
-                    )
-                    for _ in "kv"
-                )
-            )
-            for layer in decoder.spec.layers
-        ]
+        self.kv = []
+        for shape in decoder.spec.kv_shapes():
+            size = (len(ids), shape.num_kv_heads, BLOCK, shape.head_size)
+            keys = torch.full(size, torch.nan, dtype=dtype)
+            self.kv.append(LayerKV(keys, keys if shape.latent else keys.clone()))
 
     @torch.inference_mode()
     def step(self, spans: dict[int, Sequence[int]]) -> dict[int, torch.Tensor]:

@@ -8,7 +8,9 @@ import pytest
 from runtime.weights.forms import decode
 from runtime.weights.rules import (
     GroupsTogether,
+    HalvesInTurn,
     LessOne,
+    OneRow,
     PairsTogether,
     Parameter,
     Piece,
@@ -65,3 +67,18 @@ def test_a_form_is_found_by_our_name_whatever_theirs_is():
     load = stored_as(Parameter("layers.0.qkv_proj.weight", (6, 2)), rules)
     assert (load.pieces, load.form) == ((Piece("h.0.c_attn.weight", 0, (2, 6)),), Transposed())
     assert stored_as(Parameter("layers.0.qkv_proj.bias", (6,)), rules).form is None
+
+
+@pytest.mark.parametrize("rest", [(), (5,)], ids=["bias", "weight"])
+def test_halves_that_take_turns_stand_one_after_the_other_again(rest):
+    wanted = np.arange(6 * int(np.prod(rest)), dtype=np.float32).reshape(6, *rest)
+    stored = np.stack([wanted[:3], wanted[3:]], axis=1).reshape(wanted.shape)
+    assert np.array_equal(decode(HalvesInTurn(), stored.copy(), wanted.shape), wanted)
+    form, columns = HalvesInTurn(as_columns=True), np.ascontiguousarray(stored.T)
+    assert form.stored_shape(wanted.shape) == columns.shape
+    assert np.array_equal(decode(form, columns, wanted.shape), wanted)
+
+
+def test_a_vector_may_be_a_matrix_of_one_row():
+    assert OneRow().stored_shape((4,)) == (1, 4)
+    assert np.array_equal(decode(OneRow(), np.ones((1, 4), np.float32), (4,)), np.ones(4))

@@ -85,3 +85,10 @@ def test_the_way_that_explains_a_checkpoint_best_is_taken():
 def test_a_stack_of_another_size_is_named():
     with pytest.raises(WeightsError, match=r"gate_up_proj is \[8, 8, 6\] instead of \[9, 8, 6\]"):
         plan([EXPERT], STACKED, {"layers.0.experts.gate_up_proj": (8, 8, 6)})
+
+
+def test_what_lies_below_a_name_may_be_ignored():
+    stored = {"layers.0.norm": (2,), "layers.1.norm": (2,), "layers.10.norm": (2,)}
+    plan([Parameter("layers.0.norm", (2,))], (), stored, ignored_below=("layers.1.", "layers.10."))
+    with pytest.raises(WeightsError, match=r"not part of this architecture: layers\.10\.norm$"):
+        plan([Parameter("layers.0.norm", (2,))], (), stored, ignored_below=("layers.1.",))

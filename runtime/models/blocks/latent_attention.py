@@ -1,0 +1,51 @@
+"""Multi-head latent attention in its absorbed form: queries are brought into the space of the cached latents, and what a head
+mixes there is brought out of it, so that no key or value of a head is ever made of what is cached (DeepSeek-V2, 2024)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.attention import LayerKV
+from runtime.models.blocks.norm import build_norm
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import LatentAttention
+
+
+class LatentAttentionBlock:
+    def __init__(
+        self, attention: LatentAttention, layer: str, hidden_size: int, weights: Weights, cos_sin: Tensor
+    ) -> None:
+        into_latent, output, *queries = attention.linears(layer, hidden_size)
+        self._into_latent, self._output = weights.linears[into_latent.name], weights.linears[output.name]
+        self._queries = [weights.linears[linear.name] for linear in queries]
+        name, self._rank, self._key_size = f"{layer}.self_attn", attention.rank, attention.key_size
+        self._norm = build_norm(attention.norm, f"{name}.kv_a_layernorm", weights)
+        self._query_norm = (
+            None if attention.query_rank is None else build_norm(attention.norm, f"{name}.q_a_layernorm", weights)
+        )
+        out_of_latent = weights.tensors[f"{name}.kv_b_proj.weight"]
+        by_head = out_of_latent.view(attention.num_heads, -1, attention.rank)
+        keys, values = by_head.split_with_sizes([attention.key_size, attention.value_size], dim=1)
+        self._from_queries, self._to_values = ops.prepare_heads(keys.transpose(1, 2)), ops.prepare_heads(values)
+        self._heads = ops.LatentHeads(attention.num_heads, attention.rank, attention.scale, cos_sin)
+
+    def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
+        """x [T, H] -> [T, H]; the T tokens' latents are stored in their slots first."""
+        latent = ops.linear(x, self._into_latent)
+        latent[:, : self._rank] = self._norm.forward(latent[:, : self._rank])
+        queries = self._make_queries(x)
+        mixed = ops.attend_latent(queries, latent, self._heads, positions, kv.k, slots, meta)
+        return ops.linear(ops.linear_by_head(mixed, self._to_values).reshape(len(x), -1), self._output)
+
+    def _make_queries(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, heads, rank + turned]: a head's query times its part of the matrix that would make the keys."""
+        first, *second = self._queries
+        x = ops.linear(x, first)
+        if self._query_norm is not None:
+            x = ops.linear(self._query_norm.forward(x), second[0])
+        heads = x.view(len(x), self._heads.num_heads, -1)
+        queries = x.new_empty(len(x), self._heads.num_heads, self._heads.head_size)
+        queries[..., : self._rank] = ops.linear_by_head(heads[..., : self._key_size], self._from_queries)
+        queries[..., self._rank :] = heads[..., self._key_size :]
+        return queries
