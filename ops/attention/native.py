@@ -16,7 +16,8 @@ def paged_attention(
 ) -> Tensor:  # fmt: skip
     out = q.new_empty(*q.shape)
     # Most layers have none of them: they are the native function's defaults.
-    limits = () if window is softcap is sinks is None else (window or 0, softcap or 0.0, sinks)
+    plain = window is None and softcap is None and sinks is None
+    limits = () if plain else (window or 0, softcap or 0.0, sinks)
     native.paged_attention(
         q, k_cache, v_cache, meta.query_starts, meta.context_lens, meta.block_tables, scale, out, *limits
     )
