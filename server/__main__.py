@@ -21,10 +21,14 @@ from server.config import ConfigError, ServerConfig, log_level, parse
 if TYPE_CHECKING:
     from runtime.config import EngineConfig
     from runtime.weights.fetch import ModelFiles
+    from server.chat_format import ChatFormat
     from server.lifecycle import Served
     from server.process import Report
     from server.prompt import ChatTemplate
     from server.tokenizer import Tokenizer
+
+
+logger = logging.getLogger("oneloop.load")
 
 
 def main() -> int:
@@ -101,11 +105,12 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
     try:
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
         # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
-        tokenizer, template = await asyncio.to_thread(load_text, config, files, fetch, report)
+        tokenizer, template, chat_format = await asyncio.to_thread(load_text, config, files, fetch, report)
         # Beside the engine, which leaves the interpreter alone most of the time.
-        grammars = Grammars(tokenizer, files.eos_token_ids | tokenizer.eos_token_ids)
+        ends = files.eos_token_ids | tokenizer.eos_token_ids | chat_format.stop_ids
+        grammars = Grammars(tokenizer, ends)
         warming = asyncio.create_task(asyncio.to_thread(grammars.warm))
-        engine = await start_engine(engine_config(config, tokenizer), files, report)
+        engine = await start_engine(engine_config(config, tokenizer, chat_format), files, report)
         await warming
     except (WeightsError, TokenizerError, PromptError, PlanError) as error:
         raise LoadError(str(error)) from error
@@ -117,7 +122,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> Served:
         )
     wishes = files.generation_config if config.generation_config == "auto" else {}
     defaults = SamplingDefaults.from_generation_config(wishes)
-    return Served(engine, tokenizer, template, defaults, config.served_names, warm_grammars=grammars)
+    return Served(engine, tokenizer, template, defaults, config.served_names, chat_format, warm_grammars=grammars)
 
 
 def import_engine() -> None:
@@ -127,11 +132,14 @@ def import_engine() -> None:
 
 def load_text(
     config: ServerConfig, files: ModelFiles, fetch: partial[ModelFiles], report: Report
-) -> tuple[Tokenizer, ChatTemplate]:
-    """What turns text into ids and back: --tokenizer's or the model's own, with --chat-template's or the tokenizer's.
+) -> tuple[Tokenizer, ChatTemplate, ChatFormat]:
+    """What turns text into ids and back, --tokenizer's or the model's own, with --chat-template's or the tokenizer's; and
+    how the answers are read.
 
-    Raises WeightsError, TokenizerError or PromptError."""
+    Raises WeightsError, TokenizerError, PromptError, or LoadError for a parser there is not."""
     from runtime.api import LoadProgress
+    from server.chat_format import ChatFormat
+    from server.process import LoadError
     from server.prompt import ChatTemplate, PromptError
     from server.tokenizer import Tokenizer
 
@@ -149,10 +157,19 @@ def load_text(
             template = Path(config.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PromptError(f"--chat-template {config.chat_template} cannot be read: {error}") from error
-    return tokenizer, ChatTemplate(template, tokenizer.named_tokens)
+    compiled = ChatTemplate(template, tokenizer.named_tokens)
+    try:
+        chat_format = ChatFormat.choose(
+            template, compiled, tokenizer, tool_parser=config.tool_parser, reasoning_parser=config.reasoning_parser
+        )
+    except ValueError as error:
+        raise LoadError(str(error)) from error
+    if compiled:
+        logger.info("chats: %s", chat_format)
+    return tokenizer, compiled, chat_format
 
 
-def engine_config(config: ServerConfig, tokenizer: Tokenizer) -> EngineConfig:
+def engine_config(config: ServerConfig, tokenizer: Tokenizer, chat_format: ChatFormat) -> EngineConfig:
     from runtime.config import EngineConfig
 
     return EngineConfig(
@@ -177,7 +194,8 @@ def engine_config(config: ServerConfig, tokenizer: Tokenizer) -> EngineConfig:
         enforce_eager=config.enforce_eager,
         seed=config.seed,
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
-        end_token_ids=frozenset(tokenizer.eos_token_ids),
+        # So does what begins somebody else's turn.
+        end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids,
     )
 
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from runtime import api
 from server import admission
 from server.bad_words import forbid
 from server.beams import BeamParams
+from server.chat_format import Reading
 from server.config import ServerConfig
 from server.errors import InvalidRequest, Unavailable
 from server.frames import ChunkFrames, Envelope, Shape, json_response
@@ -32,6 +32,7 @@ from server.schema import GenerationRequest
 from server.service import Service
 from server.sse import ClientLeft, ClientWatch, EventStream
 from server.structured.wishes import forms_of
+from server.transcript import Transcript
 
 logger = logging.getLogger("oneloop.http")
 
@@ -47,8 +48,11 @@ async def answer(
     max_tokens: int | None,
     default_max_tokens: int | None,
     param: str,
+    continues_prompt: bool = False,
+    reading: Reading | None = None,
 ) -> ASGIApp:
-    """`max_tokens`: as the client wants it; `param`: the field the prompts came from, for complaints.
+    """`max_tokens`: as the client wants it; `param`: the field the prompts came from, for complaints. `continues_prompt`: an
+    answer goes on where the prompt ends, rather than being a new text.
 
     Raises ApiError, and ClientLeft for a whole answer nobody waits for any more."""
     envelope = Envelope(
@@ -61,11 +65,12 @@ async def answer(
         prompts,
         id=envelope.id,
         arrival_s=arrival_s(http.scope),
-        continues_prompt=shape.continues_prompt,
+        continues_prompt=continues_prompt,
         max_tokens=max_tokens,
         default_max_tokens=default_max_tokens,
         param=param,
         forms=await forms_of(served.grammars, wire),
+        reading=reading,
     )
     if service.config.log_requests:
         logger.info(
@@ -77,7 +82,8 @@ async def answer(
         )
     if wire.stream:
         return _stream(service, generation, envelope, wire)
-    return await _whole(service, http, generation, envelope)
+    said = await transcripts(http, generation)
+    return await service.offload.run(generation.rendering_chars, lambda: json_response(envelope.body(generation, said)))
 
 
 def generation_of(
@@ -93,6 +99,7 @@ def generation_of(
     default_max_tokens: int | None,
     param: str,
     forms: tuple[api.MatcherFactory, ...] = (),
+    reading: Reading | None = None,
 ) -> Generation:
     """What `wire` asks of the engine for `prompts`, not yet asked: nothing here knows HTTP. `forms`: what holds each sequence
     to the form that was asked for. See `answer` for the rest.
@@ -131,7 +138,7 @@ def generation_of(
                     arrival_s=arrival_s,
                 )
             )
-    options = TextOptions.of(wire, continues_prompt=continues_prompt)
+    options = TextOptions.of(wire, continues_prompt=continues_prompt, reading=reading)
     return Generation(served, requests, len(prompts), n, options, echoes, beams)
 
 
@@ -159,18 +166,18 @@ def _stream(service: Service, generation: Generation, envelope: Envelope, wire: 
     return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval)
 
 
-async def _whole(service: Service, http: HttpRequest, generation: Generation, envelope: Envelope) -> Response:
-    texts: list[list[str]] = [[] for _ in generation.requests]
+async def transcripts(http: HttpRequest, generation: Generation) -> list[Transcript]:
+    """What each choice says, once all have ended.
+
+    Raises ApiError, and ClientLeft where nobody waits for it any more."""
+    said = [Transcript() for _ in generation.requests]
     async with generation.open() as stream, ClientWatch(http.receive) as watch:
         async for outputs in stream:
             for output in outputs:
-                texts[output.index].append(generation.choices[output.index].feed(output))
+                said[output.index].add(generation.choices[output.index].events(output))
     if watch.gone:
         raise ClientLeft
     if generation.aborted:
         # Half an answer without a word about it would pass for a whole one.
         raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
-    whole = ["".join(parts) for parts in texts]
-    return await service.offload.run(
-        generation.rendering_chars, lambda: json_response(envelope.body(generation, whole))
-    )
+    return said

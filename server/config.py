@@ -51,15 +51,16 @@ def option(
     parse: Callable[[str], Any] | None = None,
     metavar: str | None = None,
     secret: bool = False,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
     """A field of ServerConfig. `minimum` and `maximum` are inclusive; `parse` reads text that the annotation alone cannot;
-    what is `secret` stays out of complaints and of the configuration's repr."""
+    what is `secret` stays out of complaints and of the configuration's repr; `aliases` are flags of other servers."""
     return field(
         default=default,
         repr=not secret,
         metadata={
             "text": text, "group": group, "minimum": minimum, "maximum": maximum, "parse": parse, "metavar": metavar,
-            "secret": secret,
+            "secret": secret, "aliases": aliases,
         },
     )  # fmt: skip
 
@@ -91,6 +92,19 @@ class ServerConfig:
     )
     chat_template: str | None = option(
         None, "file with a Jinja chat template to use instead of the model's", group=_MODEL
+    )
+    tool_parser: str = option(
+        "auto",
+        "how the model writes tool calls: a dialect such as hermes, none, or auto to see it in the chat template",
+        group=_MODEL,
+        metavar="NAME",
+        aliases=("--tool-call-parser",),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how the model marks its reasoning: a family such as qwen3, none, or auto to see it in the chat template",
+        group=_MODEL,
+        metavar="NAME",
     )
     generation_config: Literal["auto", "none"] = option(
         "auto", "sampling defaults: auto takes the model's generation_config, none OpenAI's", group=_MODEL
@@ -407,7 +421,8 @@ def _parser(options: Mapping[str, _Option]) -> _Parser:
             group.add_argument(flag_of(opt.name), dest=opt.name, action=argparse.BooleanOptionalAction, help=opt.help())
         else:
             action = "append" if opt.kind is tuple else "store"
-            group.add_argument(flag_of(opt.name), dest=opt.name, action=action, metavar=opt.metavar(), help=opt.help())
+            flags = (flag_of(opt.name), *opt.metadata["aliases"])
+            group.add_argument(*flags, dest=opt.name, action=action, metavar=opt.metavar(), help=opt.help())
     return parser
 
 

@@ -72,8 +72,9 @@ class UnknownParameter(InvalidRequest):
 class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
 
-    def __init__(self, name: str, *, param: str | None = None) -> None:
-        super().__init__(f"{name} is not supported by this server yet; leave it out", param=param or name)
+    def __init__(self, name: str, *, param: str | None = None, instead: str | None = None) -> None:
+        advice = "leave it out" if instead is None else f"use {instead} instead"
+        super().__init__(f"{name} is not supported by this server; {advice}", param=param or name)
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -3,7 +3,9 @@
 A Shape says what one choice of a route looks like; ids, usage, order and framing are the same for every route and stand
 here once. Order for a choice: its opening chunk (chat: the role), text, then the last text with finish_reason and
 stop_reason; after all of them the usage chunk if asked for. Almost every frame is text between two constants, so those are
-rendered once per choice and a token costs one string's JSON and a join."""
+rendered once per choice and a token costs one string's JSON and a join.
+
+Where answers are events, each has a chunk of its own, in the order the model wrote them, and the finish_reason another."""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from runtime.api import Output
 from server.errors import ApiError, InternalError
 from server.generation import Choice, Generation, PromptChoice
 from server.logprobs import Style, Writer, prompt_table
+from server.text.events import Event, Text
 from server.tokenizer import Tokenizer
+from server.transcript import Transcript
 
 logger = logging.getLogger("oneloop.http")
 
@@ -33,19 +37,23 @@ def json_response(body: object, status: int = 200) -> Response:
 class Shape(Protocol):
     """The JSON of one choice. All but `whole` are choices of a chunk."""
 
-    continues_prompt: bool  # an answer is a new text, a completion goes on with the prompt's
     id_prefix: str
     object: str
     chunk_object: str
     has_one_prompt: bool  # what is said of it stands beside the choices, not in each
 
     def opening(self, index: int) -> Json | None: ...
-    def delta(self, index: int, text: str, logprobs: Json | None = None) -> Json: ...
+    def delta(self, index: int, event: Event, logprobs: Json | None = None) -> Json: ...
     def last(
         self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
     ) -> Json: ...
     def whole(
-        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
+        self,
+        index: int,
+        said: Transcript,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+        logprobs: Json | None,
     ) -> Json: ...
     def logprobs_writer(self, tokenizer: Tokenizer, style: Style) -> Writer: ...
 
@@ -60,13 +68,13 @@ class Envelope:
     fingerprint: str
     shape: Shape
 
-    def body(self, generation: Generation, texts: Sequence[str]) -> Json:
-        """The whole answer, for a request that does not stream. `texts`: of each choice."""
+    def body(self, generation: Generation, said: Sequence[Transcript]) -> Json:
+        """The whole answer, for a request that does not stream. `said`: by each choice."""
         one_prompt = self.shape.has_one_prompt
         told = generation.best[:1] if one_prompt else generation.best
         of_prompts = [self._of_prompt(generation, index) for index in told]
         choices = [
-            self._whole(generation, index, texts[index], place) | ({} if one_prompt else of_prompts[place])
+            self._whole(generation, index, said[index], place) | ({} if one_prompt else of_prompts[place])
             for place, index in enumerate(generation.best)
         ]
         return {
@@ -80,14 +88,14 @@ class Envelope:
             **(of_prompts[0] if one_prompt else {}),
         }
 
-    def _whole(self, generation: Generation, index: int, text: str, place: int) -> Json:
+    def _whole(self, generation: Generation, index: int, said: Transcript, place: int) -> Json:
         """Choice `index`, which stands at `place` of the answer."""
         choice, options = generation.choices[index], generation.options
         logprobs = None
         if options.logprobs is not None:
             write = self.shape.logprobs_writer(generation.tokenizer, generation.style(index))
             logprobs = write(choice.take_logprobs())
-        shown = self.shape.whole(place, text, choice.finish_reason, choice.stop_reason, logprobs)
+        shown = self.shape.whole(place, said, choice.finish_reason, choice.stop_reason, logprobs)
         if options.token_ids:
             shown |= {
                 "prompt_token_ids": [*generation.requests[index].prompt_ids],
@@ -112,12 +120,15 @@ class Envelope:
 
 def usage(generation: Generation) -> Json:
     prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
-    return {
+    used: Json = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
     }
+    if generation.reasons:
+        used["completion_tokens_details"] = {"reasoning_tokens": generation.num_reasoning_tokens}
+    return used
 
 
 _HOLE = "\x00text\x00"
@@ -155,6 +166,8 @@ class ChunkFrames:
         return b"".join(map(self._frame, outputs))
 
     def _frame(self, output: Output) -> bytes:
+        if self._generation.reads_events:
+            return self._frames_of_events(output)
         index = output.index
         choice = self._choices[index]
         text = choice.feed(output)
@@ -164,17 +177,40 @@ class ChunkFrames:
             around = self._around[index]
         else:
             opening = b""
-        write = self._logprob_writers[index]
-        logprobs = None if write is None or not (entries := choice.take_logprobs()) else write(entries)
+        logprobs = self._logprobs(index, choice)
         if choice.finish_reason is not None:
             return opening + self._last(index, choice, text, logprobs)
         if logprobs is not None or not self._plain:
-            return opening + self._chunk(index, self._envelope.shape.delta(index, text, logprobs))
+            return opening + self._chunk(index, self._envelope.shape.delta(index, Text(text), logprobs))
         return opening + around[0] + dumps(text) + around[1] if text else opening
+
+    def _frames_of_events(self, output: Output) -> bytes:
+        index = output.index
+        choice = self._choices[index]
+        events = choice.events(output)
+        frames = [b"" if index in self._around else self._opening(index)]
+        logprobs = self._logprobs(index, choice)
+        is_last = choice.finish_reason is not None
+        if not events and not is_last and (logprobs is not None or not self._plain):
+            events = [Text("")]  # tokens of which nothing can be said yet have ids and log-probabilities
+        before, after = self._around[index]
+        for event in events:
+            if isinstance(event, Text) and logprobs is None and self._plain:
+                frames.append(before + dumps(event.text) + after)
+            else:
+                frames.append(self._chunk(index, self._envelope.shape.delta(index, event, logprobs)))
+            logprobs = None
+        if is_last:
+            frames.append(self._last(index, choice, "", logprobs))
+        return b"".join(frames)
+
+    def _logprobs(self, index: int, choice: Choice) -> Json | None:
+        write = self._logprob_writers[index]
+        return None if write is None or not (entries := choice.take_logprobs()) else write(entries)
 
     def _opening(self, index: int) -> bytes:
         shape, envelope = self._envelope.shape, self._envelope
-        before, after = envelope.chunk([shape.delta(index, _HOLE)], **self._null_usage).split(dumps(_HOLE))
+        before, after = envelope.chunk([shape.delta(index, Text(_HOLE))], **self._null_usage).split(dumps(_HOLE))
         self._around[index] = before, after
         opening = shape.opening(index)
         return b"" if opening is None else self._chunk(index, opening, is_opening=True)

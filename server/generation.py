@@ -1,23 +1,30 @@
-"""Generation: the sequences of one HTTP request, from the token ids that settle to the text a client reads.
+"""Generation: the sequences of one HTTP request, from the token ids that settle to what a client reads.
 
-Each choice is a chain of codecs: ids to text (Detokenizer), text to text that stops (StopStrings). Chat and completions,
-streamed and whole, all go through `Choice.feed`; how the text is wrapped is `frames`' business. Every choice ends exactly once,
-with a reason: the engine's, or "stop" where a stop string ended it, and then the engine is told at once."""
+Each choice is a chain of codecs: ids to text (Detokenizer), text to text that stops (StopStrings), and for chats that call
+tools or reason, text to events. Stop strings are looked for in all the model writes. What reads text takes `Choice.feed`,
+what reads events `Choice.events`; how that is wrapped is `frames`' business. Every choice ends exactly once, with a reason: the
+engine's; "stop" where a stop string ended it, or a call too many, and then the engine is told at once; "tool_calls" where it
+stopped with calls to be made."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
 from server.beams import BeamParams, BeamSearch
+from server.chat_format import Reading
 from server.lifecycle import Served
 from server.logprobs import Echo, Entry, Style
 from server.schema import GenerationRequest
+from server.text.events import Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
 from server.tokenizer import Detokenizer, Tokenizer
+
+TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
+_NO_STOPS = StopStrings(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +40,10 @@ class TextOptions:
     logprobs: int | None = None  # so many alternatives beside each token; None shows no log-probabilities
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     tokens_as_ids: bool = False
+    reading: Reading | None = None  # what the text may hold beside text
 
     @classmethod
-    def of(cls, request: GenerationRequest, *, continues_prompt: bool) -> TextOptions:
+    def of(cls, request: GenerationRequest, *, continues_prompt: bool, reading: Reading | None = None) -> TextOptions:
         stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
         return cls(
             stop=stop,
@@ -47,6 +55,7 @@ class TextOptions:
             logprobs=request.num_logprobs,
             prompt_logprobs=request.prompt_logprobs,
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            reading=reading,
         )
 
 
@@ -56,34 +65,47 @@ class Choice:
     `end` tells the engine that a stop string ended it: the engine cannot know."""
 
     __slots__ = (
+        "_call_ids",
+        "_called_enough",
+        "_codec",
         "_detokenizer",
         "_end",
         "_logprobs",
+        "_num_calls",
         "_options",
         "_stops",
         "_token_ids",
         "finish_reason",
         "num_cached_tokens",
+        "num_reasoning_tokens",
         "num_tokens",
         "stop_reason",
     )  # fmt: skip
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions, end: Callable[[], None]) -> None:
+        reading = options.reading
         self._detokenizer: Detokenizer = tokenizer.detokenizer(
-            skip_special_tokens=options.skip_special_tokens, continues=options.continues_prompt
+            skip_special_tokens=options.skip_special_tokens,
+            keep_ids=reading.keep_ids if reading is not None else frozenset(),
+            continues=options.continues_prompt,
         )
+        self._codec = None if reading is None else reading.codec()
+        self._call_ids: set[str] = set()
+        self._num_calls = 0  # whole so far, and the one that has begun
+        self._called_enough = False  # a call too many has begun, and nobody listens any more
         self._stops = StopStrings(options.stop, include=options.include_stop) if options.stop else None
         self._options = options
         self._end = end
         self._logprobs: list[Entry] = []
         self._token_ids: list[int] = []
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0  # of them, its marks included
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
     def feed(self, output: Output) -> str:
-        """The text that may be shown now. Sets `finish_reason` with the last of it.
+        """The text that may be shown now, whatever it means. Sets `finish_reason` with the last of it.
 
         Raises EngineFailed."""
         ids = output.token_ids
@@ -95,7 +117,7 @@ class Choice:
         if output.finish is FinishReason.ERROR:
             raise EngineFailed(output.error or "no reason given")
         if self._stops is not None:
-            return self._feed_with_stops(output, self._stops)
+            return "".join(self._by_token(output, self._stops))
         shown = self._shown(output)
         self._note(shown, output.logprobs)
         self._note(ids[len(shown) :])
@@ -130,20 +152,76 @@ class Choice:
         hide = output.finish is FinishReason.STOP and not (self._options.include_stop or output.complete)
         return output.token_ids[:-1] if hide else output.token_ids
 
-    def _feed_with_stops(self, output: Output, stops: StopStrings) -> str:
+    def events(self, output: Output) -> list[Event]:
+        """What the new text turned out to be; every call with an id. Sets `finish_reason` with the last of it.
+
+        Raises EngineFailed."""
+        codec = self._codec
+        if codec is None:
+            text = self.feed(output)
+            return [Text(text)] if text else []
+        if output.finish is FinishReason.ERROR:
+            raise EngineFailed(output.error or "no reason given")
+        self.num_cached_tokens = output.num_cached_tokens
+        shown: list[Event] = []
+        before = self.num_tokens
+        for text in self._by_token(output, self._stops or _NO_STOPS):
+            thinking = codec.reasoning
+            shown += self._heard(codec.feed(text))
+            if thinking or codec.reasoning:
+                self.num_reasoning_tokens += self.num_tokens - before
+            before = self.num_tokens
+            if self._called_enough:
+                break
+        if self.finish_reason is not None and not self._called_enough:
+            shown += self._heard(codec.flush())
+        if self.finish_reason == FinishReason.STOP and self._num_calls:
+            self.finish_reason = TOOL_CALLS
+        return list(joined(shown)) if len(shown) > 1 else shown
+
+    def _heard(self, events: list[Event]) -> Iterator[Event]:
+        """Of `events`, what the request wants to know. A call too many ends the answer."""
+        reading = self._options.reading
+        assert reading is not None, "there is a codec"
+        for event in events:
+            if isinstance(event, ToolCall):
+                if self._num_calls and not reading.parallel:
+                    self._called_enough = True
+                    self.finish_reason = FinishReason.STOP.value
+                    self._end()
+                    return
+                self._num_calls += 1
+                yield replace(event, id=self._call_id(event))
+                continue
+            if isinstance(event, Malformed):
+                self._num_calls -= 1
+            if reading.show_reasoning or not isinstance(event, Reasoning):
+                yield event
+
+    def _call_id(self, call: ToolCall) -> str:
+        """The model's own name for the call, if no other has it."""
+        reading = self._options.reading
+        assert reading is not None, "there is a codec"
+        assert reading.dialect is not None, "there is a call"
+        id = call.id
+        while id is None or id in self._call_ids:
+            id = reading.dialect.new_id()
+        self._call_ids.add(id)
+        return id
+
+    def _by_token(self, output: Output, stops: StopStrings) -> Iterator[str]:
+        """The text of each token, so that what follows a stop string is never counted, however many came at once."""
         shown = self._shown(output)
-        text = ""
-        # Token by token, so that what follows a stop string is never counted, however many tokens came at once.
         for number, token_id in enumerate(shown):
             self._note((token_id,), output.logprobs and output.logprobs[number:])
-            text += self._pass(self._detokenizer.feed((token_id,)), stops, output)
+            yield self._pass(self._detokenizer.feed((token_id,)), stops, output)
             if stops.stopped is not None:
-                return text
+                return
         self._note(output.token_ids[len(shown) :])
         if output.finish is None:
-            return text
-        text += self._pass(self._detokenizer.flush(), stops, output)
-        return text if stops.stopped is not None else self._finished(output, text + stops.flush())
+            return
+        text = self._pass(self._detokenizer.flush(), stops, output)
+        yield text if stops.stopped is not None else self._finished(output, text + stops.flush())
 
     def _pass(self, text: str, stops: StopStrings, output: Output) -> str:
         """What the stop strings let through of `text`, which the last token counted brought."""
@@ -178,10 +256,17 @@ class PromptChoice(Choice):
         self._untaken = echo is not None
 
     def feed(self, output: Output) -> str:
-        if output.prompt_logprobs is not None:
-            self._told = output.prompt_logprobs
+        self._note_prompt(output)
         prompt, self._text = self._text, ""
         return prompt + super().feed(output)
+
+    def events(self, output: Output) -> list[Event]:
+        self._note_prompt(output)
+        return super().events(output)
+
+    def _note_prompt(self, output: Output) -> None:
+        if output.prompt_logprobs is not None:
+            self._told = output.prompt_logprobs
 
     def take_logprobs(self) -> list[Entry]:
         taken = super().take_logprobs()
@@ -219,6 +304,8 @@ class Generation:
     ) -> None:  # fmt: skip
         self.requests = requests
         self.options = options
+        self.reads_events = options.reading is not None
+        self.reasons = options.reading is not None and options.reading.reasons
         self.tokenizer = served.tokenizer
         self.choices: list[Choice] = []
         self._engine = served.engine
@@ -297,6 +384,11 @@ class Generation:
     def num_cached_tokens(self) -> int:
         """Of the prompts' tokens; further choices of a prompt find the first one's blocks, which is no merit."""
         return sum(choice.num_cached_tokens for choice in self.choices[:: self._per_prompt])
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of the completion's."""
+        return sum(choice.num_reasoning_tokens for choice in self.choices)
 
     @property
     def num_completion_tokens(self) -> int:

@@ -7,42 +7,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 from starlette.requests import Request
 
 from server import admission
 from server.config import ServerConfig
-from server.errors import ContextLengthExceeded, InvalidRequest, clip
+from server.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter, clip
 from server.lifecycle import Served
 from server.logprobs import Echo
 from server.offload import Offload
-from server.prompt import PromptError
 from server.sampling import check_token_ids
-from server.schema import ChatRequest, CompletionRequest, GenerationRequest, Message, T, TokenizeRequest, Wire
+from server.schema import CompletionRequest, GenerationRequest, T, Wire
 from server.tokenizer import Tokenizer
 
 logger = logging.getLogger("oneloop.http")
 
 CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
 BORDER_TOKENS = 64
-# Arguments of the rendering itself, which a request sets by its own fields or not at all.
-RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
 
 
 async def read_request(request: Request, wire: Wire[T], config: ServerConfig) -> T:
-    """The decoded body. Fields nobody knows are named to the client (`middleware` sends the header) and in the log, or refused
-    by a server that is strict about them.
+    """The decoded body. Fields nobody knows are noted as ignored, or refused by a server that is strict about them.
 
     Raises ApiError."""
     ignored: list[str] = []
     body = await admission.read_body(request, config.max_body_size)
     found = wire.decode(body, None if config.strict_fields else ignored)
-    if ignored:
-        request.scope["ignored_fields"] = ignored
-        logger.warning("%s: ignored fields nobody knows: %s", request.scope["request_id"], clip(", ".join(ignored)))
+    if isinstance(found, GenerationRequest) and found.request_id and "x-request-id" not in request.headers:
+        request.scope["request_id"] = found.request_id
+    note_ignored(request, ignored, config)
     return found
+
+
+def note_ignored(request: Request, names: Sequence[str], config: ServerConfig) -> None:
+    """Fields that changed nothing are named to the client (`middleware` sends the header) and in the log.
+
+    Raises UnsupportedParameter where the server is strict about them."""
+    if not names:
+        return
+    if config.strict_fields:
+        raise UnsupportedParameter(names[0])
+    request.scope["ignored_fields"] = [*request.scope.get("ignored_fields", ()), *names]
+    logger.warning("%s: ignored fields: %s", request.scope["request_id"], clip(", ".join(names)))
 
 
 async def text_ids(
@@ -113,43 +119,3 @@ def echoed(tokenizer: Tokenizer, wire: GenerationRequest, number: int, ids: Sequ
     given = wire.prompts[number] if isinstance(wire, CompletionRequest) else None
     text = given if isinstance(given, str) and not is_cut else tokenizer.decode(ids, skip_special_tokens=False)
     return Echo(ids, text)
-
-
-async def chat_ids(
-    served: Served, offload: Offload, messages: Sequence[Message], wire: ChatRequest | TokenizeRequest
-) -> list[int]:
-    """The ids of the conversation as the model's chat template writes it, with the template options of `wire`: what
-    /tokenize counts is what a chat is charged.
-
-    Raises InvalidRequest where there is no template, or it refuses the conversation (roles out of order …)."""
-    template_kwargs = wire.chat_template_kwargs or {}
-    add_generation_prompt = wire.add_generation_prompt is not False
-    for name in RESERVED_KWARGS & template_kwargs.keys():
-        raise InvalidRequest(f"chat_template_kwargs may not set {name}", param=f"chat_template_kwargs.{name}")
-    conversation = [_as_json(message) for message in messages]
-    template = served.chat_template
-    try:
-        text = await offload.run(
-            sum(message.num_chars for message in messages),
-            lambda: template.render(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                documents=wire.documents,
-                **template_kwargs,
-            ),
-        )
-    except PromptError as error:
-        raise InvalidRequest(clip(error), param="messages") from None
-    fits = isinstance(wire, TokenizeRequest) or wire.truncate_prompt_tokens is None
-    add_special_tokens = bool(wire.add_special_tokens)
-    return await text_ids(served, offload, text, add_special_tokens=add_special_tokens, param="messages", fits=fits)
-
-
-def _as_json(message: Message) -> dict[str, Any]:
-    """A message as it came, but for OpenAI's newer name of the system role, which hardly a template knows."""
-    seen = msgspec.structs.asdict(message)
-    if message.role == "developer":
-        seen["role"] = "system"
-    if isinstance(message.content, list):
-        seen["content"] = [{"type": "text", "text": part.text} for part in message.content]
-    return seen

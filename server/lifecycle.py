@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from runtime.api import EngineClient, LoadProgress, ModelInfo
 from server import __version__
+from server.chat_format import ChatFormat
 from server.errors import Unavailable
 from server.prompt import ChatTemplate
 from server.sampling import SamplingDefaults
@@ -39,6 +40,7 @@ class Served:
     chat_template: ChatTemplate
     defaults: SamplingDefaults
     names: tuple[str, ...]
+    chat_format: ChatFormat = field(default_factory=ChatFormat)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     warm_grammars: InitVar[Grammars | None] = None  # those that have been made ready while the engine was
     grammars: Grammars = field(init=False)

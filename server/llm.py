@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -31,18 +31,19 @@ from server import schema
 from server.answer import generation_of
 from server.background import Background
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
-from server.endpoints.chat import SHAPE as CHAT_SHAPE
+from server.conversation import ChatPrompt, chat_prompt
 from server.endpoints.completions import DEFAULT_MAX_TOKENS
-from server.endpoints.completions import SHAPE as COMPLETION_SHAPE
-from server.errors import ApiError
+from server.errors import ApiError, UnsupportedParameter
 from server.generation import EngineFailed, Generation, PromptChoice
-from server.intake import chat_ids, completion_ids
+from server.intake import completion_ids
 from server.lifecycle import Lifecycle, Served
 from server.progress import Progress
 from server.service import Service
 from server.structured.wishes import forms_of
 from server.terminal import StartupDisplay
+from server.text.events import Malformed, Reasoning, Text
 from server.tokenizer import Tokenizer
+from server.transcript import Call, Transcript
 
 T = TypeVar("T")
 
@@ -56,6 +57,11 @@ SAMPLING_FIELDS = (
     "skip_special_tokens", "add_special_tokens", "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "priority",
     "cache_salt", "logprobs", "prompt_logprobs", "logprob_token_ids", "best_of", "use_beam_search", "length_penalty",
     "early_stopping", "bad_words", "response_format", "structured_outputs",
+)  # fmt: skip
+# Those that say what a prompt is made of beside messages, and what may be in an answer.
+CHAT_FIELDS = (
+    "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+    "documents", "reasoning_effort", "include_reasoning",
 )  # fmt: skip
 UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
 
@@ -91,6 +97,12 @@ class SamplingParams:
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in CHAT_FIELDS:
+            raise ValueError(f"chat has no option {name!r}{did_you_mean(name, CHAT_FIELDS)}")
+
+
 def _check_finite(name: str, value: Any) -> None:
     """JSON, in which the rules are written, has no word for these."""
     for number in value.values() if isinstance(value, Mapping) else (value,):
@@ -124,12 +136,11 @@ def _as_value_error(error: ApiError) -> ValueError:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """One prompt or conversation, checked. `find_ids` needs the loaded model."""
+    """One prompt or conversation, checked. `find_prompt` needs the loaded model."""
 
     wire: schema.GenerationRequest
     text: str | None  # the prompt as given, where it was text
-    find_ids: Callable[[Served, Service], Any]
-    continues_prompt: bool
+    find_prompt: Callable[[Served, Service], Awaitable[ChatPrompt]]
     max_tokens: int | None
     default_max_tokens: int | None
     param: str
@@ -139,12 +150,12 @@ def _ask_completion(prompt: Prompt, params: SamplingParams) -> _Ask:
     given = prompt if isinstance(prompt, str) else [[operator.index(token_id) for token_id in prompt]]
     wire: schema.CompletionRequest = _decoded(schema.COMPLETION, {"prompt": given, **params.fields})
 
-    async def find_ids(served: Served, service: Service) -> list[int]:
+    async def find_prompt(served: Served, service: Service) -> ChatPrompt:
         (ids,) = await completion_ids(served, service.offload, wire)
-        return ids
+        return ChatPrompt(ids, goes_on=True)
 
     text = prompt if isinstance(prompt, str) else None
-    return _Ask(wire, text, find_ids, COMPLETION_SHAPE.continues_prompt, wire.max_tokens, DEFAULT_MAX_TOKENS, "prompt")
+    return _Ask(wire, text, find_prompt, wire.max_tokens, DEFAULT_MAX_TOKENS, "prompt")
 
 
 def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[str, Any]) -> _Ask:
@@ -154,10 +165,10 @@ def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[s
         fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
     wire: schema.ChatRequest = _decoded(schema.CHAT, {**body, **fields})
 
-    async def find_ids(served: Served, service: Service) -> list[int]:
-        return await chat_ids(served, service.offload, wire.messages, wire)
+    async def find_prompt(served: Served, service: Service) -> ChatPrompt:
+        return await chat_prompt(served, service.offload, wire)
 
-    return _Ask(wire, None, find_ids, CHAT_SHAPE.continues_prompt, wire.max_tokens, None, "messages")
+    return _Ask(wire, None, find_prompt, wire.max_tokens, None, "messages")
 
 
 def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -194,12 +205,17 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of n answers. `token_ids` holds the token that ended it, `text` does not. `finish_reason` "stop" or "length", None
-    while it goes on; `stop_reason`: the stop string or id of `stop_token_ids` that ended it. `logprobs`, if asked: for each of
-    `token_ids` itself and its alternatives, by id; `cumulative_logprob`: the sum of their own."""
+    """One of n answers. `token_ids` holds the token that ended it, `text` does not. `finish_reason` "stop", "length" or
+    "tool_calls", None while it goes on; `stop_reason`: the stop string or id of `stop_token_ids` that ended it. `logprobs`, if
+    asked: for each of `token_ids` itself and its alternatives, by id; `cumulative_logprob`: the sum of their own.
+
+    Of a chat, `text` is the answer alone: `reasoning` what the model thought before, `tool_calls` the calls it wants made,
+    which come all together once it has ended."""
 
     index: int
     text: str = ""
+    reasoning: str = ""
+    tool_calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -211,6 +227,8 @@ class CompletionOutput:
             self.logprobs = [*(self.logprobs or ()), *more.logprobs]
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (more.cumulative_logprob or 0.0)
         self.text += more.text
+        self.reasoning += more.reasoning
+        self.tool_calls += more.tool_calls
         self.token_ids += more.token_ids
         self.finish_reason, self.stop_reason = more.finish_reason, more.stop_reason
 
@@ -232,13 +250,23 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
-def _increment(generation: Generation, output: Output) -> CompletionOutput:
+def _increment(generation: Generation, output: Output, said: Transcript) -> CompletionOutput:
+    """`said`: by the choice so far; grows."""
     choice = generation.choices[output.index]
     before = choice.num_tokens
-    text = choice.feed(output)
+    events = choice.events(output)
+    said.add(events)
     # Ids behind a stop string came from the engine, and belong to nobody.
     ids = list(output.token_ids[: choice.num_tokens - before])
-    more = CompletionOutput(output.index, text, ids, choice.finish_reason, choice.stop_reason)
+    more = CompletionOutput(
+        output.index,
+        "".join(event.text for event in events if isinstance(event, Text | Malformed)),
+        "".join(event.text for event in events if isinstance(event, Reasoning)),
+        said.calls if choice.finish_reason is not None else [],
+        ids,
+        choice.finish_reason,
+        choice.stop_reason,
+    )
     if generation.options.logprobs is not None:
         found = list(zip(ids, output.logprobs or (), strict=False))
         by_id = bool(generation.requests[output.index].params.logprob_token_ids)
@@ -319,11 +347,13 @@ class _Core:
         id = uuid.uuid4().hex
         async with self._window.room_for(ask.wire.best_of or ask.wire.n or 1):
             try:
-                ids = await ask.find_ids(self._served, self._service)
+                prompt = await ask.find_prompt(self._served, self._service)
+                if prompt.ignored:
+                    raise UnsupportedParameter(prompt.ignored[0])
                 forms = await forms_of(self._served.grammars, ask.wire)
                 generation = generation_of(
-                    self._service.config, self._served, ask.wire, [ids],
-                    id=id, arrival_s=time.monotonic(), continues_prompt=ask.continues_prompt,
+                    self._service.config, self._served, ask.wire, [prompt.ids],
+                    id=id, arrival_s=time.monotonic(), continues_prompt=prompt.goes_on, reading=prompt.reading,
                     max_tokens=ask.max_tokens, default_max_tokens=ask.default_max_tokens, param=ask.param, forms=forms,
                 )  # fmt: skip
                 opened = generation.open()
@@ -333,13 +363,14 @@ class _Core:
                 raise RuntimeError(f"the engine takes no requests: {error}") from None
             text = ask.text
             if text is None and ask.param == "messages":
-                text = self._served.tokenizer.decode(ids, skip_special_tokens=False)
+                text = self._served.tokenizer.decode(prompt.ids, skip_special_tokens=False)
+            said = [Transcript() for _ in generation.choices]
             ids = list(generation.requests[0].prompt_ids)  # cut, if so asked
             competing = [CompletionOutput(index) for index in range(len(generation.choices))]
             try:
                 async with opened as stream:
                     async for outputs in stream:
-                        moved = [_increment(generation, output) for output in outputs]
+                        moved = [_increment(generation, output, said[output.index]) for output in outputs]
                         finished = all(choice.finish_reason is not None for choice in generation.choices)
                         if generation.aborted:
                             raise RuntimeError("the LLM was closed before the answer was complete")
@@ -440,14 +471,13 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        *,
-        add_generation_prompt: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several: lists of {"role": …, "content": …}. Otherwise as `generate`."""
+        """Answers one conversation or several: lists of {"role": …, "content": …}. `options`: CHAT_FIELDS, as the HTTP API has
+        them (`tools` …). Otherwise as `generate`."""
         given = _conversations(messages)
         params = _one_each(sampling_params, len(given))
-        options = {"add_generation_prompt": add_generation_prompt, "chat_template_kwargs": chat_template_kwargs}
+        _check_options(options)
         asks = []
         for number, each in enumerate(zip(given, params, strict=True)):
             with _naming("messages", number, len(given)):
@@ -466,12 +496,10 @@ class LLM:
         self,
         messages: Conversation,
         sampling_params: SamplingParams | None = None,
-        *,
-        add_generation_prompt: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Increments of the answer to one conversation. See `agenerate`."""
-        options = {"add_generation_prompt": add_generation_prompt, "chat_template_kwargs": chat_template_kwargs}
+        _check_options(options)
         return self._iterate(_ask_chat(messages, sampling_params or SamplingParams(), options))
 
     def close(self) -> None:

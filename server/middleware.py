@@ -33,7 +33,7 @@ STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics
 
 
 def request_id(scope: Scope) -> str:
-    """The client's X-Request-Id where it is one, else a fresh id."""
+    """The client's X-Request-Id where it is one, else what its body says (`intake`), else a fresh id."""
     found: str = scope["request_id"]
     return found
 
@@ -70,16 +70,20 @@ class Clock:
 class _Exchange:
     """One request and the beginning of its answer."""
 
-    __slots__ = ("_date", "_scope", "_send", "id", "started_s", "status")
+    __slots__ = ("_date", "_scope", "_send", "started_s", "status")
 
     def __init__(self, scope: Scope, send: Send, date: bytes) -> None:
-        self.id = scope["request_id"] = _choose_id(scope)
+        scope["request_id"] = _choose_id(scope)
         self.started_s = scope["arrival_s"] = time.monotonic()
         self.status = 0
         self._scope = scope
         # For bodies that come in a thousand pieces: nothing here looks at them.
         self._send = scope["send_body"] = send
         self._date = date
+
+    @property
+    def id(self) -> str:
+        return request_id(self._scope)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

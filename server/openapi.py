@@ -21,7 +21,7 @@ from server import __version__, errors, schema
 from server.auth import ADMIN_PATHS, OPEN_PATHS
 
 Json = dict[str, Any]
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -30,11 +30,16 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of models that reason
 
 
 class OneToken(Struct):
@@ -86,10 +91,26 @@ class Answer(Struct, kw_only=True):
     model: str
 
 
-class AssistantMessage(Struct):
+class Function(Struct):
+    name: str
+    arguments: str  # a JSON object
+
+
+class ToolCall(Struct):
+    id: str
+    type: Literal["function"]
+    function: Function
+
+
+class AssistantMessage(Struct, kw_only=True):
+    """`reasoning_content` is an older name of `reasoning`."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(TokenIds, kw_only=True):
@@ -108,9 +129,26 @@ class ChatCompletion(Answer, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class FunctionDelta(Struct):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    """The first of a call has its id, type and name; the arguments of all of them, joined, are the call's."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
 class ChatDelta(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(TokenIds, kw_only=True):

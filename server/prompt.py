@@ -6,7 +6,9 @@ once; rendering is safe in any thread. Knows no token ids and no HTTP: what a te
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -47,11 +49,16 @@ class ChatTemplate:
         sources = {"default": source} if isinstance(source, str) else dict(source or {})
         environment = _environment(now)
         self._named_tokens = dict(named_tokens or {})
-        self._templates = {name: _Compiled.of(environment, name, text) for name, text in sources.items()}
+        self._templates = {name: self._compiled(environment, name, text) for name, text in sources.items()}
 
     def __bool__(self) -> bool:
         """Whether there is any template."""
         return bool(self._templates)
+
+    def reads(self, *variables: str, with_tools: bool = False) -> bool:
+        """Whether the template (the one for tools, if asked for) looks at any of these variables."""
+        template = self._find(with_tools)
+        return template is not None and not template.variables.isdisjoint(variables)
 
     def render(
         self,
@@ -60,11 +67,13 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final: bool = False,
         **kwargs: Any,
     ) -> str:
         """`messages`: OpenAI's, as parsed JSON: content a string or a list of text parts, tool-call arguments a JSON
         string or an object. With `tools`, the template named "tool_use" is taken where there is one. `kwargs` are further
-        variables for the template (chat_template_kwargs); those it does not read do nothing.
+        variables for the template (chat_template_kwargs); those it does not read do nothing. `continue_final`: the text
+        ends where the last message's content does.
 
         The text holds whatever the template writes of BOS: encode it with `add_special_tokens=False`.
         Raises PromptError where there is no template, or it refuses or fails on these messages."""
@@ -73,19 +82,38 @@ class ChatTemplate:
             raise PromptError("chat_template_kwargs may not replace the messages")
         if not messages:
             raise PromptError("the conversation is empty: at least one message is needed")
-        seen = [_as_seen(message, template.content) for message in messages]
+        seen = [_as_seen(message, template) for message in messages]
+        if continue_final:
+            seen[-1] = _with_end(seen[-1])
+            add_generation_prompt = False
         variables = {**self._named_tokens, **kwargs}
         variables |= {
             "messages": seen, "tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt
         }  # fmt: skip
-        return template.render(variables)
+        text = template.render(variables)
+        if not continue_final:
+            return text
+        before, end, _ = text.rpartition(_END)
+        if not end:
+            raise PromptError("the chat template does not write the last message's content, so it cannot be continued")
+        return before
+
+    def _compiled(self, environment: jinja2.Environment, name: str, source: str) -> _Compiled:
+        compiled = _Compiled.of(environment, name, source)
+        if "tool_calls" not in compiled.words or compiled.writes_probe(self._named_tokens):
+            return compiled
+        other = dataclasses.replace(compiled, arguments_as_text=True)
+        return other if other.writes_probe(self._named_tokens) else compiled
+
+    def _find(self, with_tools: bool) -> _Compiled | None:
+        names = ("tool_use", "default") if with_tools else ("default",)
+        return next((self._templates[name] for name in names if name in self._templates), None)
 
     def _choose(self, with_tools: bool) -> _Compiled:
         if not self._templates:
             raise PromptError(_NO_TEMPLATE)
-        for name in ("tool_use", "default") if with_tools else ("default",):
-            if name in self._templates:
-                return self._templates[name]
+        if found := self._find(with_tools):
+            return found
         names = ", ".join(sorted(self._templates))
         raise PromptError(f"the model's chat templates ({names}) include no default one: choose with --chat-template")
 
@@ -135,15 +163,23 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """`content`: the form of message content the template reads."""
+    """`content`: the form of message content the template reads. `variables`: names it reads, its own among them.
+    `words`: every word of its source. `arguments_as_text`: it writes a call's arguments as they are, and so wants JSON
+    where others want an object."""
 
     template: jinja2.Template
     content: ContentForm
+    variables: frozenset[str]
+    words: frozenset[str]
+    arguments_as_text: bool = False
 
     @classmethod
     def of(cls, environment: jinja2.Environment, name: str, source: str) -> _Compiled:
         try:
-            return cls(environment.from_string(source), ContentForm.of(environment.parse(source)))
+            tree = environment.parse(source)
+            variables = frozenset(node.name for node in _of(tree, nodes.Name) if node.ctx == "load")
+            words = frozenset(re.findall(r"\w+", source))
+            return cls(environment.from_string(source), ContentForm.of(tree), variables, words)
         except jinja2.TemplateSyntaxError as error:
             raise PromptError(f"the chat template {name!r} is broken, line {error.lineno}: {error.message}") from error
 
@@ -154,6 +190,40 @@ class _Compiled:
             raise PromptError(error.message or "the chat template refuses these messages") from error
         except Exception as error:  # a template is a program: it may fail with anything
             raise PromptError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
+
+    def writes_probe(self, named_tokens: Mapping[str, str]) -> bool:
+        """Whether a call's arguments come out as they should: what that takes is seen by trying."""
+        seen = [_as_seen(message, self) for message in _PROBE]
+        try:
+            text = self.render({**named_tokens, "messages": seen, "tools": _PROBE_TOOLS, "add_generation_prompt": True})
+        except PromptError:
+            return False
+        # Not JSON inside a string, and not what Python makes of an object.
+        return _PROBE_KEY in text and f'\\"{_PROBE_KEY}' not in text and f"'{_PROBE_KEY}" not in text
+
+
+_PROBE_KEY: Final = "probed_argument"
+_PROBE: Final[Sequence[Message]] = (
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call00000",
+                "type": "function",
+                "function": {"name": "probe", "arguments": f'{{"{_PROBE_KEY}": 1}}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call00000", "name": "probe", "content": "b"},
+)
+_PROBE_TOOLS: Final = (
+    {
+        "type": "function",
+        "function": {"name": "probe", "description": "c", "parameters": {"type": "object", "properties": {}}},
+    },
+)
 
 
 # --- messages as a template sees them -----------------------------------------------------------------------------
@@ -228,8 +298,10 @@ def _of(tree: nodes.Template, kind: type[N]) -> list[N]:
     return [node for node in tree.find_all(kind) if isinstance(node, kind)]
 
 
-def _as_seen(message: Message, form: ContentForm) -> dict[str, Any]:
-    """A message without its nulls (templates test for missing keys, not for None), its content in the template's form."""
+def _as_seen(message: Message, template: _Compiled) -> dict[str, Any]:
+    """A message without its nulls (templates test for missing keys, not for None), content and arguments in the
+    template's form."""
+    form = template.content
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError("every message must be an object with a role")
     seen = {key: value for key, value in message.items() if value is not None}
@@ -241,8 +313,25 @@ def _as_seen(message: Message, form: ContentForm) -> dict[str, Any]:
         texts = [_text_of(part) for part in _parts_of(content)]
         seen["content"] = [{"type": "text", "text": text} for text in texts] if form.parts else "\n".join(texts)
     if "tool_calls" in seen:
-        seen["tool_calls"] = [_with_arguments(call) for call in seen["tool_calls"]]
+        with_arguments = _with_text if template.arguments_as_text else _with_object
+        seen["tool_calls"] = [with_arguments(call) for call in seen["tool_calls"]]
+        # Templates add the calls to it.
+        seen.setdefault("content", "" if form.strings else [])
     return _with_reasoning(seen)
+
+
+_END: Final = "\ue000continued-here\ue000"
+
+
+def _with_end(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content ends with a mark, by which to find that end in the rendered text."""
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return {**message, "content": content + _END}
+    if not content:
+        return {**message, "content": [{"type": "text", "text": _END}]}
+    last = content[-1]
+    return {**message, "content": [*content[:-1], {**last, "text": last["text"] + _END}]}
 
 
 def _parts_of(content: object) -> Sequence[object]:
@@ -263,8 +352,19 @@ def _text_of(part: object) -> str:
     return text
 
 
-def _with_arguments(call: object) -> object:
-    """Clients send a tool call's arguments back as the JSON string they got; templates write objects with `tojson`."""
+def _with_text(call: object) -> object:
+    """For templates that write a call's arguments as they come."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(arguments or {}, ensure_ascii=False)}}
+
+
+def _with_object(call: object) -> object:
+    """Clients send a tool call's arguments back as the JSON string they got; most templates write objects with `tojson`."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         return call

@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,11 +26,14 @@ MAX_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
+MAX_TOOLS = 512
 _INT64 = 2**63 - 1
 
 Name = Annotated[str, Meta(max_length=1024)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 TokenId = Annotated[int, Meta(ge=0, le=_INT64)]
+RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/+=@-]{1,128}$")]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
@@ -177,6 +180,7 @@ class GenerationRequest(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    request_id: RequestId | None = None  # in place of X-Request-Id, which wins
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
 
@@ -279,49 +283,149 @@ class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type
     text: str
 
 
+class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+    arguments: str | dict[str, Any]  # OpenAI's is a string of JSON
+
+
+class PastCall(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool call of an earlier turn, as it came with an answer."""
+
+    id: Name
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None  # of a streamed call, which some clients send back
+
+
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
     name: Name | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    refusal: Any = None
+    refusal: str | None = None
+    tool_calls: list[PastCall] | None = None
+    tool_call_id: Name | None = None
+    function_call: CalledFunction | None = None
     audio: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    function_call: Any = None
     annotations: Any = None
 
     def check(self, where: str) -> None:
-        for name in ("refusal", "audio", "tool_calls", "tool_call_id", "function_call", "annotations"):
+        for name in ("audio", "annotations"):
             if getattr(self, name) not in (None, []):
                 raise UnsupportedParameter(f"{where}.{name}")
-        if self.role in ("tool", "function"):
-            raise UnsupportedParameter(f"role {self.role!r}", param=f"{where}.role")
-        if self.content is None:
+        for name in ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"):
+            if self.role != "assistant" and getattr(self, name):
+                raise InvalidRequest(f"{where}.{name} is only allowed with role assistant", param=f"{where}.{name}")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise InvalidRequest(f"{where}.tool_call_id is only allowed with role tool", param=f"{where}.tool_call_id")
+        if self.tool_call_id is None and self.role == "tool":
+            raise InvalidRequest(f"{where}.tool_call_id is missing: whose result is it?", param=f"{where}.tool_call_id")
+        if self.name is None and self.role == "function":
+            raise InvalidRequest(f"{where}.name is missing: whose result is it?", param=f"{where}.name")
+        if self.content is None and not (self.tool_calls or self.function_call or self.refusal is not None):
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
 
     @property
+    def may_go_on(self) -> bool:
+        return self.role == "assistant" and not self.tool_calls and self.function_call is None
+
+    @property
     def num_chars(self) -> int:
-        if isinstance(self.content, list):
-            return sum(len(part.text) for part in self.content)
-        return len(self.content or "")
+        texts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content]
+        texts += [self.reasoning, self.reasoning_content, self.refusal]
+        texts += [str(call.function.arguments) for call in self.tool_calls or []]
+        return sum(len(text) for text in texts if text)
 
 
 Messages = Annotated[list[Message], Meta(min_length=1)]
 
 
-def check_messages(messages: list[Message]) -> None:
-    for index, message in enumerate(messages):
+class FunctionSpec(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments; None: there are none
+    strict: bool | None = None  # calls keep to the schema
+
+
+class Tool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    function: FunctionSpec
+
+
+class FunctionName(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+
+
+class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Conversation(Protocol):
+    """What makes a prompt of messages: a chat, or a chat whose tokens are to be counted."""
+
+    @property
+    def messages(self) -> list[Message] | None: ...
+    @property
+    def tools(self) -> list[Tool] | None: ...
+    @property
+    def tool_choice(self) -> ToolChoice | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def documents(self) -> list[dict[str, Any]] | None: ...
+    @property
+    def reasoning_effort(self) -> ReasoningEffort | None: ...
+    @property
+    def add_special_tokens(self) -> bool | None: ...
+
+
+def check_conversation(request: Conversation) -> None:
+    """Fields that contradict each other."""
+    continued = bool(request.continue_final_message)
+    if continued and request.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt contradict each other: either the last message goes on, or a "
+            "new one begins",
+            param="continue_final_message",
+        )
+    for index, message in enumerate(request.messages or []):
         message.check(f"messages[{index}]")
+    if continued and request.messages and not request.messages[-1].may_go_on:
+        raise InvalidRequest(
+            "continue_final_message needs a last message of the assistant, without tool calls",
+            param="continue_final_message",
+        )
+    names = [tool.function.name for tool in request.tools or []]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"there are two tools named {twice!r}", param="tools")
+    if request.tool_choice not in (None, "none") and not names:
+        raise InvalidRequest("tool_choice is only allowed when there are tools", param="tool_choice")
+    if isinstance(request.tool_choice, NamedTool) and (named := request.tool_choice.function.name) not in names:
+        raise InvalidRequest(f"tool_choice names {clip(named)!r}, which is none of the tools", param="tool_choice")
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
     messages: Messages
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None  # None: auto, if there are tools
+    parallel_tool_calls: bool | None = None  # False: at most one call
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None  # the answer goes on in the last message, the assistant's
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None  # False: it is counted, and not shown
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -331,7 +435,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        check_messages(self.messages)
+        check_conversation(self)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -378,21 +482,25 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """Either `prompt` or `messages`."""
+    """Either `prompt` or `messages`, the latter with what makes a prompt of them in a chat."""
 
     model: Name | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = None
 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either prompt or messages", param="prompt")
-        check_messages(self.messages or [])
+        check_conversation(self)
 
 
 class DetokenizeRequest(Struct, kw_only=True):
@@ -409,12 +517,12 @@ class DetokenizeRequest(Struct, kw_only=True):
 _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": ("auto", "guidance"),
     "store": (False,),
+    "prediction": (),
     "prompt_cache_retention": (),
     "spaces_between_special_tokens": (True,),
     "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "watermarking": (),
-    "request_id": (),
     "session_id": (),
     "return_prompt_text": (False,),
     "return_weight_versions": (False,),
@@ -427,19 +535,12 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
 }
 _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "echo": (False,),
-    "tools": (),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),
     "functions": (),
     "function_call": ("none",),
-    "reasoning_effort": (),
-    "include_reasoning": (True,),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
-    "continue_final_message": (False,),
     "chat_template": (),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
@@ -451,8 +552,6 @@ _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "prompt_embeds": (),
 }
 _REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {
-    "continue_final_message": (False,),
-    "tools": (),
     "chat_template": (),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
@@ -476,6 +575,12 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     **dict.fromkeys(_GUIDED, ()),
 }
+
+
+# Of the above, what may as well be left undone if the client is told: nothing of the answer changes.
+_MAY_BE_IGNORED = frozenset({"store", "prediction", "prompt_cache_retention"})
+# What to use instead of what OpenAI itself has replaced.
+_REPLACED = {"functions": "tools", "function_call": "tool_choice"}
 
 
 def _asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:
@@ -518,7 +623,7 @@ class Wire(Generic[T]):
             raise UnreadableBody("We could not parse the JSON body of your request: it is nested too deeply") from None
         # Nearly always true, and one comparison instead of fifty.
         if self._refused_values is not None and self._refused_values(request) != self._all_null:
-            self._check_refused(request)
+            self._check_refused(request, ignored)
         request.check()
         return request
 
@@ -530,10 +635,13 @@ class Wire(Generic[T]):
         ignored += [name for name in fields if name not in self._names]
         return msgspec.json.encode({name: value for name, value in fields.items() if name in self._names})
 
-    def _check_refused(self, request: T) -> None:
+    def _check_refused(self, request: T, ignored: list[str] | None) -> None:
         for name, idle in self._refused.items():
-            if not _asks_for_nothing(getattr(request, name), idle):
-                raise UnsupportedParameter(name)
+            if _asks_for_nothing(getattr(request, name), idle):
+                continue
+            if ignored is None or name not in _MAY_BE_IGNORED:
+                raise UnsupportedParameter(name, instead=_REPLACED.get(name))
+            ignored.append(name)
 
     def _refusal(self, message: str) -> InvalidRequest:
         what, _, path = message.partition(" - at `$")

@@ -7,7 +7,7 @@ checked against the tokenizer's vocabulary, never against the embedding's."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -90,6 +90,8 @@ class Tokenizer:
         ends = {ids[key] for key in ("eos", "eot", "eom") if key in ids}
         control = {token.content: id for id, token in backend.get_added_tokens_decoder().items() if token.special}
         ends |= {control[token] for token in _END_TOKENS if token in control}
+        if "<|channel|>" in control:  # harmony: an answer is several messages, and this is the end of one
+            ends.discard(control.get("<|end|>"))
         return cls(backend, named, _gguf_template(metadata), frozenset(ends))
 
     @property
@@ -126,9 +128,11 @@ class Tokenizer:
         except OverflowError as error:
             raise ValueError("a token id is negative or does not fit 32 bits") from error
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
-        """A new request's incremental `decode`. See `TokenTable.detokenizer` for `continues`."""
-        return self._table.detokenizer(skip_special_tokens=skip_special_tokens, continues=continues)
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, keep_ids: frozenset[int] = frozenset(), continues: bool = False
+    ) -> Detokenizer:
+        """A new request's incremental `decode`. See `TokenTable.detokenizer` for the rest."""
+        return self._table.detokenizer(skip_special_tokens=skip_special_tokens, keep_ids=keep_ids, continues=continues)
 
     def token_bytes(self, id: int) -> bytes:
         """What one token stands for inside a text; b"" outside the vocabulary."""
@@ -140,6 +144,10 @@ class Tokenizer:
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         return [self.token_string(id) for id in ids]
+
+    def ids_of(self, tokens: Collection[str]) -> frozenset[int]:
+        """The ids of those that are tokens of the vocabulary."""
+        return frozenset(id for token in tokens if (id := self._backend.token_to_id(token)) is not None)
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)

@@ -7,15 +7,20 @@ from starlette.types import ASGIApp
 
 from server import admission, schema
 from server.answer import answer
+from server.conversation import chat_prompt
 from server.frames import Json
-from server.intake import chat_ids, read_request
+from server.intake import note_ignored, read_request
 from server.logprobs import Style, Writer, chat_writer
 from server.service import Service
+from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 from server.tokenizer import Tokenizer
+from server.transcript import Call, Transcript
 
 
 class ChatShape:
-    continues_prompt = False
+    """Reasoning goes under both names clients look for. A call that turns out broken while it streams comes again, whole, as
+    content: the client has got it in part, and its finish_reason asks for no call."""
+
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -24,8 +29,8 @@ class ChatShape:
     def opening(self, index: int) -> Json:
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def delta(self, index: int, text: str, logprobs: Json | None = None) -> Json:
-        return {"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
+    def delta(self, index: int, event: Event, logprobs: Json | None = None) -> Json:
+        return {"index": index, "delta": _delta(event), "logprobs": logprobs, "finish_reason": None}
 
     def last(
         self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
@@ -39,11 +44,16 @@ class ChatShape:
         }
 
     def whole(
-        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
+        self,
+        index: int,
+        said: Transcript,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+        logprobs: Json | None,
     ) -> Json:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": _message(said),
             "logprobs": logprobs,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
@@ -56,13 +66,52 @@ class ChatShape:
 SHAPE = ChatShape()
 
 
+def _delta(event: Event) -> Json:
+    match event:
+        case Text(text) | Malformed(_, text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning": text, "reasoning_content": text}
+        case ToolCall(index, name, id):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case ToolArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _message(said: Transcript) -> Json:
+    """Content is null where there is something else and no text."""
+    text, reasoning, calls = said.text, said.reasoning, said.calls
+    message: Json = {"role": "assistant", "content": text or (None if calls or reasoning else ""), "refusal": None}
+    if reasoning:
+        message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    if calls:
+        message["tool_calls"] = list(map(_call, calls))
+    return message
+
+
+def _call(call: Call) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
 async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     wire = await read_request(http, schema.CHAT, service.config)
     admission.check_model(wire.model, served.names)
-    prompt_ids = await chat_ids(served, service.offload, wire.messages, wire)
+    prompt = await chat_prompt(served, service.offload, wire)
+    note_ignored(http, prompt.ignored, service.config)
     # The newer name wins; `schema` has refused two different values.
     wanted = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
     return await answer(
-        service, served, http, wire, [prompt_ids], SHAPE, max_tokens=wanted, default_max_tokens=None, param="messages"
+        service,
+        served,
+        http,
+        wire,
+        [prompt.ids],
+        SHAPE,
+        max_tokens=wanted,
+        default_max_tokens=None,
+        param="messages",
+        continues_prompt=prompt.goes_on,
+        reading=prompt.reading,
     )

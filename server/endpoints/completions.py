@@ -11,13 +11,14 @@ from server.frames import Json
 from server.intake import completion_ids, read_request
 from server.logprobs import Style, Writer, completion_writer
 from server.service import Service
+from server.text.events import Event, Text
 from server.tokenizer import Tokenizer
+from server.transcript import Transcript
 
 DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionShape:
-    continues_prompt = True
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
@@ -26,15 +27,21 @@ class CompletionShape:
     def opening(self, index: int) -> None:
         return None
 
-    def delta(self, index: int, text: str, logprobs: Json | None = None) -> Json:
-        return self.whole(index, text, None, None, logprobs)
-
-    def last(
-        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
-    ) -> Json:
-        return self.whole(index, text, finish_reason, stop_reason, logprobs)
+    def delta(self, index: int, event: Event, logprobs: Json | None = None) -> Json:
+        assert isinstance(event, Text), "nothing else is looked for"
+        return self.last(index, event.text, None, None, logprobs)
 
     def whole(
+        self,
+        index: int,
+        said: Transcript,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+        logprobs: Json | None,
+    ) -> Json:
+        return self.last(index, said.text, finish_reason, stop_reason, logprobs)
+
+    def last(
         self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
     ) -> Json:
         return {
@@ -67,4 +74,5 @@ async def create(service: Service, http: Request) -> ASGIApp:
         max_tokens=wire.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         param="prompt",
+        continues_prompt=True,
     )

@@ -6,8 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import admission, schema
+from server.conversation import chat_ids
 from server.frames import Json, json_response
-from server.intake import chat_ids, read_request, text_ids
+from server.intake import read_request, text_ids
 from server.sampling import check_token_ids
 from server.service import Service
 
@@ -17,7 +18,7 @@ async def tokenize(service: Service, http: Request) -> Response:
     wire = await read_request(http, schema.TOKENIZE, service.config)
     admission.check_model(wire.model, served.names)
     if wire.messages is not None:
-        ids = await chat_ids(served, service.offload, wire.messages, wire)
+        ids = await chat_ids(served, service.offload, wire)
     else:
         special = wire.add_special_tokens is not False
         ids = await text_ids(

@@ -55,17 +55,21 @@ class TokenTable:
         stages = _stages(backend.decoder)
         self._plan = _plan(stages)
         self._pieces = _PieceForms(self._plan.pieces) if self._plan else None
-        self._kept = self._tokens(skip_ids=frozenset())
-        self._skipped = self._tokens(skip_ids=self._special_ids)
+        self._by_skipped: dict[frozenset[int], _Tokens] = {}
+        self._all = self._skipping(frozenset())
 
     @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
-        """`continues`: the ids follow a prompt whose text stands before theirs, so nothing is done that a decoder does
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, keep_ids: frozenset[int] = frozenset(), continues: bool = False
+    ) -> Detokenizer:
+        """`keep_ids`: special tokens that are text all the same; few different sets of them, since each has its own table.
+
+        `continues`: the ids follow a prompt whose text stands before theirs, so nothing is done that a decoder does
         only at the start of a text, such as dropping the leading space of the first word."""
-        tokens = self._skipped if skip_special_tokens else self._kept
+        tokens = self._skipping(self._special_ids - keep_ids if skip_special_tokens else frozenset())
         if isinstance(tokens, _ByteTokens):
             return _ByteDetokenizer(tokens)
         if isinstance(tokens, _TextTokens):
@@ -74,11 +78,17 @@ class TokenTable:
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes this one token stands for inside a text, special tokens by their name; b"" outside the vocabulary."""
-        return self._kept.token_bytes(id)
+        return self._all.token_bytes(id)
 
-    def _tokens(self, skip_ids: frozenset[int]) -> _ByteTokens | _TextTokens | _WindowTokens:
+    def _skipping(self, skip_ids: frozenset[int]) -> _Tokens:
+        found = self._by_skipped.get(skip_ids)
+        if found is None:
+            found = self._by_skipped[skip_ids] = self._tokens(skip_ids)
+        return found
+
+    def _tokens(self, skip_ids: frozenset[int]) -> _Tokens:
         if self._plan is None or self._pieces is None:
-            return _WindowTokens(self._backend, skip_special_tokens=bool(skip_ids))
+            return _WindowTokens(self._backend, skip_ids)
         if self._plan.bytes == "level":
             return _ByteTokens(self._backend, skip_ids, self._pieces)
         return _TextTokens(self._backend, skip_ids, self._pieces, self._plan)
@@ -368,9 +378,9 @@ class _WindowTokens:
     that begin differently. Text on which the decodings with all of them agree is certain, but for U+FFFD at its end, which
     the right continuation may still make a character."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int]) -> None:
         self._backend = backend
-        self._skip_special_tokens = skip_special_tokens
+        self._skip_ids = skip_ids
         self._probes: list[list[int]] | None = None
 
     @property
@@ -380,7 +390,7 @@ class _WindowTokens:
         return self._probes
 
     def decode(self, ids: list[int]) -> str:
-        return self._backend.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        return self._backend.decode([id for id in ids if id not in self._skip_ids], skip_special_tokens=False)
 
     def token_bytes(self, id: int) -> bytes:
         return b"" if _token_string(self._backend, id) is None else self.decode([id]).encode()
@@ -432,6 +442,9 @@ def _common_beginning(texts: list[str]) -> str:
         if one != other:
             return least[:at]
     return least
+
+
+_Tokens = _ByteTokens | _TextTokens | _WindowTokens
 
 
 def _token_string(backend: tokenizers.Tokenizer, id: int) -> str | None:

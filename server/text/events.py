@@ -5,7 +5,9 @@ the text was cut into feeds. Nothing here knows how any model marks its reasonin
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 
@@ -54,6 +56,11 @@ Event = Text | Reasoning | ToolCall | ToolArguments | Malformed
 
 
 class Codec(Protocol):
+    @property
+    def reasoning(self) -> bool:
+        """Whether the text stands within reasoning just now."""
+        ...
+
     def feed(self, text: str) -> list[Event]:
         """What became certain with this text."""
         ...
@@ -72,6 +79,10 @@ class Chain:
         self._first = first
         self._second = second
 
+    @property
+    def reasoning(self) -> bool:
+        return self._first.reasoning or self._second.reasoning
+
     def feed(self, text: str) -> list[Event]:
         return self._pass(self._first.feed(text))
 
@@ -86,3 +97,17 @@ class Chain:
             else:
                 passed.append(event)
         return passed
+
+
+def joined(events: Iterable[Event]) -> Iterator[Event]:
+    """Neighbours of a kind (and of a call) as one."""
+    for (kind, index), group in groupby(events, key=lambda event: (type(event), getattr(event, "index", None))):
+        alike = list(group)
+        if kind is Text:
+            yield Text("".join(event.text for event in alike if isinstance(event, Text)))
+        elif kind is Reasoning:
+            yield Reasoning("".join(event.text for event in alike if isinstance(event, Reasoning)))
+        elif kind is ToolArguments and index is not None:
+            yield ToolArguments(index, "".join(event.text for event in alike if isinstance(event, ToolArguments)))
+        else:
+            yield from alike

@@ -20,12 +20,12 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 class Markers:
     """Strings to look for. None may be the beginning of another: which of the two is meant could never be settled."""
 
-    __slots__ = ("_beginnings", "_longest", "_pattern", "_strings")
+    __slots__ = ("_beginnings", "_longest", "_pattern", "strings")
 
     def __init__(self, *strings: str) -> None:
         if any(a != b and b.startswith(a) for a in strings for b in strings):
             raise ValueError(f"one marker begins another: {strings}")
-        self._strings = strings
+        self.strings = strings
         self._beginnings = frozenset(string[0] for string in strings)
         self._longest = max(map(len, strings))
         self._pattern = re.compile("|".join(map(re.escape, strings)))
@@ -38,7 +38,7 @@ class Markers:
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start] in self._beginnings:
                 tail = text[start:]
-                if any(len(string) > len(tail) and string.startswith(tail) for string in self._strings):
+                if any(len(string) > len(tail) and string.startswith(tail) for string in self.strings):
                     return start
         return len(text)
 

@@ -9,6 +9,8 @@ from server.text.markers import Parse, Source
 class ParsingCodec:
     """A subclass sets what its `_parse` needs, then calls this `__init__`: the parser runs at once, up to its first wait."""
 
+    reasoning = False  # the parser's to say; see Codec
+
     def __init__(self) -> None:
         self.source = Source()
         self._events: list[Event] = []

@@ -30,6 +30,15 @@ class ReasoningTags:
         """Whether the template opened the block already: then the model writes only its end."""
         return prompt.rstrip().endswith(self.opens)
 
+    def begun_in(self, answer: str) -> bool:
+        """Whether the beginning of an answer ends inside the block."""
+        opened = answer.lstrip().startswith(self.opens)
+        return opened and not any(close in answer for close in self.closes)
+
+    def strings(self) -> frozenset[str]:
+        """All that has to be in the text, be it special tokens, for reasoning to be found."""
+        return frozenset((*self.opens, *self.closes, *(self.answer or ())))
+
 
 THINK: Final = ReasoningTags(("<think>",), ("</think>",))
 MISTRAL: Final = ReasoningTags(("[THINK]",), ("[/THINK]",))
@@ -65,11 +74,13 @@ class ReasoningCodec(ParsingCodec):
 
     def _parse(self) -> Parse[None]:
         source, tags = self.source, self._tags
+        self.reasoning = self._begun
         source.record()
         yield from source.space()
         opened = yield from self._any(tags.opens)
         white = source.recorded()
-        if not opened and not self._begun:
+        self.reasoning = opened or self._begun
+        if not self.reasoning:
             self._say(white)
             yield from source.rest(self._say)
             return
@@ -77,6 +88,7 @@ class ReasoningCodec(ParsingCodec):
         if not (yield from source.until(Markers(*tags.closes), self._think)):
             self._think_aloud()
             return
+        self.reasoning = False
         yield from source.space()
         if tags.answer is None or not (yield from source.literal(tags.answer[0])):
             yield from source.rest(self._say)

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from server.__main__ import listen
+from server.chat_format import ChatFormat
 from server.config import ServerConfig
 from server.lifecycle import Lifecycle, Served
 from server.process import http_server
@@ -20,7 +21,7 @@ from server.sampling import SamplingDefaults
 from server.service import Service
 from server.tokenizer import Tokenizer
 from tests.fakes import FakeEngine, fake_model
-from tests.server.tiny import EOS, VOCAB_SIZE, chatml, tiny_tokenizer
+from tests.server.tiny import EOS, chatml, tiny_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -120,8 +121,8 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
-    """`await serve(says="...")`: a server whose model says that and ends. `script` for more, `loaded=False` for less;
-    other options are the server's."""
+    """`await serve(says="...")`: a server whose model says that and ends. `script` for more, `loaded=False` for less, `speaks`
+    for another tokenizer and its chat template; other options are the server's."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -133,17 +134,26 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             defaults: SamplingDefaults | None = None,
             max_model_len: int = 512,
             chat: bool = True,
+            speaks: Tokenizer | None = None,
             **options: Any,
         ) -> Running:
-            ids = [*tokenizer.encode(says or ""), EOS]
-            model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_model_len=max_model_len)
+            spoken = speaks or tokenizer
+            ids = [*spoken.encode(says or ""), EOS]
+            model = fake_model(
+                vocab_size=spoken.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=max_model_len
+            )
             engine = FakeEngine(script or (lambda request: ids), model=model, paused=paused)
             lifecycle = Lifecycle()
-            template = chatml(tokenizer) if chat else type(chatml(tokenizer))(None)
+            template = chatml(spoken) if chat else type(chatml(spoken))(None)
             names = options.pop("served_model_name", ("tiny",))
-            if loaded:
-                lifecycle.ready(Served(engine, tokenizer, template, defaults or SamplingDefaults(), names))
             config = ServerConfig(served_model_name=names, **options)
-            return await stack.enter_async_context(running(engine, tokenizer, lifecycle, config))
+            chat_format = ChatFormat.choose(
+                spoken.chat_template, template, spoken,
+                tool_parser=config.tool_parser, reasoning_parser=config.reasoning_parser,
+            )  # fmt: skip
+            if loaded:
+                served = Served(engine, spoken, template, defaults or SamplingDefaults(), names, chat_format)
+                lifecycle.ready(served)
+            return await stack.enter_async_context(running(engine, spoken, lifecycle, config))
 
         yield start

@@ -340,6 +340,14 @@ async def test_a_request_id_goes_in_and_out(serve):
     assert server.engine.submitted[0].id == "chatcmpl-abc-123-0"
 
 
+async def test_a_body_may_bring_the_id_unless_the_head_does(serve):
+    server = await serve()
+    response = await server.chat(request_id="abc-123")
+    assert (response.headers["x-request-id"], response.json()["id"]) == ("abc-123", "chatcmpl-abc-123")
+    response = await server.post(CHAT, {"messages": MESSAGES, "request_id": "b"}, headers={"X-Request-Id": "h"})
+    assert (response.headers["x-request-id"], response.json()["id"]) == ("h", "chatcmpl-h")
+
+
 async def test_an_id_that_could_forge_a_log_line_is_replaced(serve):
     server = await serve()
     response = await server.post(CHAT, {"messages": MESSAGES}, headers={"X-Request-Id": "a b\tc"})

@@ -15,6 +15,9 @@ from server.app import ROUTES
 from server.endpoints import openapi as endpoint
 from server.lifecycle import Phase
 from tests.server.conftest import MESSAGES
+from tests.server.test_tool_calls import TWO
+from tests.server.text.tool_samples import TOOLS
+from tests.server.tiny import tiny_tokenizer
 
 KEYS = [(False, False), (True, False), (False, True), (True, True)]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -105,6 +108,9 @@ def described(made: dict, path: str, method: str = "post") -> dict:
         (CHAT, {"messages": []}, False),
         (CHAT, {"messages": [{"role": "nobody", "content": "Hi"}]}, False),
         (CHAT, {"messages": [{"role": "user", "content": "Hi", "mood": "good"}]}, False),
+        (CHAT, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "auto"}, True),
+        (CHAT, {"messages": MESSAGES, "tools": [], "tool_choice": "auto"}, False),
+        (CHAT, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "perhaps"}, False),
         (CHAT, {}, False),
         (COMPLETIONS, {"prompt": "Hi"}, True),
         (COMPLETIONS, {"prompt": [5, 6]}, True),
@@ -117,7 +123,7 @@ def described(made: dict, path: str, method: str = "post") -> dict:
     ],
 )
 async def test_the_document_and_the_server_take_the_same_requests(serve, path, body, good):
-    server = await serve()
+    server = await serve(max_model_len=8192)
     assert ((await server.post(path, body)).status_code == 200) == good
     assert jsonschema.Draft202012Validator(described(document(), path)).is_valid(body) == good
 
@@ -162,6 +168,20 @@ async def test_events_are_what_the_document_says(serve, options):
     ):
         for event in await server.events(path, **start, stream_options=options):
             assert_whole(event, openapi.OPERATIONS["POST", path].answers["text/event-stream"])
+
+
+async def test_calls_and_reasoning_are_what_the_document_says(serve):
+    server = await serve(
+        f"<think>Hm.</think>{TWO}",
+        speaks=tiny_tokenizer(chat_template="{{ messages }}<think></think>"),
+        max_model_len=8192,
+    )
+    answers = openapi.OPERATIONS["POST", CHAT].answers
+    body = (await server.chat(tools=TOOLS)).json()
+    assert body["choices"][0]["message"]["tool_calls"]
+    assert_whole(body, answers["application/json"])
+    for event in await server.events(CHAT, messages=MESSAGES, tools=TOOLS, stream_options={"include_usage": True}):
+        assert_whole(event, answers["text/event-stream"])
 
 
 async def test_health_of_every_phase_is_what_the_document_says(serve):

@@ -267,6 +267,69 @@ def test_tool_call_arguments_sent_as_json_become_the_object_templates_write():
     assert template.render([call]) == '"not json"'
 
 
+def test_arguments_reach_a_template_that_joins_them_to_text_as_json():
+    template = ChatTemplate(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '```' + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"städte":["Köln"]}'}}]}
+    assert template.render([call]) == '```{"städte":["Köln"]}'
+    call["tool_calls"] = [{"function": {"name": "f", "arguments": {"n": "ö"}}}]
+    assert template.render([call]) == '```{"n": "ö"}'
+
+
+def test_arguments_reach_a_template_that_writes_whatever_it_gets_as_json_too():
+    template = ChatTemplate(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}
+    assert template.render([call]) == '{"a": 1}'
+
+
+def test_a_message_of_calls_alone_has_empty_content_since_templates_add_to_it():
+    template = ChatTemplate("{% for m in messages %}{{ m.content + '!' }}{{ m.tool_calls is defined }}{% endfor %}")
+    assert template.render([{"role": "assistant", "content": None, "tool_calls": [{}]}]) == "!True"
+
+
+# --- going on -----------------------------------------------------------------------------------------------------
+
+PREFILLED = [*USER, {"role": "assistant", "content": "Once upon a "}]
+
+
+@pytest.mark.parametrize("template", [SMOLLM2, QWEN3, EITHER, PARTS])
+def test_a_continued_message_ends_the_prompt_with_its_content(template):
+    text = ChatTemplate(template, NAMED).render(PREFILLED, continue_final=True)
+    assert text.endswith("Once upon a ")
+    parts = [
+        *USER,
+        {"role": "assistant", "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two "}]},
+    ]
+    assert ChatTemplate(template, NAMED).render(parts, continue_final=True).endswith("Two ")
+
+
+@pytest.mark.parametrize("template", [SMOLLM2, QWEN3, LLAMA3])
+def test_it_continues_as_transformers_does(theirs, template):
+    messages = [*USER, {"role": "assistant", "content": "Once upon"}]
+    expected = theirs.apply_chat_template(messages, chat_template=template, tokenize=False, continue_final_message=True)
+    assert ChatTemplate(template, NAMED).render(messages, continue_final=True) == expected
+
+
+def test_a_template_that_leaves_the_last_message_out_cannot_continue_it():
+    with pytest.raises(PromptError, match="cannot be continued"):
+        ChatTemplate("{{ messages[0].content }}").render(PREFILLED, continue_final=True)
+
+
+def test_a_template_tells_what_it_reads():
+    template = ChatTemplate(
+        {"default": "{% if tools %}{% endif %}", "tool_use": "{% set tools = none %}{{ enable_thinking }}"}
+    )
+    assert template.reads("tools")
+    assert template.reads("x", "tools")
+    assert not template.reads("enable_thinking")
+    assert template.reads("enable_thinking", with_tools=True)
+    assert not template.reads("tools", with_tools=True)
+    assert not ChatTemplate(None).reads("tools")
+
+
 # --- which template -----------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ def error_of(response, status: int, code: str | None = None) -> dict:
 
 
 USER = {"role": "user", "content": "Hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
 FIELDS = [
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
@@ -145,13 +147,45 @@ FIELDS = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [USER, {**USER, "colour": "red"}]}, "messages[1].colour"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages[0].content"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
+    ({"messages": [{**USER, "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+    ({"messages": [{**USER, "reasoning": "x"}]}, "messages[0].reasoning"),
+    ({"messages": [{**USER, "refusal": "x"}]}, "messages[0].refusal"),
+    ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}]}, "messages[0].tool_calls[0].type"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "x": 1}]}]}, "messages[0].tool_calls[0].x"),
+    ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "messages[0].audio"),
+    ({"tools": []}, "tools"),
+    ({"tools": [TOOL] * 513}, "tools"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "colour": "red"}}]}, "tools[0].function.colour"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+    ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+    ({"include_reasoning": 1}, "include_reasoning"),
+    ({"request_id": "a b"}, "request_id"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"messages": [{"role": "assistant", "content": "first"}, USER]}, "messages"),
     ({"messages": [{"role": "user", "content": "a" * 600}]}, "messages"),
     ({"messages": [{"role": "user", "content": "a" * 100_000}]}, "messages"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ({"chat_template_kwargs": {"continue_final": True}}, "chat_template_kwargs.continue_final"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
 ]  # fmt: skip
 
@@ -168,17 +202,14 @@ async def test_a_bad_value_is_refused_under_its_own_name(serve, fields, param):
 
 
 UNSUPPORTED = {
-    "tools": [], "tool_choice": "auto",
     "functions": [], "function_call": "auto", "guided_decoding_backend": "outlines",
-    "echo": True,
-    "continue_final_message": True,
-    "chat_template": "{{ 1 }}", "reasoning_effort": "low", "include_reasoning": False, "thinking_token_budget": 5,
-    "store": True, "audio": {}, "modalities": ["text", "audio"], "prediction": {}, "web_search_options": {}, "verbosity": "low",
+    "echo": True, "chat_template": "{{ 1 }}", "thinking_token_budget": 5,
+    "audio": {}, "modalities": ["text", "audio"], "web_search_options": {}, "verbosity": "low",
     "return_prompt_text": True, "repetition_detection": {},
     "watermarking": {}, "kv_transfer_params": {}, "ec_transfer_params": {}, "vllm_xargs": {"a": 1}, "stream_interval": 2,
-    "request_id": "x", "session_id": "x", "spaces_between_special_tokens": False, "media_io_kwargs": {},
+    "session_id": "x", "spaces_between_special_tokens": False, "media_io_kwargs": {},
     "mm_processor_kwargs": {}, "mm_payload": "x", "return_weight_versions": True, "return_token_offsets": True,
-    "routed_experts_prompt_start": 1, "prompt_cache_retention": "24h",
+    "routed_experts_prompt_start": 1,
 }  # fmt: skip
 
 
@@ -189,6 +220,14 @@ async def test_what_we_do_not_implement_is_refused_never_ignored(serve, field):
     assert error["param"] == field
     assert field in error["message"]
     assert (await server.chat(**{field: None})).status_code == 200
+
+
+@pytest.mark.parametrize(("field", "value"), [("store", True), ("prediction", {}), ("prompt_cache_retention", "24h")])
+async def test_what_changes_nothing_of_the_answer_is_named_as_ignored_or_refused(serve, field, value):
+    response = await (await serve()).chat(**{field: value})
+    assert (response.status_code, response.headers["x-ignored-fields"]) == (200, field)
+    strict = await serve(strict_fields=True)
+    assert error_of(await strict.chat(**{field: value}), 400, "unsupported_parameter")["param"] == field
 
 
 async def test_a_strict_server_names_an_unknown_field_with_a_guess_at_what_was_meant(serve):

@@ -74,7 +74,7 @@ async def test_special_tokens_are_spelled_out_when_detokenised(serve):
     server = await serve()
     ids = (await server.post("/tokenize", {"messages": MESSAGES})).json()["tokens"]
     text = (await server.post("/detokenize", {"tokens": [*ids, EOS]})).json()["prompt"]
-    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<|end|>"
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<|eos|>"
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,16 @@ def test_a_text_that_begins_with_bos_does_not_get_another():
     assert tokenizer.encode("") == [1]
 
 
+def test_where_an_answer_is_several_messages_the_end_of_one_ends_no_text():
+    fields = smollm2.metadata()
+    tokens = list(fields["tokenizer.ggml.tokens"])
+    end = tokens.index("<file_sep>")
+    tokens[end] = "<|end|>"
+    assert end in Tokenizer.from_gguf({**fields, "tokenizer.ggml.tokens": tokens}).eos_token_ids
+    tokens[tokens.index("<repo_name>")] = "<|channel|>"
+    assert end not in Tokenizer.from_gguf({**fields, "tokenizer.ggml.tokens": tokens}).eos_token_ids
+
+
 # --- folders ------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from server.prompt import ChatTemplate
 from server.tokenizer import Tokenizer
 
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|end|>")
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|eos|>")
 START, END, EOS = range(3)
 VOCAB_SIZE = 3 + 256
 
@@ -19,7 +19,8 @@ CHATML = (
 )
 
 
-def tiny_tokenizer() -> Tokenizer:
+def tiny_tokenizer(*more_special: str, chat_template: str = CHATML) -> Tokenizer:
+    """`more_special`: further special tokens, behind all others."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE(vocab={char: 3 + i for i, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -27,8 +28,10 @@ def tiny_tokenizer() -> Tokenizer:
     # Ids of added tokens follow the model's vocabulary unless it has them already.
     vocab = {**{token: i for i, token in enumerate(SPECIAL)}, **{char: 3 + i for i, char in enumerate(alphabet)}}
     backend.model = models.BPE(vocab=vocab, merges=[])
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    return Tokenizer(backend, {"eos_token": SPECIAL[EOS]}, CHATML)
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL, *more_special)]
+    )
+    return Tokenizer(backend, {"eos_token": SPECIAL[EOS]}, chat_template)
 
 
 def chatml(tokenizer: Tokenizer) -> ChatTemplate:

@@ -17,6 +17,7 @@ class DeepSeekV3(Section):
     call_begin = "<｜tool▁call▁begin｜>"
     starts = Markers(section_begin, call_begin)
     ends = Markers(CALL_END, section_end)
+    inner = (SEPARATOR,)
 
     def _one(self) -> Parse[bool]:
         yield from self.source.word()

@@ -10,11 +10,11 @@ Most markers are special tokens: the text must be decoded with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import Event, Malformed, Text, ToolArguments, ToolCall, joined
 from server.text.json_stream import json_string, json_value, whole_json
 from server.text.markers import Markers, Parse
 from server.text.parsing import ParsingCodec
@@ -27,6 +27,10 @@ class Dialect(ParsingCodec):
 
     starts: ClassVar[Markers]  # what begins a call, or a list of them
     ends: ClassVar[Markers]  # what ends one that is broken
+    inner: ClassVar[tuple[str, ...]] = ()  # further strings of the format that may be special tokens
+    stops: ClassVar[tuple[str, ...]] = ()  # tokens behind which the model waits for somebody else
+    reasons: ClassVar[bool] = False  # the format has reasoning too: no ReasoningCodec stands before it
+    efforts: ClassVar[Mapping[str, str] | None] = None  # reasoning_effort in the model's words; None: any goes
 
     def __init__(self, tools: Tools = ()) -> None:
         self._parameters = dict(map(_parameters, tools))
@@ -36,13 +40,23 @@ class Dialect(ParsingCodec):
         self._behind_call = False  # no text since a call
         super().__init__()
 
+    @classmethod
+    def strings(cls) -> frozenset[str]:
+        """All that has to be in the text, be it special tokens, for calls to be found."""
+        return frozenset((*cls.starts.strings, *cls.ends.strings, *cls.inner))
+
+    @staticmethod
+    def new_id() -> str:
+        """A name for a call that the model gave none, as its chat template can take it back."""
+        return f"call_{secrets.token_hex(12)}"
+
     def _at_end(self) -> None:
         if self._space and not self._behind_call:
             self._events.append(Text("".join(self._space)))
 
     def _drain(self) -> list[Event]:
         events = super()._drain()
-        return list(_joined(events)) if len(events) > 1 else events
+        return list(joined(events)) if len(events) > 1 else events
 
     # --- what a dialect does -------------------------------------------------------------------------------------
 
@@ -134,20 +148,6 @@ def _parameters(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     schema = function.get("parameters") or function.get("input_schema") or {}
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return str(function.get("name", "")), properties if isinstance(properties, Mapping) else {}
-
-
-def _joined(events: list[Event]) -> Iterable[Event]:
-    """Neighbours of a kind as one."""
-    for (kind, index), group in groupby(events, key=lambda event: (type(event), getattr(event, "index", None))):
-        alike = list(group)
-        if kind is Text:
-            yield Text("".join(event.text for event in alike if isinstance(event, Text)))
-        elif kind is Reasoning:
-            yield Reasoning("".join(event.text for event in alike if isinstance(event, Reasoning)))
-        elif kind is ToolArguments and index is not None:
-            yield ToolArguments(index, "".join(event.text for event in alike if isinstance(event, ToolArguments)))
-        else:
-            yield from alike
 
 
 def _ignore(text: str) -> None:

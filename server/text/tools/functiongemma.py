@@ -21,6 +21,8 @@ _BARE = re.compile(r"[^,{}\[\]<]*")
 class FunctionGemma(Dialect):
     starts = Markers("<start_function_call>")
     ends = Markers("<end_function_call>")
+    inner = (_ESCAPE, "<start_function_response>")
+    stops = ("<start_function_response>",)
 
     def _call(self, marker: str) -> Parse[None]:
         source = self.source

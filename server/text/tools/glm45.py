@@ -15,6 +15,7 @@ _VALUE_END = Markers("</arg_value>")
 class Glm45(Dialect):
     starts = Markers("<tool_call>")
     ends = Markers("</tool_call>")
+    inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     def _call(self, marker: str) -> Parse[None]:
         yield from self.source.space()

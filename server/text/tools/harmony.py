@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from types import MappingProxyType
 
 from server.text.events import Reasoning
 from server.text.markers import Markers, Parse
@@ -23,6 +24,12 @@ _NOBODY = ("assistant", "user", "all")
 class Harmony(Dialect):
     starts = Markers(_START, _CHANNEL)
     ends = Markers("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)  # models leave out <|end|>
+    inner = (_MESSAGE, "<|constrain|>")
+    stops = ("<|call|>", "<|return|>")
+    reasons = True
+    efforts = MappingProxyType(
+        {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+    )
 
     def _parse(self) -> Parse[None]:
         self.source.record()
@@ -60,7 +67,10 @@ class Harmony(Dialect):
             self.source.record(head)
             return (yield from self._content_of_call(recipient[1].removeprefix("functions.")))
         channel = head.rpartition(_CHANNEL)[2].split("<")[0].split()
-        return (yield from self.source.until(self.ends, self._think if channel[:1] == ["analysis"] else self._say))
+        self.reasoning = channel[:1] == ["analysis"]
+        ended = yield from self.source.until(self.ends, self._think if self.reasoning else self._say)
+        self.reasoning = False
+        return ended
 
     def _content_of_call(self, name: str) -> Parse[str]:
         begin = partial(self._begin, name)

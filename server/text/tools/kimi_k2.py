@@ -17,6 +17,7 @@ class KimiK2(Section):
     call_begin = "<|tool_call_begin|>"
     starts = Markers(section_begin, call_begin)
     ends = Markers("<|tool_call_end|>", section_end)
+    inner = ("<|tool_call_argument_begin|>",)
 
     def _one(self) -> Parse[bool]:
         yield from self.source.space()

@@ -12,6 +12,7 @@ from server.text.tools.json_calls import JsonCalls
 class Llama3(JsonCalls):
     starts = Markers("<|python_tag|>")
     ends = Markers("<|eom_id|>", "<|eot_id|>")
+    stops = ("<|eom_id|>", "<|eot_id|>")
     any_keys = False
     any_name = False
 

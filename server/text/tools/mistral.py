@@ -3,7 +3,9 @@ anew, [TOOL_CALLS]name[CALL_ID]id[ARGS]{…}, where newer tokenizers leave out t
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
+from string import ascii_letters, digits
 
 from server.text.markers import Markers, Parse
 from server.text.tools.json_calls import JsonCalls
@@ -12,6 +14,12 @@ from server.text.tools.json_calls import JsonCalls
 class Mistral(JsonCalls):
     starts = Markers("[TOOL_CALLS]")
     ends = Markers("</s>")
+    inner = ("[CALL_ID]", "[ARGS]")
+
+    @staticmethod
+    def new_id() -> str:
+        """Mistral's templates refuse an id that is not nine letters and digits."""
+        return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
     def _call(self, marker: str) -> Parse[None]:
         if (yield from self.source.space()) in ("[", "{"):

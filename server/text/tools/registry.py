@@ -51,8 +51,13 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType({
 
 def create(name: str, tools: Tools = ()) -> Dialect:
     """A fresh codec for one answer. Raises ValueError for a name that is none."""
+    return named(name)(tools)
+
+
+def named(name: str) -> type[Dialect]:
+    """Raises ValueError for a name that is none."""
     try:
-        return DIALECTS[ALIASES.get(name, name)](tools)
+        return DIALECTS[ALIASES.get(name, name)]
     except KeyError:
         names = ", ".join(sorted({*DIALECTS, *ALIASES}))
         raise ValueError(f"there is no tool dialect {name!r}: choose one of {names}") from None

@@ -49,6 +49,20 @@ def test_random_ids_in_random_feeds_give_what_decode_gives(name, numbers, places
     assert streamed == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@pytest.mark.parametrize("name", MADE)
+@given(numbers=any_ids, places=cuts)
+@settings(max_examples=40, deadline=None)
+def test_special_tokens_to_be_kept_are_text_and_the_others_are_not(name, numbers, places):
+    tokenizer = made(name)
+    special = sorted(table(name).special_ids)
+    keep = frozenset(special[:1])
+    some = [special[number % len(special)] if special and number % 2 else number for number in numbers]
+    ids = [number % past_the_end(tokenizer) for number in some]
+    streamed = stream(table(name).detokenizer(keep_ids=keep), cut(ids, places))
+    left = [id for id in ids if id in keep or id not in table(name).special_ids]
+    assert streamed == tokenizer.decode(left, skip_special_tokens=False)
+
+
 @pytest.mark.parametrize("name", ["llama like", "gemma like", "strip three", "bytes before metaspace"])
 @given(
     parts=st.lists(

@@ -1,0 +1,139 @@
+"""ChatFormat: how a model marks calls and reasoning in its answers; Reading: how one request's answers are read.
+
+The format is chosen once, at start, from the chat template and the tokenizer or by flag. A Reading makes a fresh chain of
+codecs for every answer, and knows which special tokens those have to see. Nothing here knows HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from server.prompt import ChatTemplate
+from server.text.events import Chain, Codec
+from server.text.reasoning import FAMILIES, ReasoningCodec, ReasoningTags, detect_reasoning
+from server.text.tools import prompted
+from server.text.tools.dialect import Dialect, Tools
+from server.text.tools.harmony import Harmony
+from server.text.tools.registry import DIALECTS, detect, named
+from server.tokenizer import Tokenizer
+
+AUTO, NONE = "auto", "none"
+# Other servers' names for reasoning that the dialect reads itself.
+_OWN_REASONING: Final[Mapping[str, type[Dialect]]] = {
+    "harmony": Harmony, "gpt_oss": Harmony, "openai_gptoss": Harmony,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the answers to one request are read. `begun`: the prompt ends inside reasoning. `keep_ids`: special tokens that
+    are text to the codecs. `parallel`: an answer may hold several calls."""
+
+    dialect: type[Dialect] | None = None
+    tools: Tools = ()
+    tags: ReasoningTags | None = None
+    begun: bool = False
+    keep_ids: frozenset[int] = frozenset()
+    parallel: bool = True
+    show_reasoning: bool = True
+
+    @property
+    def reasons(self) -> bool:
+        """Whether an answer may hold reasoning."""
+        return self.tags is not None or (self.dialect is not None and self.dialect.reasons)
+
+    def codec(self) -> Codec:
+        dialect = None if self.dialect is None else self.dialect(self.tools)
+        if self.tags is None:
+            assert dialect is not None, "there is no Reading where there is nothing to read"
+            return dialect
+        reasoning = ReasoningCodec(self.tags, begun=self.begun)
+        return reasoning if dialect is None else Chain(reasoning, dialect)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """`prompted`: the template knows no tools, so the model is told of them in the messages. `keep_ids`: special tokens of
+    the calls and of the reasoning. `stop_ids`: tokens at which the model waits, whatever its files say of ends."""
+
+    dialect: type[Dialect] | None = None
+    tags: ReasoningTags | None = None
+    prompted: bool = False
+    call_ids: frozenset[int] = frozenset()
+    reasoning_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def choose(
+        cls,
+        source: str | Mapping[str, str] | None,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        *,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> Self:
+        """`source`: of `template`. The parsers are names, AUTO or NONE.
+
+        Raises ValueError for a name that is none, or two that do not go together."""
+        special = tokenizer.token_strings(sorted(tokenizer.special_ids))
+        found = detect(source, special) if tool_parser == AUTO else tool_parser
+        if tool_parser == AUTO and reasoning_parser in _OWN_REASONING:
+            found = reasoning_parser
+        dialect = None if found in (None, NONE) else _OWN_REASONING.get(found) or named(found)
+        untold = bool(template) and not template.reads("tools", with_tools=True)
+        if untold and tool_parser == AUTO and not (dialect and dialect.reasons):
+            dialect = prompted.DIALECT
+        tags = _tags(source, dialect, reasoning_parser)
+        shown = tokenizer.special_ids - tokenizer.eos_token_ids
+        return cls(
+            dialect,
+            tags,
+            prompted=untold and dialect is prompted.DIALECT,
+            call_ids=tokenizer.ids_of(dialect.strings()) & shown if dialect else frozenset(),
+            reasoning_ids=tokenizer.ids_of(tags.strings()) & shown if tags else frozenset(),
+            stop_ids=tokenizer.ids_of(dialect.stops) if dialect else frozenset(),
+        )
+
+    def reading(
+        self, tools: Tools, *, begun: bool, parallel: bool = True, show_reasoning: bool = True
+    ) -> Reading | None:
+        """For a request with `tools` the model may call; None where its answers are nothing but text."""
+        dialect = self.dialect if tools or (self.dialect is not None and self.dialect.reasons) else None
+        if dialect is None and self.tags is None:
+            return None
+        keep_ids = self.reasoning_ids | (self.call_ids if dialect is not None else frozenset())
+        return Reading(dialect, tools, self.tags, begun, keep_ids, parallel, show_reasoning)
+
+    def __str__(self) -> str:
+        calls = next((name for name, dialect in DIALECTS.items() if dialect is self.dialect), "not looked for")
+        told = ", which the system message explains since the chat template knows no tools" if self.prompted else ""
+        own = self.dialect is not None and self.dialect.reasons
+        thoughts = calls if own else "not looked for" if self.tags is None else self.tags.opens[0]
+        return f"tool calls: {calls}{told}; reasoning: {thoughts}"
+
+
+def _tags(source: str | Mapping[str, str] | None, dialect: type[Dialect] | None, parser: str) -> ReasoningTags | None:
+    reasons = dialect is not None and dialect.reasons
+    if parser in _OWN_REASONING and not reasons:
+        raise ValueError(f"reasoning is read as {parser} only where calls are as well: choose the tool parser harmony")
+    if parser in (AUTO, NONE, *_OWN_REASONING) and reasons:
+        return None
+    if reasons:
+        raise ValueError(
+            f"harmony reads its own reasoning; it does not go together with the reasoning parser {parser!r}"
+        )
+    if parser == NONE:
+        return None
+    found = detect_reasoning(_text(source)) if parser == AUTO else parser
+    if found is not None and found not in FAMILIES:
+        names = ", ".join(sorted({*FAMILIES, *_OWN_REASONING}))
+        raise ValueError(f"there is no reasoning parser {parser!r}: choose one of {names}")
+    return None if found is None else FAMILIES[found]
+
+
+def _text(source: str | Mapping[str, str] | None) -> str:
+    if source is None or isinstance(source, str):
+        return source or ""
+    return source.get("default", "")

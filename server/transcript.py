@@ -1,0 +1,81 @@
+"""Transcript: what the events of a whole answer add up to, part by part, in the order the model wrote them.
+
+A call that turned out broken is text: nothing the model wrote is lost, and every call there is can be made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`arguments`: a JSON object, as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+Part = Text | Reasoning | Call
+
+
+class Transcript:
+    __slots__ = ("_begun", "_heads", "_places")
+
+    def __init__(self) -> None:
+        self._heads: list[Text | Reasoning | ToolCall] = []  # what begins each part
+        self._begun: list[list[str]] = []  # the pieces of each
+        self._places: dict[int, int] = {}  # call to part
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case ToolCall(index):
+                    self._places[index] = len(self._heads)
+                    self._begin(event)
+                case ToolArguments(index, text):
+                    self._begun[self._places[index]].append(text)
+                case Malformed(index, text):
+                    place = self._places[index]
+                    self._heads[place], self._begun[place] = Text(""), [text]
+                case Text(text) | Reasoning(text):
+                    if not self._heads or type(self._heads[-1]) is not type(event):
+                        self._begin(event)
+                    self._begun[-1].append(text)
+
+    def _begin(self, head: Text | Reasoning | ToolCall) -> None:
+        self._heads.append(head)
+        self._begun.append([])
+
+    @property
+    def parts(self) -> list[Part]:
+        found: list[Part] = []
+        for head, pieces in zip(self._heads, self._begun, strict=True):
+            text = "".join(pieces)
+            match head:
+                case ToolCall(_, name, id):
+                    found.append(Call(id or "", name, text))
+                case Reasoning():
+                    found.append(Reasoning(text))
+                case Text():
+                    last = found[-1] if found else None
+                    if isinstance(last, Text):  # one of them was a call
+                        found[-1] = Text(last.text + text)
+                    else:
+                        found.append(Text(text))
+        return found
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def calls(self) -> list[Call]:
+        return [part for part in self.parts if isinstance(part, Call)]

@@ -1,0 +1,79 @@
+"""How a model's answers are read is seen in its template and tokenizer, or said by flag."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.chat_format import ChatFormat
+from server.prompt import ChatTemplate
+from server.text.reasoning import GRANITE, THINK
+from server.text.tools.harmony import Harmony
+from server.text.tools.hermes import Hermes
+from server.text.tools.mistral import Mistral
+from tests.server.tiny import CHATML, EOS, tiny_tokenizer
+
+HERMES = "{{ tools }}<tool_call>"
+HARMONY = "{{ tools }}<|channel|><|message|>"
+
+
+def chosen(source, *special: str, **parsers) -> ChatFormat:
+    return ChatFormat.choose(source, ChatTemplate(source), tiny_tokenizer(*special), **parsers)
+
+
+def test_template_and_special_tokens_tell():
+    assert chosen(HERMES).dialect is Hermes
+    assert not chosen(HERMES).prompted
+    assert chosen("{{ tools }}", "[TOOL_CALLS]").dialect is Mistral
+    assert chosen("{{ tools }}").dialect is None
+    assert chosen(HERMES + "<think>").tags is THINK
+    assert chosen(HERMES).tags is None
+    assert chosen({"default": "<think>", "tool_use": HERMES}).tags is THINK
+
+
+def test_where_the_template_knows_no_tools_the_system_message_tells_of_them():
+    found = chosen(CHATML)
+    assert (found.dialect, found.prompted) == (Hermes, True)
+    assert chosen(CHATML, tool_parser="qwen3").prompted
+    assert not chosen(CHATML, tool_parser="mistral").prompted
+    assert chosen(CHATML, tool_parser="none").dialect is None
+    assert not chosen(None).prompted
+
+
+def test_channels_hold_the_reasoning_and_take_no_tags():
+    found = chosen(HARMONY + "<think>")
+    assert (found.dialect, found.tags) == (Harmony, None)
+    assert chosen(HERMES, reasoning_parser="openai_gptoss").dialect is Harmony
+    assert chosen(HARMONY, reasoning_parser="none").dialect is Harmony
+    with pytest.raises(ValueError, match="reads its own reasoning"):
+        chosen(HARMONY, reasoning_parser="qwen3")
+    with pytest.raises(ValueError, match="choose the tool parser harmony"):
+        chosen(HERMES, tool_parser="hermes", reasoning_parser="gpt_oss")
+
+
+def test_flags_win_and_a_wrong_name_tells_the_right_ones():
+    assert chosen(HERMES, tool_parser="mistral").dialect is Mistral
+    assert chosen(HERMES, reasoning_parser="granite").tags is GRANITE
+    assert chosen(HERMES + "<think>", reasoning_parser="none").tags is None
+    with pytest.raises(ValueError, match=r"no tool dialect 'herms': choose one of .*hermes"):
+        chosen(HERMES, tool_parser="herms")
+    with pytest.raises(ValueError, match=r"no reasoning parser 'x': choose one of .*deepseek_r1"):
+        chosen(HERMES, reasoning_parser="x")
+
+
+def test_only_the_special_tokens_of_the_format_are_text():
+    special = ("<tool_call>", "<think>", "</think>", "<|other|>")
+    tokenizer = tiny_tokenizer(*special)
+    found = chosen(HERMES + "<think>", *special)
+    plain = found.reading([], begun=False)
+    calling = found.reading([{"function": {"name": "f"}}], begun=False)
+    assert {tokenizer.token_string(id) for id in plain.keep_ids} == {"<think>", "</think>"}
+    assert {tokenizer.token_string(id) for id in calling.keep_ids} == {"<think>", "</think>", "<tool_call>"}
+    assert EOS not in calling.keep_ids
+    assert chosen(HERMES).reading([], begun=False) is None
+
+
+def test_what_it_chose_can_be_read_in_the_log():
+    assert str(chosen(HERMES + "<think>")) == "tool calls: hermes; reasoning: <think>"
+    assert "system message" in str(chosen(CHATML))
+    assert str(chosen(HARMONY)) == "tool calls: harmony; reasoning: harmony"
+    assert str(chosen(None)) == "tool calls: not looked for; reasoning: not looked for"
