@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -218,6 +219,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Case:
+    folder: Path
     theirs: transformers.PreTrainedModel
     ours: object
     prompts: list[list[int]]
@@ -240,14 +242,18 @@ def case(request, tmp_path_factory):
         if name.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, 0.0, 0.3)
     theirs.save_pretrained(folder)
-    ours = load_model(
-        resolve(str(folder), None, lambda progress: None),
-        dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, max_model_len=family.max_model_len,
-    )  # fmt: skip
+    ours = load(folder, family.max_model_len)
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in family.lengths]
     prompts += [prompts[-1][: family.lengths[-1] // 2], prompts[-1][:-1]]  # that share a prefix
-    return Case(theirs, ours, prompts, family.max_model_len)
+    return Case(folder, theirs, ours, prompts, family.max_model_len)
+
+
+def load(folder, max_model_len: int | None, dtype: str = "float32", load_format: str = "auto"):
+    return load_model(
+        resolve(str(folder), None, lambda progress: None),
+        dtype=dtype, load_format=load_format, seed=0, progress=lambda progress: None, max_model_len=max_model_len,
+    )  # fmt: skip
 
 
 @torch.inference_mode()
@@ -261,6 +267,16 @@ def test_logits_equal_transformers(case):
     torch.testing.assert_close(torch.cat(chunks), expected, rtol=1e-4, atol=1e-4)
     corrections = (buffer for name, buffer in case.theirs.named_buffers() if name.endswith("correction_bias"))
     assert case.ours.num_parameters == sum(tensor.numel() for tensor in (*case.theirs.parameters(), *corrections))
+
+
+def test_half_precision_stays_close_and_made_up_weights_need_only_a_config(case):
+    ids = case.prompts[-3]
+    exact = Paged(case.ours, 1, len(ids)).step({0: ids})[0]
+    half = Paged(load(case.folder, case.max_model_len, "bfloat16"), 1, len(ids)).step({0: ids})[0]
+    assert half.dtype == torch.bfloat16
+    assert torch.nn.functional.cosine_similarity(half.float(), exact).mean() > 0.97
+    dummy = Paged(load(case.folder, case.max_model_len, "bfloat16", "dummy"), 1, len(ids)).step({0: ids})[0]
+    assert dummy.isfinite().all()
 
 
 def test_greedy_tokens_equal_transformers(case):
