@@ -1,0 +1,22 @@
+"""GGUF files of every supported architecture compute what transformers computes with the weights that they hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.models.load import load_model
+from runtime.weights.fetch import resolve
+from tests.runtime.models.paged import Paged
+from tests.runtime.weights.gguf_models import FAMILIES, make
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers(family, tmp_path):
+    theirs = make(family, tmp_path / "model.gguf")
+    files = resolve(str(tmp_path / "model.gguf"), None, lambda progress: None)
+    ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
+    ids = torch.randint(50, (60,), generator=torch.Generator().manual_seed(2))
+    logits = Paged(ours, 1, 60).step({0: ids.tolist()})[0]
+    torch.testing.assert_close(logits, theirs(ids[None]).logits[0], rtol=1e-4, atol=1e-4)
