@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 import torch
@@ -10,11 +11,18 @@ import transformers
 
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
+from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.weights.fetch import DEFAULT_MODEL, resolve
-from tests.equality.greedy import compare, run, transformers_greedy
+from server.config import ServerConfig
+from server.lifecycle import Lifecycle, Served
+from server.prompt import ChatTemplate
+from server.sampling import SamplingDefaults
+from tests.equality.greedy import compare, engine_parts, run, transformers_greedy
 from tests.equality.prompts import CHAT, CODE, LONG, PLAIN, UNICODE
 from tests.equality.scored import check, exact_logprobs, generate
+from tests.server.conftest import running
+from tests.server.smollm2 import ours
 
 MAX_TOKENS = 24
 SCORED = 400  # tokens, whose logits are computed in three slices
@@ -77,3 +85,23 @@ def test_a_prompt_is_scored_as_transformers_does(model, budget):
     config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=64, max_num_seqs=16)
     (answer,) = asyncio.run(generate(decoder, config, [request]))
     check(exact, prompt[1:], answer.prompt or [], 1)
+
+
+async def test_an_echo_over_http_is_scored_as_transformers_does(model):
+    decoder, prompts, _, exact = model
+    ids = prompts[-1][:SCORED]
+    parts = await engine_parts(decoder, EngineConfig(num_kv_blocks=64, max_num_seqs=16))
+    engine = Engine(parts.scheduler, parts.runner, parts.model)
+    lifecycle = Lifecycle()
+    template = ChatTemplate(ours().chat_template, ours().named_tokens)
+    lifecycle.ready(Served(engine, ours(), template, SamplingDefaults(), ("smollm2",)))
+    async with running(engine, ours(), lifecycle, ServerConfig()) as server, server.openai() as client:
+        scored = await client.completions.create(model="smollm2", prompt=ids, echo=True, logprobs=1, max_tokens=0)
+    (choice,) = scored.choices
+    found = choice.logprobs
+    own = exact.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert found.token_logprobs[0] is None
+    assert found.token_logprobs[1:] == pytest.approx(own.tolist(), abs=1e-4)
+    assert [max(top.values()) for top in found.top_logprobs[1:]] == pytest.approx(exact.amax(1).tolist(), abs=1e-4)
+    starts, text = found.text_offset, choice.text
+    assert [text[start:end] for start, end in itertools.pairwise([*starts, len(text)])] == found.tokens
