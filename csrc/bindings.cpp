@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu/drivers.h"
+#include "cpu/quant_pack.h"
 #include "isa.h"
 #include "tensor.h"
 #include "thread_pool.h"
@@ -42,7 +43,29 @@ PackedLinear* make_packed(nb::handle weight_, nb::handle bias_) {
     return new PackedLinear(weight.data<float>(), weight.size(0), weight.size(1), weight.stride(0), weight.stride(1), bias);
 }
 
-void matmul(const PackedLinear& packed, nb::handle x_, nb::handle out_) {
+QuantType quant_type(const std::string& name) {
+    for (const auto& [known, type] : {std::pair{"Q4_0", QuantType::kQ4_0}, {"Q4_1", QuantType::kQ4_1}, {"Q5_0", QuantType::kQ5_0},
+                                      {"Q5_1", QuantType::kQ5_1}, {"Q8_0", QuantType::kQ8_0}, {"Q4_K", QuantType::kQ4_K},
+                                      {"Q5_K", QuantType::kQ5_K}, {"Q6_K", QuantType::kQ6_K}})
+        if (name == known) return type;
+    throw std::invalid_argument("no kernel reads the type '" + name + "'");
+}
+
+QuantLinear* make_quant(const std::string& type_name, nb::handle raw_, nb::handle bias_) {
+    const QuantType type = quant_type(type_name);
+    const StoredBlock block = stored_block(type);
+    const Tensor raw(raw_, "raw");
+    raw.typed(Type::kUInt8).shaped({-1, -1}).row_contiguous();
+    const int64_t n = raw.size(0), row_bytes = raw.size(1);
+    if (row_bytes == 0 || row_bytes % block.bytes)
+        raw.fail("has rows of " + std::to_string(row_bytes) + " bytes, not of whole blocks of " + std::to_string(block.bytes));
+    const float* bias = nullptr;
+    if (!bias_.is_none()) bias = Tensor(bias_, "bias").typed(Type::kFloat32).shaped({n}).contiguous().data<float>();
+    nb::gil_scoped_release unlocked;
+    return new QuantLinear(type, raw.data<uint8_t>(), raw.stride(0), n, row_bytes / block.bytes * block.weights, bias);
+}
+
+void matmul(const Linear& packed, nb::handle x_, nb::handle out_) {
     const Tensor x(x_, "x"), out(out_, "out");
     x.typed(Type::kFloat32).shaped({-1, packed.k()}).row_contiguous();
     out.typed(Type::kFloat32).shaped({x.size(0), packed.n()}).row_contiguous();
@@ -50,7 +73,7 @@ void matmul(const PackedLinear& packed, nb::handle x_, nb::handle out_) {
     packed.matmul(x.data<float>(), x.size(0), x.stride(0), out.data<float>(), out.stride(0));
 }
 
-void packed_rows(const PackedLinear& packed, nb::handle ids_, nb::handle out_) {
+void packed_rows(const Linear& packed, nb::handle ids_, nb::handle out_) {
     const Tensor ids(ids_, "ids"), out(out_, "out");
     ids.typed(Type::kInt64).shaped({-1}).contiguous();
     out.typed(Type::kFloat32).shaped({ids.size(0), packed.k()}).contiguous();
@@ -258,20 +281,19 @@ NB_MODULE(oneloop_native, m) {
     m.def("set_num_threads", &set_num_threads, "n"_a);
     m.def("num_threads", &num_threads);
     m.def("isas", &available_isas, "Instruction sets this processor has kernels for, widest first.");
-    m.def("isa", [] { return std::string(kernels().name); });
+    m.def("isa", [] { return std::string(isa()); });
     m.def("set_isa", &set_isa, "name"_a, "Choose among isas(); for tests and measurements.");
 
-    nb::class_<PackedLinear>(m, "PackedLinear", "A linear layer's weight [N, K], packed for the kernels.")
-        .def("__init__",
-             [](PackedLinear* self, nb::handle weight, nb::handle bias) {
-                 PackedLinear* made = make_packed(weight, bias);
-                 new (self) PackedLinear(std::move(*made));
-                 delete made;
-             },
-             "weight"_a, "bias"_a.none() = nb::none())
-        .def_prop_ro("nbytes", &PackedLinear::nbytes)
+    nb::class_<Linear>(m, "Linear", "A linear layer's weight [N, K], packed for the kernels.")
+        .def_prop_ro("out_features", &Linear::n)
+        .def_prop_ro("in_features", &Linear::k)
+        .def_prop_ro("nbytes", &Linear::nbytes)
         .def("matmul", &matmul, "x"_a, "out"_a)
         .def("rows", &packed_rows, "ids"_a, "out"_a);
+    nb::class_<PackedLinear, Linear>(m, "PackedLinear", "The weight in float32.")
+        .def(nb::new_(&make_packed), "weight"_a, "bias"_a.none() = nb::none());
+    nb::class_<QuantLinear, Linear>(m, "QuantLinear", "The weight in blocks of a GGUF type; raw [N, bytes of a row] uint8.")
+        .def(nb::new_(&make_quant), "type"_a, "raw"_a, "bias"_a.none() = nb::none());
 
     m.def("rms_norm", &bind_rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a);
     m.def("add_rms_norm", &bind_add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a, "out"_a);

@@ -6,37 +6,52 @@
 namespace oneloop {
 namespace {
 
-std::vector<const Kernels*> runnable() {
-    std::vector<const Kernels*> sets;
+struct Isa {
+    const char* name;
+    const Kernels* floats;
+    const QuantKernels* quants;
+};
+
+std::vector<const Isa*> runnable() {
+    std::vector<const Isa*> sets;
 #if defined(ONELOOP_X86)
+    static constexpr Isa avx512vnni{"avx512vnni", &kernels_avx512, &quants_avx512vnni}, avx512{"avx512", &kernels_avx512, &quants_avx512};
+    static constexpr Isa avxvnni{"avxvnni", &kernels_avx2, &quants_avxvnni}, avx2{"avx2", &kernels_avx2, &quants_avx2};
     // These also ask whether the operating system saves the wide registers.
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        sets.push_back(&kernels_avx512);
-    if (avx2) sets.push_back(&kernels_avx2);
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (has_avx512 && __builtin_cpu_supports("avx512vnni")) sets.push_back(&avx512vnni);
+    if (has_avx512) sets.push_back(&avx512);
+    if (has_avx2 && __builtin_cpu_supports("avxvnni")) sets.push_back(&avxvnni);
+    if (has_avx2) sets.push_back(&avx2);
 #endif
-    sets.push_back(&kernels_portable);
+    static constexpr Isa portable{"portable", &kernels_portable, &quants_portable};
+    sets.push_back(&portable);
     return sets;
 }
 
-std::atomic<const Kernels*>& chosen() {
-    static std::atomic<const Kernels*> set{runnable().front()};
+std::atomic<const Isa*>& chosen() {
+    static std::atomic<const Isa*> set{runnable().front()};
     return set;
 }
 
+const Isa& current() { return *chosen().load(std::memory_order_relaxed); }
+
 }  // namespace
 
-const Kernels& kernels() { return *chosen().load(std::memory_order_relaxed); }
+const Kernels& kernels() { return *current().floats; }
+const QuantKernels& quant_kernels() { return *current().quants; }
+const char* isa() { return current().name; }
 
 std::vector<std::string> available_isas() {
     std::vector<std::string> names;
-    for (const Kernels* set : runnable()) names.emplace_back(set->name);
+    for (const Isa* set : runnable()) names.emplace_back(set->name);
     return names;
 }
 
 void set_isa(const std::string& name) {
-    for (const Kernels* set : runnable()) {
+    for (const Isa* set : runnable()) {
         if (name == set->name) {
             chosen() = set;
             return;

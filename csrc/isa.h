@@ -5,10 +5,13 @@
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "cpu/quants.h"
 
 namespace oneloop {
 
 const Kernels& kernels();
+const QuantKernels& quant_kernels();
+const char* isa();
 // Names of the sets this processor can run, widest first.
 std::vector<std::string> available_isas();
 // Throws std::invalid_argument for a name not among available_isas(). Packed weights serve every set.

@@ -46,7 +46,7 @@ float* scratch_floats(Slot slot, size_t count) {
         Floats floats;
         size_t count = 0;
     };
-    thread_local Scratch slots[3];
+    thread_local Scratch slots[4];
     Scratch& scratch = slots[static_cast<int>(slot)];
     if (scratch.count < count) {
         scratch.floats.reset();

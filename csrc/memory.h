@@ -19,7 +19,7 @@ using Floats = std::unique_ptr<float[], FreeFloats>;
 Floats allocate_floats(size_t count);
 
 // At least `count` floats, 64-byte aligned, contents undefined, valid until this thread asks again with the same `slot`.
-enum class Slot { kRows, kAttention, kStates };
+enum class Slot { kRows, kAttention, kStates, kPanel };
 float* scratch_floats(Slot slot, size_t count);
 
 }  // namespace oneloop

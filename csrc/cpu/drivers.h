@@ -5,29 +5,65 @@
 
 #include "../memory.h"
 #include "kernels.h"
+#include "quants.h"
 
 namespace oneloop {
 
+// A linear layer, whatever its weight [N, K] is kept as.
+class Linear {
+public:
+    virtual ~Linear() = default;
+
+    // out [m, n] = x [m, k] @ weight.T + bias; row strides given, columns contiguous.
+    virtual void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const = 0;
+    // out [count, k] contiguous = rows of the weight; ids in [0, n).
+    virtual void rows(const int64_t* ids, int64_t count, float* out) const = 0;
+
+    virtual int64_t n() const = 0;
+    virtual int64_t k() const = 0;
+    virtual int64_t nbytes() const = 0;
+};
+
 // A weight [N, K] as [panels][K][kPanel], kPanel neighbouring output columns side by side, zeros past N; bias likewise.
 // The only copy of it: rows can be read back.
-class PackedLinear {
+class PackedLinear final : public Linear {
 public:
     // weight [n, k] with strides; bias [n] contiguous or null.
     PackedLinear(const float* weight, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
 
-    // out [m, n] = x [m, k] @ weight.T + bias; row strides given, columns contiguous.
-    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
-    // out [count, k] contiguous; ids in [0, n).
-    void rows(const int64_t* ids, int64_t count, float* out) const;
+    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const override;
+    void rows(const int64_t* ids, int64_t count, float* out) const override;
 
-    int64_t n() const { return n_; }
-    int64_t k() const { return k_; }
-    int64_t nbytes() const { return nbytes_; }
+    int64_t n() const override { return n_; }
+    int64_t k() const override { return k_; }
+    int64_t nbytes() const override { return nbytes_; }
 
 private:
     void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
 
     int64_t n_, k_, panels_, nbytes_;
+    Floats weight_, bias_;
+};
+
+// A quantised weight [N, K] in panels as quants.h describes them.
+class QuantLinear final : public Linear {
+public:
+    // rows: n rows of the file's blocks, `row_bytes` apart; bias [n] contiguous or null.
+    QuantLinear(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t n, int64_t k, const float* bias);
+
+    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const override;
+    void rows(const int64_t* ids, int64_t count, float* out) const override;
+
+    int64_t n() const override { return n_; }
+    int64_t k() const override { return k_; }
+    int64_t nbytes() const override { return nbytes_; }
+
+private:
+    void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
+    uint8_t* panels() const { return reinterpret_cast<uint8_t*>(weight_.get()); }
+
+    QuantType type_;
+    int64_t n_, k_, blocks_, panels_, nbytes_;
     Floats weight_, bias_;
 };
 

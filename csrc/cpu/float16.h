@@ -1,0 +1,23 @@
+// IEEE half precision on any machine.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace oneloop {
+
+static inline float float_of(uint16_t half) {
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
+    // A half's bits in a float's place are 2^112 too small, subnormal ones too; infinities and NaNs need all exponent bits.
+    uint32_t bits = rest << 13;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    x *= 5.192296858534828e33f;
+    std::memcpy(&bits, &x, sizeof bits);
+    if (rest >= 0x7c00) bits = 0x7f800000 | rest << 13;
+    bits |= sign;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+}  // namespace oneloop

@@ -1,0 +1,85 @@
+// Eight lanes of four bytes, on AVX2 with or without VNNI. Included by quants_avx*.cpp only, after vec_avx2.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+inline __m256i broadcast_four(const uint8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+struct Ints {
+    __m256i v;
+
+    static Ints zero() { return {_mm256_setzero_si256()}; }
+    static Ints broadcast(int32_t x) { return {_mm256_set1_epi32(x)}; }
+    friend Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
+    template <int kBits>
+    Ints shifted_left() const {
+        return {_mm256_slli_epi32(v, kBits)};
+    }
+    Vec floats() const { return {_mm256_cvtepi32_ps(v)}; }
+};
+
+struct Bytes {
+    __m256i v;
+
+    static Bytes load(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+    static Bytes broadcast(uint8_t x) { return {_mm256_set1_epi8(static_cast<char>(x))}; }
+    void store(uint8_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+    friend Bytes operator&(Bytes a, Bytes b) { return {_mm256_and_si256(a.v, b.v)}; }
+    friend Bytes operator|(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }
+    friend Bytes operator^(Bytes a, Bytes b) { return {_mm256_xor_si256(a.v, b.v)}; }
+    // To the left, or to the right below zero; bits cross the borders of bytes.
+    template <int kBits>
+    Bytes shifted() const {
+        if constexpr (kBits == 0) return *this;
+        if constexpr (kBits > 0) return {_mm256_slli_epi16(v, kBits)};
+        return {_mm256_srli_epi16(v, -kBits)};
+    }
+};
+
+#if defined(__AVXVNNI__)
+#define ONELOOP_DOT 1
+// sum + the four products of each lane, unsigned weights times the same four signed bytes.
+inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
+    return {_mm256_dpbusd_avx_epi32(sum.v, weights.v, broadcast_four(four))};
+}
+#else
+struct Shorts {
+    __m256i v;
+
+    static Shorts zero() { return {_mm256_setzero_si256()}; }
+    // sum + the products of neighbours; no sum may leave 16 bits.
+    static Shorts dot(Shorts sum, Bytes weights, const uint8_t* four) {
+        sum.v = _mm256_add_epi16(sum.v, _mm256_maddubs_epi16(weights.v, broadcast_four(four)));
+        asm("" : "+x"(sum.v));  // else gcc keeps all products, in memory, to add them up as a tree
+        return sum;
+    }
+    Ints pairs() const { return {_mm256_madd_epi16(v, _mm256_set1_epi16(1))}; }
+};
+#endif
+
+inline Vec load_float16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Vec load_uint8(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+inline Vec load_int8(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+// Whole numbers of at most 127 as signed bytes; a NaN is any byte.
+inline void store_int8(Vec x, uint8_t* p) {
+    const __m256i whole = _mm256_cvtps_epi32(x.v);
+    const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(shorts, shorts));
+}
+
+}  // namespace

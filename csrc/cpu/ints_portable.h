@@ -1,0 +1,93 @@
+// Four lanes of four bytes, by the compiler's own vectors. Included by quants_portable.cpp only, after vec_portable.h.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "float16.h"
+
+namespace {
+
+struct Ints {
+    typedef int32_t Lanes __attribute__((vector_size(16)));
+    Lanes v;
+
+    static Ints zero() { return {Lanes{0, 0, 0, 0}}; }
+    static Ints broadcast(int32_t x) { return {Lanes{x, x, x, x}}; }
+    friend Ints operator+(Ints a, Ints b) { return {a.v + b.v}; }
+    Vec floats() const { return {__builtin_convertvector(v, Vec::Lanes)}; }
+};
+
+struct Bytes {
+    typedef uint8_t Lanes __attribute__((vector_size(16)));
+    typedef uint16_t Pairs __attribute__((vector_size(16)));
+    Lanes v;
+
+    static Bytes load(const uint8_t* p) {
+        Bytes x;
+        std::memcpy(&x.v, p, sizeof x.v);
+        return x;
+    }
+    static Bytes broadcast(uint8_t x) { return {Lanes{} + x}; }
+    void store(uint8_t* p) const { std::memcpy(p, &v, sizeof v); }
+    friend Bytes operator&(Bytes a, Bytes b) { return {a.v & b.v}; }
+    friend Bytes operator|(Bytes a, Bytes b) { return {a.v | b.v}; }
+    friend Bytes operator^(Bytes a, Bytes b) { return {a.v ^ b.v}; }
+    // To the left, or to the right below zero; bits cross the borders of bytes.
+    template <int kBits>
+    Bytes shifted() const {
+        if constexpr (kBits > 0) return {(Lanes)((Pairs)v << kBits)};
+        return {(Lanes)((Pairs)v >> -kBits)};
+    }
+};
+
+#define ONELOOP_DOT 1
+// sum + the four products of each lane, unsigned weights times the same four signed bytes.
+inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
+#if defined(__SSE2__)
+    int32_t bytes;
+    std::memcpy(&bytes, four, sizeof bytes);
+    const __m128i zero = _mm_setzero_si128(), w = (__m128i)weights.v, x = _mm_cvtsi32_si128(bytes);
+    const __m128i shorts = _mm_srai_epi16(_mm_unpacklo_epi8(x, x), 8), twice = _mm_unpacklo_epi64(shorts, shorts);
+    const __m128 low = _mm_castsi128_ps(_mm_madd_epi16(_mm_unpacklo_epi8(w, zero), twice));
+    const __m128 high = _mm_castsi128_ps(_mm_madd_epi16(_mm_unpackhi_epi8(w, zero), twice));
+    return {sum.v + (Ints::Lanes)_mm_shuffle_ps(low, high, 0x88) + (Ints::Lanes)_mm_shuffle_ps(low, high, 0xdd)};
+#elif defined(__aarch64__)
+    const int16x8_t x = vmovl_s8(vreinterpret_s8_u32(vld1_dup_u32(reinterpret_cast<const uint32_t*>(four))));
+    const uint8x16_t w = (uint8x16_t)weights.v;
+    // 255 * 128 fits 16 bits.
+    const int32x4_t low = vpaddlq_s16(vmulq_s16(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(w))), x));
+    const int32x4_t high = vpaddlq_s16(vmulq_s16(vreinterpretq_s16_u16(vmovl_high_u8(w)), x));
+    return {sum.v + (Ints::Lanes)vpaddq_s32(low, high)};
+#else
+    int8_t x[4];
+    std::memcpy(x, four, sizeof x);
+    for (int i = 0; i < 4; i++)
+        sum.v[i] += weights.v[4 * i] * x[0] + weights.v[4 * i + 1] * x[1] + weights.v[4 * i + 2] * x[2] + weights.v[4 * i + 3] * x[3];
+    return sum;
+#endif
+}
+
+inline Vec load_float16(const uint16_t* p) {
+    Vec x;
+    for (int i = 0; i < Vec::kWidth; i++) x.v[i] = oneloop::float_of(p[i]);
+    return x;
+}
+inline Vec load_uint8(const uint8_t* p) { return {Vec::Lanes{float(p[0]), float(p[1]), float(p[2]), float(p[3])}}; }
+inline Vec load_int8(const uint8_t* p) {
+    int8_t x[4];
+    std::memcpy(x, p, sizeof x);
+    return {Vec::Lanes{float(x[0]), float(x[1]), float(x[2]), float(x[3])}};
+}
+// Whole numbers of at most 127 as signed bytes; a NaN is any byte.
+inline void store_int8(Vec x, uint8_t* p) {
+    for (int i = 0; i < Vec::kWidth; i++) {
+        const float f = x.v[i] > -128.0f ? x.v[i] : -128.0f;
+        p[i] = static_cast<uint8_t>(static_cast<int8_t>(f < 127.0f ? f : 127.0f));
+    }
+}
+
+}  // namespace

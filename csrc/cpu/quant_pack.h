@@ -1,0 +1,23 @@
+// GGUF's blocks into panels, once at load, and single rows back out of them.
+#pragma once
+
+#include <cstdint>
+
+#include "quants.h"
+
+namespace oneloop {
+
+// Weights in one block of the file, and its bytes.
+struct StoredBlock {
+    int64_t weights, bytes;
+};
+StoredBlock stored_block(QuantType type);
+
+// Columns [first, first + count), count <= kPanel, of one panel from as many rows of the file, `row_bytes` apart. The panel is all
+// zeros before.
+void pack_panel(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t count, int64_t blocks, uint8_t* panel);
+
+// out [k] = one column of a panel: the float32 that the file's format means, rounded as its definition rounds.
+void unpack_column(QuantType type, const uint8_t* panel, int64_t blocks, int64_t column, int64_t k, float* out);
+
+}  // namespace oneloop

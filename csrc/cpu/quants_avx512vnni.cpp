@@ -1,0 +1,9 @@
+// The kernels for quantised weights, for x86-64 with AVX-512 (F, BW, DQ, VL, VNNI).
+#include "vec_avx512.h"
+
+#include "ints_avx512.h"
+#include "quants.inl"
+
+namespace oneloop {
+constinit const QuantKernels quants_avx512vnni = make_quant_kernels();
+}
