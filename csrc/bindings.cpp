@@ -3,6 +3,7 @@
 // Outputs are made by the caller and passed in. After the checks here no kernel can touch memory outside its tensors,
 // whatever the numbers in them. Wrong shapes raise ValueError, wrong element types or devices TypeError.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -33,14 +34,27 @@ void check_heads(const Tensor& x, int64_t tokens, int64_t num_heads, int64_t hea
     x.typed(Type::kFloat32).shaped({tokens, num_heads, head_size}).row_contiguous();
 }
 
-PackedLinear* make_packed(nb::handle weight_, nb::handle bias_) {
+// weight [N, K] of any element type the kernels read.
+Element element_of(const Tensor& weight) {
+    if (weight.type() == Type::kBFloat16) return Element::kBFloat16;
+    if (weight.type() == Type::kFloat16) return Element::kFloat16;
+    weight.typed(Type::kFloat32);
+    return Element::kFloat32;
+}
+
+const float* bias_of(nb::handle bias, int64_t n) {
+    return bias.is_none() ? nullptr : Tensor(bias, "bias").typed(Type::kFloat32).shaped({n}).contiguous().data<float>();
+}
+
+template <class Made>
+Made* make_from_floats(nb::handle weight_, nb::handle bias_) {
     const Tensor weight(weight_, "weight");
-    weight.typed(Type::kFloat32).shaped({-1, -1});
+    const Element element = element_of(weight);
+    weight.shaped({-1, -1});
     if (weight.size(1) == 0) weight.fail("has no input features");
-    const float* bias = nullptr;
-    if (!bias_.is_none()) bias = Tensor(bias_, "bias").typed(Type::kFloat32).shaped({weight.size(0)}).contiguous().data<float>();
+    const float* bias = bias_of(bias_, weight.size(0));
     nb::gil_scoped_release unlocked;
-    return new PackedLinear(weight.data<float>(), weight.size(0), weight.size(1), weight.stride(0), weight.stride(1), bias);
+    return new Made(weight.data<void>(), element, weight.size(0), weight.size(1), weight.stride(0), weight.stride(1), bias);
 }
 
 QuantType quant_type(const std::string& name) {
@@ -59,8 +73,7 @@ QuantLinear* make_quant(const std::string& type_name, nb::handle raw_, nb::handl
     const int64_t n = raw.size(0), row_bytes = raw.size(1);
     if (row_bytes == 0 || row_bytes % block.bytes)
         raw.fail("has rows of " + std::to_string(row_bytes) + " bytes, not of whole blocks of " + std::to_string(block.bytes));
-    const float* bias = nullptr;
-    if (!bias_.is_none()) bias = Tensor(bias_, "bias").typed(Type::kFloat32).shaped({n}).contiguous().data<float>();
+    const float* bias = bias_of(bias_, n);
     nb::gil_scoped_release unlocked;
     return new QuantLinear(type, raw.data<uint8_t>(), raw.stride(0), n, row_bytes / block.bytes * block.weights, bias);
 }
@@ -290,10 +303,13 @@ NB_MODULE(oneloop_native, m) {
         .def_prop_ro("nbytes", &Linear::nbytes)
         .def("matmul", &matmul, "x"_a, "out"_a)
         .def("rows", &packed_rows, "ids"_a, "out"_a);
-    nb::class_<PackedLinear, Linear>(m, "PackedLinear", "The weight in float32.")
-        .def(nb::new_(&make_packed), "weight"_a, "bias"_a.none() = nb::none());
-    nb::class_<QuantLinear, Linear>(m, "QuantLinear", "The weight in blocks of a GGUF type; raw [N, bytes of a row] uint8.")
-        .def(nb::new_(&make_quant), "type"_a, "raw"_a, "bias"_a.none() = nb::none());
+    nb::class_<PackedLinear, Linear>(m, "PackedLinear", "weight [N, K] as it came: float32, bfloat16 or float16.")
+        .def(nb::new_(&make_from_floats<PackedLinear>), "weight"_a, "bias"_a.none() = nb::none());
+    nb::class_<QuantLinear, Linear>(m, "QuantLinear", "The weight in blocks of a GGUF type.")
+        .def(nb::new_(&make_quant), "type"_a, "raw"_a, "bias"_a.none() = nb::none(), "raw [N, bytes of a row] uint8, as in the file.")
+        .def_static("rounded", &make_from_floats<QuantLinear>, "weight"_a, "bias"_a.none() = nb::none(), "weight [N, K] rounded to Q8_0.");
+    nb::class_<StackedLinear, Linear>(m, "StackedLinear", "Layers with the same inputs as one, outputs side by side.")
+        .def(nb::init<std::vector<std::shared_ptr<Linear>>>(), "parts"_a);
 
     m.def("rms_norm", &bind_rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a);
     m.def("add_rms_norm", &bind_add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a, "out"_a);

@@ -15,7 +15,7 @@ constexpr size_t kLarge = size_t{4} << 20;
 
 }  // namespace
 
-void FreeFloats::operator()(float* p) const {
+void FreeMemory::operator()(void* p) const {
 #if defined(__linux__)
     if (mapped) {
         munmap(p, bytes);
@@ -25,35 +25,38 @@ void FreeFloats::operator()(float* p) const {
     std::free(p);
 }
 
-Floats allocate_floats(size_t count) {
-    const size_t bytes = (count * sizeof(float) + 63) / 64 * 64 + 64;
+Memory allocate(size_t wanted) {
+    const size_t bytes = (wanted + 63) / 64 * 64 + 64;
+    Memory made;
 #if defined(__linux__)
     if (bytes >= kLarge) {
         void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED) throw std::bad_alloc();
         madvise(p, bytes, MADV_HUGEPAGE);  // a wish: where it is refused, small pages do
-        return Floats(static_cast<float*>(p), FreeFloats{bytes, true});
+        made.bytes_ = {p, FreeMemory{bytes, true}};
+        return made;
     }
 #endif
     void* p = std::aligned_alloc(64, bytes);
     if (!p) throw std::bad_alloc();
     std::memset(p, 0, bytes);
-    return Floats(static_cast<float*>(p), FreeFloats{bytes, false});
+    made.bytes_ = {p, FreeMemory{bytes, false}};
+    return made;
 }
 
-float* scratch_floats(Slot slot, size_t count) {
+void* scratch(Slot slot, size_t bytes) {
     struct Scratch {
-        Floats floats;
-        size_t count = 0;
+        Memory memory;
+        size_t bytes = 0;
     };
-    thread_local Scratch slots[4];
-    Scratch& scratch = slots[static_cast<int>(slot)];
-    if (scratch.count < count) {
-        scratch.floats.reset();
-        scratch.floats = allocate_floats(count);
-        scratch.count = count;
+    thread_local Scratch slots[static_cast<int>(Slot::kCount)];
+    Scratch& mine = slots[static_cast<int>(slot)];
+    if (mine.bytes < bytes) {
+        mine.memory = Memory();
+        mine.memory = allocate(bytes);
+        mine.bytes = bytes;
     }
-    return scratch.floats.get();
+    return mine.memory.as<void>();
 }
 
 }  // namespace oneloop

@@ -7,19 +7,37 @@
 
 namespace oneloop {
 
-struct FreeFloats {
+struct FreeMemory {
     size_t bytes = 0;
     bool mapped = false;
-    void operator()(float* p) const;
+    void operator()(void* p) const;
 };
-using Floats = std::unique_ptr<float[], FreeFloats>;
 
-// `count` zeros, 64-byte aligned. Large blocks ask for huge pages: streaming weights through 4 KiB pages costs a fifth
-// of the bandwidth, since the hardware prefetcher stops at a page's end. Throws std::bad_alloc.
-Floats allocate_floats(size_t count);
+class Memory {
+public:
+    Memory() = default;
+    explicit operator bool() const { return static_cast<bool>(bytes_); }
+    template <typename T>
+    T* as() const {
+        return static_cast<T*>(bytes_.get());
+    }
 
-// At least `count` floats, 64-byte aligned, contents undefined, valid until this thread asks again with the same `slot`.
-enum class Slot { kRows, kAttention, kStates, kPanel };
-float* scratch_floats(Slot slot, size_t count);
+private:
+    friend Memory allocate(size_t bytes);
+    std::unique_ptr<void, FreeMemory> bytes_;
+};
+
+// Zeros, 64-byte aligned. Large blocks ask for huge pages: streaming weights through 4 KiB pages costs a fifth of the
+// bandwidth, since the hardware prefetcher stops at a page's end. Throws std::bad_alloc.
+Memory allocate(size_t bytes);
+
+// At least so many bytes, 64-byte aligned, contents undefined, valid until this thread asks again with the same `slot`.
+enum class Slot { kRows, kAttention, kStates, kPanel, kCount };
+void* scratch(Slot slot, size_t bytes);
+
+template <typename T>
+T* scratch(Slot slot, int64_t count) {
+    return static_cast<T*>(scratch(slot, static_cast<size_t>(count) * sizeof(T)));
+}
 
 }  // namespace oneloop

@@ -8,7 +8,7 @@ prompt was chunked, and of the number of threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
 from ops.gemm import reference as gemm_reference
 from ops.gemm.by_head import HeadsWeight, NativeHeadsWeight, ReferenceHeadsWeight
-from ops.gemm.weight import LinearWeight
+from ops.gemm.weight import BlockRows, LinearWeight
 from ops.inputs import reference as inputs_reference
 from ops.inputs.tensors import StepTensors
 from ops.kv import native as kv_native
@@ -49,6 +49,7 @@ __all__ = [
     "FRESH_FROM",
     "AttentionHeads",
     "AttentionMeta",
+    "BlockRows",
     "ClampedSwiglu",
     "ExpertShape",
     "ExpertWeights",
@@ -120,7 +121,7 @@ _prepare_linear = Op(
     "linear",
     _USUAL,
     [
-        Kernel("linear", "native", native.supports, gemm_native.NativeLinearWeight, native.about),
+        Kernel("linear", "native", gemm_native.supports_weights, gemm_native.NativeLinearWeight, native.about),
         Kernel("linear", "cuda", gemm_cuda.supports, gemm_cuda.CudaLinearWeight),
         Kernel("linear", "reference", _any, gemm_reference.ReferenceLinearWeight),
     ],
@@ -219,8 +220,27 @@ def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     return _prepare_linear.runs[weight.device, weight.dtype](weight, bias)
 
 
+def block_types(device: torch.device) -> frozenset[str]:
+    """GGUF's block types that `prepare_block_linear` takes there; none where only references compute."""
+    narrow = device.type == "cpu" and native.module is not None and forced() != "reference"
+    return gemm_native.BLOCK_TYPES if narrow else frozenset()
+
+
+def prepare_block_linear(parts: Sequence[BlockRows], bias: Tensor | None = None) -> LinearWeight:
+    """The same for a weight whose rows stay quantised: parts of any of `block_types` with the same in_features, stacked."""
+    return gemm_native.NativeBlockWeight(parts, bias)
+
+
+def prepare_int8_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    """Round a float weight [N, K] to eight bits in blocks of 32 along K. Where `block_types` has "Q8_0".
+
+    Raises ValueError where it holds NaNs or infinities."""
+    return gemm_native.NativeInt8Weight(weight, bias)
+
+
 def linear(x: Tensor, w: LinearWeight) -> Tensor:
-    """x [T, K] -> x @ weight.T + bias, [T, N], in the weight's dtype. T may be 0."""
+    """x [T, K] -> x @ weight.T + bias, [T, N]. T may be 0. On CUDA and in references x has the weight's dtype; native weights of
+    any width take and give float32."""
     return w.matmul(x)
 
 

@@ -74,14 +74,14 @@ void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, 
         states = cut_row(whole, kv_heads, args.group, args.head_size, states, args.window, parts);
         work += queries * std::min<int64_t>(lens[r], args.window + queries) * args.head_size * args.group * kv_heads;
     }
-    float* shared = states ? scratch_floats(Slot::kStates, states) : nullptr;
+    float* shared = states ? scratch<float>(Slot::kStates, states) : nullptr;
     auto attend = [&](int64_t i, const AttentionTask* next) {
         const Part& part = parts[i];
         const int64_t n = part.task.num_queries * args.group;
         const int64_t own = attention_scratch_floats(n, args.head_size);
-        float* scratch = scratch_floats(Slot::kAttention, own + state_floats(n, args.head_size));
-        const AttentionState state = state_at(part.first_state < 0 ? scratch + own : shared + part.first_state, n);
-        set.attention(args, part.task, next, state, scratch);
+        float* mine = scratch<float>(Slot::kAttention, own + state_floats(n, args.head_size));
+        const AttentionState state = state_at(part.first_state < 0 ? mine + own : shared + part.first_state, n);
+        set.attention(args, part.task, next, state, mine);
         if (part.first_state < 0) set.finish(state, args, part.task, out, stride_t, stride_h);
     };
     const int64_t count = static_cast<int64_t>(parts.size());

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "../memory.h"
 #include "kernels.h"
@@ -25,11 +27,11 @@ public:
 };
 
 // A weight [N, K] as [panels][K][kPanel], kPanel neighbouring output columns side by side, zeros past N; bias likewise.
-// The only copy of it: rows can be read back.
+// The only copy of it: rows can be read back. Of any element type: the sums are float32.
 class PackedLinear final : public Linear {
 public:
-    // weight [n, k] with strides; bias [n] contiguous or null.
-    PackedLinear(const float* weight, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
+    // weight [n, k] of `element` with strides; bias [n] contiguous or null.
+    PackedLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
 
     void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
@@ -41,8 +43,9 @@ public:
 private:
     void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
 
+    Element element_;
     int64_t n_, k_, panels_, nbytes_;
-    Floats weight_, bias_;
+    Memory weight_, bias_;
 };
 
 // A quantised weight [N, K] in panels as quants.h describes them.
@@ -50,6 +53,9 @@ class QuantLinear final : public Linear {
 public:
     // rows: n rows of the file's blocks, `row_bytes` apart; bias [n] contiguous or null.
     QuantLinear(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t n, int64_t k, const float* bias);
+    // weight [n, k] of `element` with strides, rounded to Q8_0. Throws std::invalid_argument for what has no place there: NaNs,
+    // infinities, numbers over 127 * 65504.
+    QuantLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, const float* bias);
 
     void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const override;
     void rows(const int64_t* ids, int64_t count, float* out) const override;
@@ -59,12 +65,31 @@ public:
     int64_t nbytes() const override { return nbytes_; }
 
 private:
+    QuantLinear(QuantType type, int64_t n, int64_t k, const float* bias);
     void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
-    uint8_t* panels() const { return reinterpret_cast<uint8_t*>(weight_.get()); }
+    uint8_t* panel(int64_t index) const { return weight_.as<uint8_t>() + index * panel_bytes_; }
 
     QuantType type_;
-    int64_t n_, k_, blocks_, panels_, nbytes_;
-    Floats weight_, bias_;
+    int64_t n_, k_, blocks_, panels_, panel_bytes_, nbytes_;
+    Memory weight_, bias_;
+};
+
+// Layers with the same inputs, their outputs side by side.
+class StackedLinear final : public Linear {
+public:
+    // Throws std::invalid_argument where there are none, or their inputs differ.
+    explicit StackedLinear(std::vector<std::shared_ptr<Linear>> parts);
+
+    void matmul(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const override;
+    void rows(const int64_t* ids, int64_t count, float* out) const override;
+
+    int64_t n() const override { return starts_.back(); }
+    int64_t k() const override { return parts_.front()->k(); }
+    int64_t nbytes() const override;
+
+private:
+    std::vector<std::shared_ptr<Linear>> parts_;
+    std::vector<int64_t> starts_;  // of each part's outputs, and the end of the last
 };
 
 // Rows [outer, inner, h] with strides for the first two; y contiguous.

@@ -66,9 +66,6 @@ struct Shorts {
 };
 #endif
 
-inline Vec load_float16(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
 inline Vec load_uint8(const uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }

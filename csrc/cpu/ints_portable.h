@@ -7,8 +7,6 @@
 #include <emmintrin.h>
 #endif
 
-#include "float16.h"
-
 namespace {
 
 struct Ints {
@@ -71,11 +69,6 @@ inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
 #endif
 }
 
-inline Vec load_float16(const uint16_t* p) {
-    Vec x;
-    for (int i = 0; i < Vec::kWidth; i++) x.v[i] = oneloop::float_of(p[i]);
-    return x;
-}
 inline Vec load_uint8(const uint8_t* p) { return {Vec::Lanes{float(p[0]), float(p[1]), float(p[2]), float(p[3])}}; }
 inline Vec load_int8(const uint8_t* p) {
     int8_t x[4];

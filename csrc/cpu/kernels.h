@@ -13,6 +13,8 @@ constexpr int kPanel = 16;     // output columns stored side by side in a packed
 constexpr int kKeyTile = 64;   // keys scored at once; tiles lie at multiples of this in the context
 constexpr int kSegment = 512;  // keys of one softmax state; states are merged in position order
 
+enum class Element { kFloat32, kBFloat16, kFloat16 };
+
 enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kRelu2 };
 
 // Rows of x for one call, cut into tiles of at most max_tile_rows rows. Tile t holds rows [row_start[t], row_start[t+1]);
@@ -24,10 +26,12 @@ struct PackedRows {
 };
 
 // out [rows, N] (row stride ld_out) = x [rows, K] @ w.T + bias for the columns of panels [panel_begin, panel_end).
-// w is [panels][K][kPanel] with zeros in the columns past N; bias is padded likewise, or null.
+// w is [panels][K][kPanel] of `element`, with zeros in the columns past N; bias is padded likewise, or null. What is narrower
+// than float32 becomes float32 on its way into a register, so that the sums are those of a weight stored in float32.
 struct LinearArgs {
     PackedRows rows;
-    const float* w;
+    const void* w;
+    Element element;
     const float* bias;
     float* out;
     int64_t ld_out, n, k, panel_begin, panel_end;

@@ -13,6 +13,7 @@ using oneloop::Activation;
 using oneloop::AttentionArgs;
 using oneloop::AttentionState;
 using oneloop::AttentionTask;
+using oneloop::Element;
 using oneloop::kKeyTile;
 using oneloop::kPanel;
 using oneloop::kSegment;
@@ -48,17 +49,35 @@ inline Vec exp_upto_89(Vec x) {
 // The same for any x: over 89 gives inf.
 inline Vec exp(Vec x) { return exp_upto_89(Vec::min(Vec::broadcast(89.0f), x)); }
 
+// Element types in memory, all float32 in a register.
+struct Float32 {
+    using Element = float;
+    static Vec load(const float* p) { return Vec::load(p); }
+    static Vec load(const float* p, int n) { return Vec::load(p, n); }
+};
+struct BFloat16 {
+    using Element = uint16_t;
+    static Vec load(const uint16_t* p) { return Vec::load_bfloat16(p); }
+    static Vec load(const uint16_t* p, int n) { return Vec::load_bfloat16(p, n); }
+};
+struct Float16 {
+    using Element = uint16_t;
+    static Vec load(const uint16_t* p) { return Vec::load_float16(p); }
+};
+
 // ---- linear -------------------------------------------------------------------------------------------------------
 
 // c [MR, NP panels] (+)= a [kc][MR] . b, one fused chain per element in the order of k. Without `resume` the chain
 // starts at zero, with it at c: cutting K into pieces does not change the sum. Bias, if any, is added after the chain.
-template <int MR, int NP>
-void linear_tile(const float* a, const float* b, int64_t panel_stride, int64_t kc, float* c, int64_t ldc, bool resume,
+template <class Type, int MR, int NP>
+void linear_tile(const float* a, const void* weights, int64_t panel_stride, int64_t kc, float* c, int64_t ldc, bool resume,
                  const float* bias) {
+    using Stored = typename Type::Element;
     constexpr int NV = NP * kVecsPerPanel;
+    const auto* b = static_cast<const Stored*>(weights);
     // Far enough ahead that a line has come from memory before its turn, also across a page border, where the hardware
     // prefetcher stops.
-    constexpr int kAhead = 32 * kPanel;
+    constexpr int kAhead = 2048 / sizeof(Stored);
     Vec acc[MR][NV];
     ONELOOP_UNROLL
     for (int i = 0; i < MR; i++) {
@@ -71,7 +90,7 @@ void linear_tile(const float* a, const float* b, int64_t panel_stride, int64_t k
         ONELOOP_UNROLL
         for (int p = 0; p < NP; p++) prefetch(b + p * panel_stride + kAhead);
         ONELOOP_UNROLL
-        for (int j = 0; j < NV; j++) row[j] = Vec::load(b + (j / kVecsPerPanel) * panel_stride + (j % kVecsPerPanel) * W);
+        for (int j = 0; j < NV; j++) row[j] = Type::load(b + (j / kVecsPerPanel) * panel_stride + (j % kVecsPerPanel) * W);
         ONELOOP_UNROLL
         for (int i = 0; i < MR; i++) {
             Vec x = Vec::broadcast(a[i]);
@@ -90,17 +109,17 @@ void linear_tile(const float* a, const float* b, int64_t panel_stride, int64_t k
     }
 }
 
-using LinearTile = void (*)(const float*, const float*, int64_t, int64_t, float*, int64_t, bool, const float*);
+using LinearTile = void (*)(const float*, const void*, int64_t, int64_t, float*, int64_t, bool, const float*);
 
-template <int NP, int MR>
+template <class Type, int NP, int MR>
 struct TileTable {
     static void fill(LinearTile* table) {
-        table[MR] = linear_tile<MR, NP>;
-        TileTable<NP, MR - 1>::fill(table);
+        table[MR] = linear_tile<Type, MR, NP>;
+        TileTable<Type, NP, MR - 1>::fill(table);
     }
 };
-template <int NP>
-struct TileTable<NP, 0> {
+template <class Type, int NP>
+struct TileTable<Type, NP, 0> {
     static void fill(LinearTile*) {}
 };
 
@@ -111,12 +130,13 @@ constexpr int kTileRows = W == kPanel ? 14 : W == 8 ? 6 : Vec::kRegisters == 32 
 constexpr int kFourPanelRows = W == kPanel ? 7 : W == 8 ? 1 : 0;
 constexpr int kTwoPanelRows = W == kPanel ? 14 : W == 8 ? 2 : 0;
 
+template <class Type>
 struct LinearTiles {
     LinearTile one[kTileRows + 1], two[kTileRows + 1], four[kTileRows + 1];
     LinearTiles() {
-        TileTable<1, kTileRows>::fill(one);
-        TileTable<2, kTwoPanelRows>::fill(two);
-        TileTable<4, kFourPanelRows>::fill(four);
+        TileTable<Type, 1, kTileRows>::fill(one);
+        TileTable<Type, 2, kTwoPanelRows>::fill(two);
+        TileTable<Type, 4, kFourPanelRows>::fill(four);
     }
 };
 
@@ -125,10 +145,11 @@ struct LinearTiles {
 constexpr int64_t kFewTiles = 8, kFewTilesDepth = 64, kManyTilesDepth = 384;
 
 // All tiles of rows against `num` panels from `panel` on, writing to c (column 0 = the first column of `panel`).
+template <class Type>
 void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int64_t ldc) {
-    static const LinearTiles tiles;
+    static const LinearTiles<Type> tiles;
     const LinearTile* table = num == 1 ? tiles.one : num == 2 ? tiles.two : tiles.four;
-    const float* w = args.w + panel * args.k * kPanel;
+    const auto* w = static_cast<const typename Type::Element*>(args.w) + panel * args.k * kPanel;
     const float* bias = args.bias ? args.bias + panel * kPanel : nullptr;
     const int64_t most = args.rows.num_tiles <= kFewTiles ? kFewTilesDepth : kManyTilesDepth;
     const int64_t pieces = args.rows.num_tiles == 1 ? 1 : (args.k + most - 1) / most;
@@ -144,6 +165,7 @@ void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int
 }
 
 // A last panel with fewer than kPanel columns: computed whole, tile by tile, then its real columns copied.
+template <class Type>
 void linear_ragged_panel(const LinearArgs& args, int64_t panel) {
     float whole[kTileRows * kPanel];
     const int64_t columns = args.n - panel * kPanel;
@@ -152,13 +174,14 @@ void linear_ragged_panel(const LinearArgs& args, int64_t panel) {
         const int64_t row = args.rows.row_start[t], rows = args.rows.row_start[t + 1] - row;
         const int64_t starts[2] = {0, rows};
         tile.rows = {args.rows.data + row * args.k, starts, 1};
-        linear_panels(tile, panel, 1, whole, kPanel);
+        linear_panels<Type>(tile, panel, 1, whole, kPanel);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < columns; j++) args.out[(row + i) * args.ld_out + panel * kPanel + j] = whole[i * kPanel + j];
     }
 }
 
-void linear(const LinearArgs& args) {
+template <class Type>
+void linear_of(const LinearArgs& args) {
     int64_t rows = 0;
     for (int64_t t = 0; t < args.rows.num_tiles; t++) {
         const int64_t here = args.rows.row_start[t + 1] - args.rows.row_start[t];
@@ -168,8 +191,16 @@ void linear(const LinearArgs& args) {
     const int64_t whole_end = smaller(args.panel_end, args.n / kPanel);
     int64_t panel = args.panel_begin;
     for (int num = widest; num > 0; num /= 2)
-        for (; panel + num <= whole_end; panel += num) linear_panels(args, panel, num, args.out + panel * kPanel, args.ld_out);
-    for (; panel < args.panel_end; panel++) linear_ragged_panel(args, panel);
+        for (; panel + num <= whole_end; panel += num) linear_panels<Type>(args, panel, num, args.out + panel * kPanel, args.ld_out);
+    for (; panel < args.panel_end; panel++) linear_ragged_panel<Type>(args, panel);
+}
+
+void linear(const LinearArgs& args) {
+    switch (args.element) {
+        case Element::kFloat32: return linear_of<Float32>(args);
+        case Element::kBFloat16: return linear_of<BFloat16>(args);
+        case Element::kFloat16: return linear_of<Float16>(args);
+    }
 }
 
 // ---- row by row ---------------------------------------------------------------------------------------------------
@@ -398,16 +429,6 @@ struct Fetcher {
     }
 };
 
-struct Float32 {
-    using Element = float;
-    static Vec load(const float* p) { return Vec::load(p); }
-    static Vec load(const float* p, int n) { return Vec::load(p, n); }
-};
-struct BFloat16 {
-    using Element = uint16_t;
-    static Vec load(const uint16_t* p) { return Vec::load_bfloat16(p); }
-    static Vec load(const uint16_t* p, int n) { return Vec::load_bfloat16(p, n); }
-};
 
 // The keys of a tile, transposed.
 template <typename Type>

@@ -4,6 +4,7 @@
 #include "../isa.h"
 #include "../thread_pool.h"
 #include "drivers.h"
+#include "elements.h"
 
 namespace oneloop {
 namespace {
@@ -29,23 +30,32 @@ void pack_tile(const float* x, int64_t stride_x, int64_t rows, int64_t k, float*
         for (int64_t c = 0; c < k; c++) to[c * rows + i] = x[i * stride_x + c];
 }
 
-}  // namespace
-
-PackedLinear::PackedLinear(const float* weight, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,
-                           const float* bias)
-    : n_(n), k_(k), panels_((n + kPanel - 1) / kPanel), weight_(allocate_floats(panels_ * k * kPanel)) {
-    nbytes_ = panels_ * k * kPanel * static_cast<int64_t>(sizeof(float));
-    parallel_for(panels_, [&](int64_t panel) {
-        float* to = weight_.get() + panel * k * kPanel;
+template <typename T>
+void pack(const T* weight, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, T* panels) {
+    parallel_for((n + kPanel - 1) / kPanel, [&](int64_t panel) {
+        T* to = panels + panel * k * kPanel;
         const int64_t columns = std::min<int64_t>(kPanel, n - panel * kPanel);
         for (int64_t j = 0; j < columns; j++) {
-            const float* from = weight + (panel * kPanel + j) * stride_n;
+            const T* from = weight + (panel * kPanel + j) * stride_n;
             for (int64_t c = 0; c < k; c++) to[c * kPanel + j] = from[c * stride_k];
         }
     });
+}
+
+}  // namespace
+
+PackedLinear::PackedLinear(const void* weight, Element element, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k,
+                           const float* bias)
+    : element_(element), n_(n), k_(k), panels_((n + kPanel - 1) / kPanel) {
+    nbytes_ = panels_ * k * kPanel * element_bytes(element);
+    weight_ = allocate(nbytes_);
+    if (element == Element::kFloat32)
+        pack(static_cast<const float*>(weight), n, k, stride_n, stride_k, weight_.as<float>());
+    else
+        pack(static_cast<const uint16_t*>(weight), n, k, stride_n, stride_k, weight_.as<uint16_t>());
     if (bias) {
-        bias_ = allocate_floats(panels_ * kPanel);
-        std::copy(bias, bias + n, bias_.get());
+        bias_ = allocate(panels_ * kPanel * sizeof(float));
+        std::copy(bias, bias + n, bias_.as<float>());
         nbytes_ += panels_ * kPanel * static_cast<int64_t>(sizeof(float));
     }
 }
@@ -67,7 +77,7 @@ void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, floa
     cut(m, set.max_tile_rows, tiles);
     const float* rows = x;
     if (m > 1) {  // one row is its own packed form
-        float* packed = scratch_floats(Slot::kRows, m * k_);
+        float* packed = scratch<float>(Slot::kRows, m * k_);
         auto pack = [&](int64_t t) {
             const int64_t start = tiles.starts[t];
             pack_tile(x + start * stride_x, stride_x, tiles.starts[t + 1] - start, k_, packed + start * k_);
@@ -79,7 +89,7 @@ void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, floa
         }
         rows = packed;
     }
-    LinearArgs args{{rows, tiles.starts, tiles.count}, weight_.get(), bias_.get(), out, stride_out, n_, k_, 0, panels_};
+    LinearArgs args{{rows, tiles.starts, tiles.count}, weight_.as<void>(), element_, bias_.as<float>(), out, stride_out, n_, k_, 0, panels_};
     if (m * n_ * k_ < kSerialWork) return set.linear(args);
     // Few panels are dealt out in pairs, so that no thread is left waiting for a long last task; many in fours, which
     // kernels for few rows like best.
@@ -94,8 +104,8 @@ void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, floa
 
 void PackedLinear::rows(const int64_t* ids, int64_t count, float* out) const {
     auto copy = [&](int64_t i) {
-        const float* from = weight_.get() + ids[i] / kPanel * k_ * kPanel + ids[i] % kPanel;
-        for (int64_t c = 0; c < k_; c++) out[i * k_ + c] = from[c * kPanel];
+        const int64_t first = ids[i] / kPanel * k_ * kPanel + ids[i] % kPanel;
+        for (int64_t c = 0; c < k_; c++) out[i * k_ + c] = float_at(weight_.as<void>(), element_, first + c * kPanel);
     };
     if (count < 16) {
         for (int64_t i = 0; i < count; i++) copy(i);

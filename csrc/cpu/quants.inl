@@ -116,15 +116,15 @@ struct Stored {
         Scales s;
         if constexpr (!kLayout.super) {
             const auto* p = reinterpret_cast<const uint16_t*>(scales_ + block * kLayout.block_scale_bytes()) + from;
-            s.d[0] = load_float16(p);
-            s.m = kLayout.minimum ? load_float16(p + kPanel) : Vec::zero();
+            s.d[0] = Vec::load_float16(p);
+            s.m = kLayout.minimum ? Vec::load_float16(p + kPanel) : Vec::zero();
         } else {
             const uint8_t* p = scales_ + block * kLayout.block_scale_bytes() + from;
             const auto* super = reinterpret_cast<const uint16_t*>(supers_ + block / kSuperBlock * kLayout.super_scale_bytes()) + from;
-            const Vec d = load_float16(super);
+            const Vec d = Vec::load_float16(super);
             if constexpr (kLayout.minimum) {
                 s.d[0] = d * load_uint8(p);
-                s.m = load_float16(super + kPanel) * load_uint8(p + kPanel);
+                s.m = Vec::load_float16(super + kPanel) * load_uint8(p + kPanel);
             } else {
                 s.d[0] = d * load_int8(p);
                 s.d[1] = d * load_int8(p + kPanel);

@@ -1,4 +1,4 @@
-// Eight floats in one register, on AVX2 and FMA. Included by avx2.cpp only.
+// Eight floats in one register, on AVX2, FMA and F16C. Included by avx2.cpp and quants_avx*.cpp only.
 #pragma once
 
 #include <immintrin.h>
@@ -22,6 +22,7 @@ struct Vec {
         for (int i = 0; i < n; i++) whole[i] = p[i];
         return load_bfloat16(whole);
     }
+    static Vec load_float16(const uint16_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
     static Vec lane_index() { return {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)}; }
 
     void store(float* p) const { _mm256_storeu_ps(p, v); }

@@ -1,4 +1,5 @@
-// Sixteen floats in one register, on AVX-512 (F, BW, DQ, VL). Included by avx512.cpp only.
+// Sixteen floats in one register, on AVX-512 (F, BW, DQ, VL). Included by avx512.cpp and
+// quants_avx512*.cpp only.
 #pragma once
 
 #include <immintrin.h>
@@ -20,6 +21,9 @@ struct Vec {
         return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
     static Vec load_bfloat16(const uint16_t* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
+    static Vec load_float16(const uint16_t* p) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
     static Vec lane_index() {
         return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
     }

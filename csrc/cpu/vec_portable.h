@@ -1,4 +1,5 @@
-// Four floats in one register, by the compiler's own vectors: SSE2 on x86-64, NEON on ARM. Included by portable.cpp only.
+// Four floats in one register, by the compiler's own vectors: SSE2 on x86-64, NEON on ARM. Included by portable.cpp
+// and quants_portable.cpp only.
 #pragma once
 
 #include <cmath>
@@ -7,6 +8,8 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
+
+#include "float16.h"
 
 namespace {
 
@@ -39,6 +42,11 @@ struct Vec {
         for (int i = 0; i < n; i++) bits[i] = static_cast<uint32_t>(p[i]) << 16;
         Vec x;
         std::memcpy(&x.v, bits, sizeof x.v);
+        return x;
+    }
+    static Vec load_float16(const uint16_t* p) {
+        Vec x;
+        for (int i = 0; i < kWidth; i++) x.v[i] = oneloop::float_of(p[i]);
         return x;
     }
     static Vec lane_index() { return {Lanes{0, 1, 2, 3}}; }

@@ -1,22 +1,37 @@
 """Linear layers by oneloop_native: the weight packed once into panels of 16 output columns, its only copy.
 
-Each output is one chain of fused multiply-adds over K in order, whatever the number of tokens beside it. Packing
-leaves a seam for other stored types: the panels need not hold float32, only PackedLinear knows what they hold."""
+float32, bfloat16 and float16 weights give the same bits as their values would in float32: each output is one chain of fused
+multiply-adds over K in order. Quantised weights stay in their blocks of 32: activations are rounded to eight bits in the
+same blocks, products are summed exactly, and one chain of multiply-adds runs over the blocks. Either way nothing depends on
+the number of tokens beside it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ops.gemm.weight import LinearWeight
+from ops.gemm.weight import BlockRows, LinearWeight
 from ops.native import module as native
+from ops.native import supports
+from ops.registry import ShapeClass
+
+BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 
 
-class NativeLinearWeight(LinearWeight):
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._packed = native.PackedLinear(weight, bias)
-        self.nbytes = self._packed.nbytes
+def supports_weights(case: ShapeClass) -> str | None:
+    """Weights of any width, on float32 activations."""
+    narrow = case.dtype in (torch.bfloat16, torch.float16)
+    return supports(case._replace(dtype=torch.float32) if narrow else case)
+
+
+class _NativeWeight(LinearWeight):
+    def __init__(self, packed: Any) -> None:
+        self._packed = packed
+        self.out_features, self.in_features = packed.out_features, packed.in_features
+        self.nbytes = packed.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
         out = x.new_empty(x.shape[0], self.out_features)
@@ -31,3 +46,26 @@ class NativeLinearWeight(LinearWeight):
         out = torch.empty(ids.shape[0], self.in_features)
         self._packed.rows(ids, out)
         return out
+
+
+class NativeLinearWeight(_NativeWeight):
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(native.PackedLinear(weight, bias))
+
+
+class NativeBlockWeight(_NativeWeight):
+    """Rows of several types may follow each other: a merged projection's need not agree."""
+
+    def __init__(self, parts: Sequence[BlockRows], bias: Tensor | None) -> None:
+        biases: Sequence[Tensor | None] = [bias] * len(parts)
+        if bias is not None and len(parts) > 1:
+            biases = bias.split([len(part.data) for part in parts])
+        packed = [native.QuantLinear(part.type, part.data, b) for part, b in zip(parts, biases, strict=True)]
+        super().__init__(packed[0] if len(packed) == 1 else native.StackedLinear(packed))
+
+
+class NativeInt8Weight(_NativeWeight):
+    """A float weight rounded to eight bits, a half-precision scale for every 32 of a row."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(native.QuantLinear.rounded(weight, bias))

@@ -5,8 +5,17 @@ The form belongs to the kernel that made it; callers see shapes and bytes only."
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Rows of a weight as a GGUF file stores them: `type` is ggml's name of its blocks ("Q4_1"), data [rows, row bytes] uint8."""
+
+    type: str
+    data: Tensor
 
 
 class LinearWeight(ABC):

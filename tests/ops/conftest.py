@@ -14,7 +14,7 @@ try:
 except ImportError:
     oneloop_native = None
 
-ISAS = ("avx512", "avx2", "portable")
+ISAS = ("avx512vnni", "avx512", "avxvnni", "avx2", "portable")
 
 
 @pytest.fixture(params=ISAS)
