@@ -121,7 +121,7 @@ _prepare_linear = Op(
     "linear",
     _USUAL,
     [
-        Kernel("linear", "native", gemm_native.supports_weights, gemm_native.NativeLinearWeight, native.about),
+        Kernel("linear", "native", native.supports, gemm_native.NativeLinearWeight, native.about),
         Kernel("linear", "cuda", gemm_cuda.supports, gemm_cuda.CudaLinearWeight),
         Kernel("linear", "reference", _any, gemm_reference.ReferenceLinearWeight),
     ],
@@ -214,10 +214,11 @@ _activate = _op(
 )
 
 
-def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+def prepare_linear(weight: Tensor, bias: Tensor | None = None, activations: torch.dtype | None = None) -> LinearWeight:
     """Bring weight [N, K] and bias [N] into the form the chosen kernel reads. Done once at load; the originals may be
-    dropped afterwards."""
-    return _prepare_linear.runs[weight.device, weight.dtype](weight, bias)
+    dropped afterwards. `activations`: the dtype that it will meet, if not its own; bias is of that dtype. Where there are
+    `block_types`, float32 activations meet weights of 16 bits too."""
+    return _prepare_linear.runs[weight.device, activations or weight.dtype](weight, bias)
 
 
 def block_types(device: torch.device) -> frozenset[str]:
@@ -239,8 +240,7 @@ def prepare_int8_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWei
 
 
 def linear(x: Tensor, w: LinearWeight) -> Tensor:
-    """x [T, K] -> x @ weight.T + bias, [T, N]. T may be 0. On CUDA and in references x has the weight's dtype; native weights of
-    any width take and give float32."""
+    """x [T, K] -> x @ weight.T + bias, [T, N], in the dtype the weight was prepared for. T may be 0."""
     return w.matmul(x)
 
 

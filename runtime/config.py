@@ -22,6 +22,7 @@ class EngineConfig:
 
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "auto"
     load_format: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -49,6 +50,17 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightStorage:
+    """How matrices are kept in memory. `numbers`: those that a checkpoint has as plain numbers: in a dtype, or "stored" for the
+    checkpoint's own. `blocks`: those it has quantised: "stored", or "none" to turn them into numbers. `rounded`: numbers
+    become eight-bit blocks at load."""
+
+    numbers: str
+    blocks: str = "none"
+    rounded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceDefaults:
     """What suits a kind of device where nothing was asked."""
 
@@ -66,7 +78,8 @@ CUDA = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    dtype: str
+    dtype: str  # of activations
+    weights: WeightStorage
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -86,9 +99,10 @@ class EnginePlan:
     @classmethod
     def resolve(
         cls, config: EngineConfig, *, dtype: str, layers: tuple[LayerShape, ...], model_len: int,
-        defaults: DeviceDefaults, free_bytes: int,
+        defaults: DeviceDefaults, free_bytes: int, weights: WeightStorage | None = None,
     ) -> EnginePlan:  # fmt: skip
-        """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights.
+        """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights;
+        `weights`: if they are kept otherwise than as numbers of `dtype`.
 
         Raises PlanError."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
@@ -118,6 +132,7 @@ class EnginePlan:
             max_model_len = capacity
         return cls(
             dtype=dtype,
+            weights=weights or WeightStorage(dtype),
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,

@@ -91,7 +91,8 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
     for op in ("attend", "paged_attention"):
         ops.force(backend if device == "cuda" else None, op)
     ops.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
-    plan = on_cuda.plan(config, spec) if device == "cuda" else on_cpu.plan(config, spec)
+    stored_bytes = None if config.load_format == "dummy" else files.stored_bytes
+    plan = on_cuda.plan(config, spec) if device == "cuda" else on_cpu.plan(config, spec, stored_bytes)
     if device == "cuda":
         on_cuda.compile_ahead(plan)
     with on_cuda.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
@@ -103,6 +104,7 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
             progress=report,
             max_model_len=plan.max_model_len,
             device=device,
+            weights=plan.weights,
         )
     eos_token_ids = files.eos_token_ids | config.end_token_ids
     report(LoadProgress("warm-up"))

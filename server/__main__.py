@@ -175,6 +175,7 @@ def engine_config(config: ServerConfig, tokenizer: Tokenizer, chat_format: ChatF
     return EngineConfig(
         device=config.device,
         dtype=config.dtype,
+        quantization=config.quantization,
         load_format=config.load_format,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,

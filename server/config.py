@@ -88,7 +88,12 @@ class ServerConfig:
         "auto", "how weights are stored; dummy draws random ones", group=_MODEL
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "type of weights and activations", group=_MODEL
+        "auto", "type of weights and activations; a CPU keeps weights in it and computes in float32", group=_MODEL
+    )
+    quantization: Literal["auto", "none", "int8"] = option(
+        "auto",
+        "auto leaves weights in GGUF's blocks on a CPU, none dequantises them; int8 rounds any weights at load (CPU)",
+        group=_MODEL,
     )
     chat_template: str | None = option(
         None, "file with a Jinja chat template to use instead of the model's", group=_MODEL

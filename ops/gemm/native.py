@@ -15,16 +15,8 @@ from torch import Tensor
 
 from ops.gemm.weight import BlockRows, LinearWeight
 from ops.native import module as native
-from ops.native import supports
-from ops.registry import ShapeClass
 
 BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
-
-
-def supports_weights(case: ShapeClass) -> str | None:
-    """Weights of any width, on float32 activations."""
-    narrow = case.dtype in (torch.bfloat16, torch.float16)
-    return supports(case._replace(dtype=torch.float32) if narrow else case)
 
 
 class _NativeWeight(LinearWeight):

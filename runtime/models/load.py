@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 import ops
+from runtime.config import WeightStorage
 from runtime.models.blocks.weights import Weights
 from runtime.models.decoder import Decoder
+from runtime.models.kept import Kept
 from runtime.models.registry import spec_from_config
-from runtime.models.spec import HEAD, DecoderSpec, Experts, Linear
+from runtime.models.spec import EMBEDDING, HEAD, DecoderSpec, Experts, Linear, MoE, layer_name
 from runtime.weights.rules import Checkpoint, Load, Report, TensorSource, WeightsError, fitting, plan, stored_as
+
+_TABLE = f"{EMBEDDING}.weight"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,10 +34,12 @@ def load_model(
     progress: Report,
     max_model_len: int | None = None,
     device: str = "cpu",
+    weights: WeightStorage | None = None,
 ) -> Decoder:
-    """`files`: a `weights.fetch.ModelFiles`. `max_model_len`: positions that will be asked for, by default all that the
-    model was made for; it sizes the rotary tables. `progress` counts stored bytes. Each tensor goes to `device` as soon as
-    it is read, so the host holds a few at a time.
+    """`dtype`: of activations, and of weights unless `weights` says how those are kept. `files`: a `weights.fetch.ModelFiles`.
+    `max_model_len`: positions that will be asked for, by default all that the model was made for; it sizes the rotary
+    tables. `progress` counts stored bytes. Each tensor goes to `device` as soon as it is read, so the host holds a few at a
+    time.
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
     if dtype not in DTYPES:
@@ -46,30 +52,62 @@ def load_model(
         ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
         rules = fitting(parameters, (spec.rules, *spec.other_rules), source.shapes)
         loads = plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
-        weights = _read(spec, source, loads, dtype, torch.device(device), progress)
-    return Decoder(spec, weights, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len)
+        kept = Kept(weights or WeightStorage(dtype), dtype, source.types, ops.block_types(torch.device(device)))
+        read = _read(spec, source, loads, kept, torch.device(device), progress)
+    return Decoder(spec, read, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len)
 
 
 def _read(
-    spec: DecoderSpec, source: TensorSource, loads: list[Load], dtype: str, device: torch.device, progress: Report
+    spec: DecoderSpec, source: TensorSource, loads: list[Load], kept: Kept, device: torch.device, progress: Report
 ) -> Weights:
     linear_names = {f"{linear.name}.weight": linear.name for linear in spec.linears()}
+    exact = {f"{linear.name}.weight" for linear in spec.linears() if linear.float32} | _routers(spec)
     places = {f"{half.name}.weight": place for place, half in _expert_halves(spec)}
     linears: dict[str, ops.LinearWeight] = {}
     tensors: dict[str, Tensor] = {}
-    experts = {each.name: ops.prepare_experts(_shape(each), DTYPES[dtype], device) for each in spec.experts()}
-    for parameter, values in source.stream(loads, dtype, progress):
-        name, stored = parameter.name, _as_torch(values)
+    experts = {each.name: ops.prepare_experts(_shape(each), DTYPES[kept.dtype], device) for each in spec.experts()}
+    matrices = linear_names.keys() | places.keys() | {_TABLE}
+    storage = {
+        load.parameter.name: kept.storage(load, blocks=load.parameter.name not in places)
+        for load in loads
+        if load.parameter.name in matrices
+    }
+    for parameter, values in source.stream(loads, kept.dtype, progress, storage):
+        name = parameter.name
+        bias_name = name.removesuffix("weight") + "bias"
         if name in places:  # copied to where it belongs, wherever that is
             place = places[name]
-            bias = tensors.pop(name.removesuffix("weight") + "bias", None)
-            experts[place.experts].fill(place.half, place.number, stored, bias)
+            experts[place.experts].fill(place.half, place.number, _as_torch(values), tensors.pop(bias_name, None))
         elif name in linear_names:
-            linear = linear_names[name]
-            linears[linear] = ops.prepare_linear(stored.to(device), tensors.pop(f"{linear}.bias", None))
+            rounded = kept.wanted.rounded and name not in exact
+            bias = tensors.pop(bias_name, None)
+            linears[linear_names[name]] = _prepare(values, bias, DTYPES[kept.dtype], device, rounded=rounded)
+        elif name == _TABLE and storage[name] != kept.dtype:  # its rows can be read out of whatever form a matrix has
+            linears[EMBEDDING] = _prepare(values, None, DTYPES[kept.dtype], device)
         else:
-            tensors[name] = stored.to(device)
+            tensors[name] = _as_torch(values).to(device)
     return Weights(linears, tensors, experts)
+
+
+def _prepare(
+    values: Any, bias: Tensor | None, activations: torch.dtype, device: torch.device, *, rounded: bool = False
+) -> ops.LinearWeight:
+    if isinstance(values, list):
+        parts = [ops.BlockRows(part.type, torch.from_numpy(part.rows)) for part in values]
+        return ops.prepare_block_linear(parts, bias)
+    weight = _as_torch(values).to(device)
+    if rounded:
+        return ops.prepare_int8_linear(weight, bias)
+    return ops.prepare_linear(weight, bias, torch.promote_types(weight.dtype, activations))
+
+
+def _routers(spec: DecoderSpec) -> set[str]:
+    """Rounded, they might choose other experts."""
+    return {
+        f"{layer.mlp.router_linear(layer_name(index), spec.hidden_size).name}.weight"
+        for index, layer in enumerate(spec.layers)
+        if isinstance(layer.mlp, MoE)
+    }
 
 
 class _Place(NamedTuple):

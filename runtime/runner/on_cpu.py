@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from runtime.config import CPU, EngineConfig, EnginePlan
+import ops
+from runtime.config import CPU, EngineConfig, EnginePlan, PlanError, WeightStorage
 from runtime.kv.kv_cache import KVCache
 from runtime.models.decoder import Decoder
 from runtime.models.spec import DecoderSpec
@@ -16,12 +19,34 @@ from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 
 
-def plan(config: EngineConfig, spec: DecoderSpec) -> EnginePlan:
-    """Raises PlanError."""
-    dtype = CPU.dtype if config.dtype == "auto" else config.dtype
-    free_bytes = max(0, free_host_bytes() - spec.weights_bytes(dtype))
+def plan(config: EngineConfig, spec: DecoderSpec, stored_bytes: int | None = None) -> EnginePlan:
+    """`stored_bytes`: of the model's weights in its files, if there are any. Raises PlanError."""
+    weights, dtype = _weights(config), CPU.dtype
+    if weights.numbers != "stored" and not ops.block_types(torch.device("cpu")):
+        dtype = weights.numbers  # references compute in the type of the weights
+    elif config.kv_cache_dtype == "auto" and config.dtype == "bfloat16":
+        config = replace(config, kv_cache_dtype=config.dtype)
+    weights_bytes = spec.weights_bytes(dtype if weights.numbers == "stored" else weights.numbers)
+    if weights.blocks == "stored" and stored_bytes is not None:
+        weights_bytes = min(weights_bytes, stored_bytes)
     return EnginePlan.resolve(
-        config, dtype=dtype, layers=spec.kv_shapes(), model_len=spec.max_model_len, defaults=CPU, free_bytes=free_bytes
+        config, dtype=dtype, layers=spec.kv_shapes(), model_len=spec.max_model_len, defaults=CPU,
+        free_bytes=max(0, free_host_bytes() - weights_bytes), weights=weights,
+    )  # fmt: skip
+
+
+def _weights(config: EngineConfig) -> WeightStorage:
+    """Kernels of our own read whatever is stored; references only numbers of the activations' dtype."""
+    native = bool(ops.block_types(torch.device("cpu")))
+    numbers = config.dtype if config.dtype != "auto" else "stored" if native else CPU.dtype
+    if config.quantization == "int8" and not native:
+        raise PlanError(
+            "quantization int8 is computed by the native kernels only, and they are not there or not wanted"
+        )
+    return WeightStorage(
+        numbers,
+        blocks="none" if config.quantization == "none" or not native else "stored",
+        rounded=config.quantization == "int8",
     )
 
 

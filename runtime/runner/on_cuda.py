@@ -36,6 +36,8 @@ def plan(config: EngineConfig, spec: DecoderSpec, used_beside: int | None = None
     the weights are still to come.
 
     Raises PlanError."""
+    if config.quantization == "int8":
+        raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
     dtype = CUDA.dtype if config.dtype == "auto" else config.dtype
     free, total = torch.cuda.mem_get_info()
     share = int(total * config.gpu_memory_utilization) - (total - free)

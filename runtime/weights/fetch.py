@@ -51,6 +51,13 @@ class ModelFiles:
             found.update(i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int)
         return frozenset(found)
 
+    @property
+    def stored_bytes(self) -> int:
+        """Of the weights, as they are on this disk."""
+        if self.gguf is not None:
+            return sum(tensor.nbytes for tensor in self.gguf.tensors.values())
+        return sum(path.stat().st_size for path in self.path.glob("*.safetensors"))
+
     def open_tensors(self, load_format: str, expected: Mapping[str, Shape], seed: int) -> TensorStream:
         """See `rules.Checkpoint`."""
         if load_format not in LOAD_FORMATS:

@@ -88,6 +88,7 @@ class GgufCheckpoint:
             if name not in (_ROPE_FACTORS, *_LONGROPE.values())
         }
         self.shapes: Mapping[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.types: Mapping[str, str] = {name: tensor.type for name, tensor in self._tensors.items()}
         self._head_sizes = _reordered_heads(self._file.metadata, self._tensors)
         if unknown := [tensor for tensor in self._tensors.values() if tensor.type not in FORMATS]:
             self.close()
@@ -103,21 +104,24 @@ class GgufCheckpoint:
         return self._tensors[name].nbytes
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Rows from `start` on into the contiguous `out`, as many as it has, dequantised, in its type."""
-        tensor = self._tensors[name]
-        stop = start + len(out)
-        head_size = self._head_sizes.get(name)
-        raw = (
-            self._file.raw_rows(tensor, start, stop)
-            if head_size is None
-            else self._heads(tensor, start, stop, head_size)
-        )
+        """Rows from `start` on into the contiguous `out`, as many as it has, dequantised, in its type; uint8 [rows, bytes of a
+        row] takes them as they are stored."""
+        tensor, raw = self._tensors[name], self._raw_rows(name, start, start + len(out))
+        if out.dtype == np.uint8:
+            out[...] = raw
+            return
         values = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
         dequantize(raw, FORMATS[tensor.type], values)
         if self._architecture.plus_one and name.endswith("norm.weight"):
             values -= 1
         if values is not out:
             store(values, out)
+
+    def _raw_rows(self, name: str, start: int, stop: int) -> Bytes:
+        tensor, head_size = self._tensors[name], self._head_sizes.get(name)
+        if head_size is None:
+            return self._file.raw_rows(tensor, start, stop)
+        return self._heads(tensor, start, stop, head_size)
 
     def _heads(self, tensor: GgufTensor, start: int, stop: int, head_size: int) -> Bytes:
         """Rows of q or k with rotary pairs half a head apart again. Blocks never span rows, so packed rows can be moved."""

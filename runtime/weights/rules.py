@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from runtime.api import LoadProgress
 
@@ -265,16 +266,31 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {rest} more" if rest > 0 else "")
 
 
+BLOCKS = "blocks"  # stands beside the dtypes: quantised, as it is stored
+
+
+class Blocks(NamedTuple):
+    """Rows of a stored tensor, quantised: `type` as ggml calls it, rows [rows, bytes of a row] uint8."""
+
+    type: str
+    rows: Any
+
+
 class TensorSource(Protocol):
-    """An open checkpoint: tensors by Hugging Face name."""
+    """An open checkpoint: tensors by Hugging Face name. `types`: what their numbers are, by ggml's names ("BF16", "Q4_1")."""
 
     @property
     def shapes(self) -> Mapping[str, Shape]: ...
 
-    def stream(self, loads: Sequence[Load], dtype: str, report: Report) -> Iterator[tuple[Parameter, Any]]:
+    @property
+    def types(self) -> Mapping[str, str]: ...
+
+    def stream(
+        self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[tuple[Parameter, Any]]:
         """Each parameter and its values, in the order of `loads`: a fresh C-contiguous numpy array, float32, float16, or
-        uint16 that holds the bits of bfloat16; as `dtype` says, or float32 where the parameter does. At most a few arrays
-        wait unread."""
+        uint16 that holds the bits of bfloat16; as `dtype` says, or `storage` for a parameter named there, or float32 where the
+        parameter does. As BLOCKS, a list of `Blocks`, one for each piece. At most a few arrays wait unread."""
         ...
 
 

@@ -53,6 +53,7 @@ class SafetensorsCheckpoint:
             self.close()
             raise
         self.shapes: Mapping[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.types: Mapping[str, str] = {name: tensor.format for name, tensor in self._tensors.items()}
 
     def close(self) -> None:
         while self._fds:
@@ -62,7 +63,8 @@ class SafetensorsCheckpoint:
         return self._tensors[name].nbytes
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Rows from `start` on into the contiguous `out`, as many as it has, in its type."""
+        """Rows from `start` on into the contiguous `out`, as many as it has, in its type; uint8 [rows, bytes of a row] takes them
+        as they are stored."""
         tensor = self._tensors[name]
         if tensor.format not in _SAME_AS_STORED:
             raise WeightsError(
@@ -70,14 +72,16 @@ class SafetensorsCheckpoint:
             )
         row_bytes = tensor.nbytes // tensor.shape[0]
         raw: Bytes
-        if out.dtype == _SAME_AS_STORED[tensor.format]:
+        if as_stored := out.dtype in (np.uint8, _SAME_AS_STORED[tensor.format]):
             raw = out.view(np.uint8)
         else:
             raw = np.empty(len(out) * row_bytes, np.uint8)
         read_exactly(self._fds[tensor.file], raw, tensor.offset + start * row_bytes, self._paths[tensor.file])
-        if out.dtype == np.float32 and tensor.format != "F32":
+        if as_stored:
+            return
+        if out.dtype == np.float32:
             dequantize(raw, FORMATS[tensor.format], out)
-        elif out.dtype != _SAME_AS_STORED[tensor.format]:
+        else:
             values = np.empty(out.shape, np.float32)
             dequantize(raw, FORMATS[tensor.format], values)
             store(values, out)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Protocol, Self
 from zlib import crc32
 
@@ -19,7 +20,7 @@ import numpy as np
 from runtime.api import LoadProgress
 from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
 from runtime.weights.forms import decode
-from runtime.weights.rules import LessOne, Load, Parameter, Piece, Report, Shape
+from runtime.weights.rules import BLOCKS, Blocks, LessOne, Load, Parameter, Piece, Report, Shape
 
 _AHEAD = 64 << 20  # bytes of finished or unfinished parameters
 _TASK = 1 << 21  # weights that one thread reads at a time
@@ -28,11 +29,13 @@ _MAX_THREADS = 8
 
 class Checkpoint(Protocol):
     shapes: Mapping[str, Shape]
+    types: Mapping[str, str]
 
     def stored_bytes(self, name: str) -> int: ...
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Thread-safe."""
+        """Rows from `start` on into the contiguous `out`, as many as it has, in its type; where that is uint8, out [rows, bytes of
+        a row], as they are stored. Thread-safe."""
         ...
 
     def close(self) -> None: ...
@@ -41,15 +44,21 @@ class Checkpoint(Protocol):
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     load: Load
-    values: Array
+    values: Array | list[Blocks]
     reads: list[Future[None]]
     stored_bytes: int
 
-    def finish(self) -> tuple[Parameter, Array]:
+    @property
+    def nbytes(self) -> int:
+        return self.stored_bytes if isinstance(self.values, list) else self.values.nbytes
+
+    def finish(self) -> tuple[Parameter, Array | list[Blocks]]:
         for read in self.reads:
             read.result()
         parameter, form = self.load.parameter, self.load.form
-        return parameter, self.values if form is None else decode(form, self.values, parameter.shape)
+        if form is None or isinstance(self.values, list):
+            return parameter, self.values
+        return parameter, decode(form, self.values, parameter.shape)
 
 
 class TensorStream:
@@ -68,7 +77,13 @@ class TensorStream:
     def shapes(self) -> Mapping[str, Shape]:
         return self._checkpoint.shapes
 
-    def stream(self, loads: Sequence[Load], dtype: str, report: Report) -> Iterator[tuple[Parameter, Array]]:
+    @property
+    def types(self) -> Mapping[str, str]:
+        return self._checkpoint.types
+
+    def stream(
+        self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[tuple[Parameter, Array | list[Blocks]]]:
         """See `rules.TensorSource`. Progress counts stored bytes."""
         total = sum(self._stored_bytes(piece) for load in loads for piece in load.pieces)
         done = ahead = 0
@@ -76,10 +91,12 @@ class TensorStream:
         pool = ThreadPoolExecutor(_num_threads(), "weights")
         try:
             for load in loads:
-                waiting.append(self._begin(load, dtype, pool))
-                ahead += waiting[-1].values.nbytes
+                wide = load.parameter.float32 or isinstance(load.form, LessOne)
+                kept = "float32" if wide else storage.get(load.parameter.name, dtype)
+                waiting.append(self._begin_blocks(load, pool) if kept == BLOCKS else self._begin(load, kept, pool))
+                ahead += waiting[-1].nbytes
                 while waiting and (ahead > _AHEAD or load is loads[-1]):
-                    ahead -= waiting[0].values.nbytes
+                    ahead -= waiting[0].nbytes
                     done += waiting[0].stored_bytes
                     yield waiting.popleft().finish()
                     report(LoadProgress("weights", done, total, "B"))
@@ -88,8 +105,7 @@ class TensorStream:
 
     def _begin(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
         shape = load.parameter.shape if load.form is None else load.form.stored_shape(load.parameter.shape)
-        wide = load.parameter.float32 or isinstance(load.form, LessOne)
-        values = empty(shape, "float32" if wide else dtype)
+        values = empty(shape, dtype)
         reads = []
         for piece in load.pieces:
             rows = values[piece.start : piece.start + piece.rows[0]]
@@ -98,6 +114,14 @@ class TensorStream:
             for start in range(0, len(out), step):
                 part = out[start : start + step]
                 reads.append(pool.submit(self._checkpoint.read_rows, piece.name, first + start, part))
+        return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.pieces)))
+
+    def _begin_blocks(self, load: Load, pool: ThreadPoolExecutor) -> _InFlight:
+        values, reads = [], []
+        for piece in load.pieces:
+            rows = np.empty((piece.shape[0], self._stored_bytes(piece) // piece.shape[0]), np.uint8)
+            values.append(Blocks(self.types[piece.name], rows))
+            reads.append(pool.submit(self._checkpoint.read_rows, piece.name, 0, rows))
         return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.pieces)))
 
     def _stored_bytes(self, piece: Piece) -> int:
@@ -121,6 +145,7 @@ class DummyCheckpoint:
 
     def __init__(self, shapes: Mapping[str, Shape], seed: int) -> None:
         self.shapes = shapes
+        self.types: Mapping[str, str] = dict.fromkeys(shapes, "F32")
         draws = np.random.default_rng(seed).standard_normal(self._LENGTH, np.float32) * np.float32(self._STD)
         self._tables: dict[np.dtype[np.generic], Array] = {}
         for dtype in ARRAY_TYPES:
@@ -135,6 +160,8 @@ class DummyCheckpoint:
         return 4 * prod(self.shapes[name])
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
+        if out.dtype == np.uint8:
+            out = out.view(np.float32)
         if name.endswith("norm.weight"):
             store(np.ones(out.shape, np.float32), out)
             return

@@ -196,7 +196,7 @@ def test_what_is_not_a_tensor_is_refused_by_name(native: object) -> None:
     with pytest.raises(TypeError, match="x is not a tensor"):
         native.rms_norm([1.0], torch.ones(1), 1e-5, torch.ones(1))  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="weight has an element type that no kernel reads"):
-        native.rms_norm(torch.ones(1), torch.ones(1).half(), 1e-5, torch.ones(1))  # type: ignore[attr-defined]
+        native.rms_norm(torch.ones(1), torch.ones(1).double(), 1e-5, torch.ones(1))  # type: ignore[attr-defined]
 
 
 def test_anything_that_speaks_dlpack_is_a_tensor(native: object) -> None:

@@ -2,8 +2,11 @@
 
 import pytest
 
-from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError
+import ops
+from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError, WeightStorage
 from runtime.kv.layout import LayerShape
+from runtime.models.registry import spec_from_config
+from runtime.runner import on_cpu
 
 LAYERS = (LayerShape(3, 64),) * 30
 
@@ -56,3 +59,48 @@ def test_a_small_budget_alone_lowers_the_number_of_rows():
 
 def test_many_rows_alone_raise_the_budget():
     assert resolve(max_num_seqs=1000).max_num_batched_tokens == 1001
+
+
+SPEC = spec_from_config(
+    {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu",
+    }
+)  # fmt: skip
+
+
+@pytest.fixture
+def native(monkeypatch):
+    monkeypatch.setattr(ops, "block_types", lambda device: frozenset({"Q4_1"}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "weights", "kv"),
+    [
+        ({}, WeightStorage("stored", blocks="stored"), "float32"),
+        ({"quantization": "none"}, WeightStorage("stored"), "float32"),
+        ({"dtype": "bfloat16"}, WeightStorage("bfloat16", blocks="stored"), "bfloat16"),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, WeightStorage("bfloat16", blocks="stored"), "float32"),
+        ({"dtype": "float16", "quantization": "none"}, WeightStorage("float16"), "float32"),
+        ({"quantization": "int8"}, WeightStorage("stored", blocks="stored", rounded=True), "float32"),
+    ],
+)
+def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(native, asked, weights, kv):
+    plan = on_cpu.plan(EngineConfig(**asked), SPEC)
+    assert (plan.dtype, plan.weights, plan.kv_cache_dtype) == ("float32", weights, kv)
+
+
+def test_references_compute_in_the_type_of_the_weights(monkeypatch):
+    monkeypatch.setattr(ops, "block_types", lambda device: frozenset())
+    assert on_cpu.plan(EngineConfig(), SPEC).weights == WeightStorage("float32")
+    plan = on_cpu.plan(EngineConfig(dtype="bfloat16"), SPEC)
+    assert (plan.dtype, plan.weights) == ("bfloat16", WeightStorage("bfloat16"))
+    with pytest.raises(PlanError, match="quantization int8"):
+        on_cpu.plan(EngineConfig(quantization="int8"), SPEC)
+
+
+def test_weights_leave_memory_to_the_cache_as_they_are_kept(native, monkeypatch):
+    monkeypatch.setattr(on_cpu, "free_host_bytes", lambda: 4 << 20)
+    in_float32 = on_cpu.plan(EngineConfig(quantization="none"), SPEC, stored_bytes=100_000).kv_cache_bytes
+    assert on_cpu.plan(EngineConfig(), SPEC, stored_bytes=100_000).kv_cache_bytes > in_float32

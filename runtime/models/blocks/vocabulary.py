@@ -14,7 +14,8 @@ from runtime.models.spec import EMBEDDING, FINAL_NORM, POSITIONS, DecoderSpec
 class VocabularyBlock:
     def __init__(self, spec: DecoderSpec, weights: Weights, dtype: str) -> None:
         self._head = weights.linears[spec.head.name]
-        self._table = self._head if spec.tied_embedding else weights.tensors[f"{EMBEDDING}.weight"]
+        prepared = weights.linears.get(EMBEDDING)  # the head itself, if they are tied
+        self._table = weights.tensors[f"{EMBEDDING}.weight"] if prepared is None else prepared
         # Rounded as the embeddings are, which is how Gemma was trained.
         self._multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=getattr(torch, dtype)))
         self._positions: Tensor | None = None

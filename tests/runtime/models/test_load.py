@@ -9,9 +9,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import ops
+from runtime.config import WeightStorage
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
+from server.tokenizer import Tokenizer
 from tests.runtime.models.paged import Paged
 from tests.runtime.weights import smollm2
 
@@ -150,3 +153,79 @@ def test_gguf_and_safetensors_of_the_same_weights_compute_the_same(tmp_path):
     weights = {name: weight for name, weight in theirs.state_dict().items() if name != "lm_head.weight"}
     save_file(weights, tmp_path / "model.safetensors")
     assert torch.equal(logits(load(tmp_path)), logits(load(smollm2.files().path)))
+
+
+NATIVE = pytest.mark.skipif("Q4_1" not in ops.block_types(torch.device("cpu")), reason="oneloop_native is not built")
+STORED = WeightStorage("stored", blocks="stored")
+
+
+@NATIVE
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_16_bit_weights_stay_so_and_compute_what_float32_computes(original, folder, dtype, tied):
+    set_config(folder, tie_word_embeddings=tied)
+    rounded = {name: weight.to(dtype) for name, weight in original.state_dict().items()}
+    if tied:
+        del rounded["lm_head.weight"]
+    save_file(rounded, folder / "model.safetensors")
+    kept, wide = load(folder, weights=STORED), load(folder)
+    assert torch.equal(logits(kept), logits(wide))
+    assert kept.weights_bytes < 0.6 * wide.weights_bytes
+
+
+@NATIVE
+def test_a_dtype_for_weights_rounds_them_and_leaves_activations_float32(original, folder):
+    save_file({name: weight.bfloat16() for name, weight in original.state_dict().items()}, folder / "model.safetensors")
+    rounded = load(folder)
+    save_file(original.state_dict(), folder / "model.safetensors")
+    kept = load(folder, weights=WeightStorage("bfloat16"))
+    assert kept.dtype == "float32"
+    # Norms are not matrices and keep their own type; theirs are ones here.
+    assert torch.equal(logits(kept), logits(rounded))
+
+
+@NATIVE
+def test_int8_rounds_matrices_at_load(folder):
+    exact, rounded = load(folder), load(folder, weights=WeightStorage("stored", rounded=True))
+    apart = logits(rounded) - logits(exact)
+    assert 0 < apart.norm() < 0.03 * logits(exact).norm()
+    assert rounded.weights_bytes < 0.5 * exact.weights_bytes
+
+
+@NATIVE
+@pytest.mark.parametrize(("blocks", "most"), [("stored", 96 << 20), ("none", 520 << 20)])
+def test_a_quantised_model_stays_quantised_unless_asked(blocks, most):
+    """The built-in model: Q4_1 matrices, a tied Q8_0 embedding, 90 MB of file."""
+    wide = logits_of_text(load_smollm2(WeightStorage("float32")))
+    decoder = load_smollm2(WeightStorage("float32", blocks=blocks))
+    assert decoder.weights_bytes < most
+    apart = abs(loss(logits_of_text(decoder)) - loss(wide))
+    assert apart < 0.01 if blocks == "stored" else apart == 0
+
+
+TEXT = """The tide comes in twice a day because the moon pulls at the sea, and a little because the sun does. When the three stand
+in one line, the pull is strongest and the water rises furthest; a week later they stand at a right angle and the tide is at its
+lowest. Sailors have known this for as long as there have been harbours. They wrote it down in tables, first by hand and then in
+print, and a captain who could not read them did not keep his ship for long. Today a computer works out the same numbers from the
+orbits, but the sea has not changed: a storm can still hold the water in a bay for hours after the table says that it should have
+gone, and a clever pilot looks out of the window before he looks at the page."""
+
+
+def load_smollm2(weights):
+    files = smollm2.files()
+    return load_model(
+        files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, weights=weights
+    )
+
+
+def text_ids() -> list[int]:
+    return Tokenizer.from_gguf(smollm2.files().gguf.metadata).encode(TEXT)
+
+
+def logits_of_text(decoder) -> torch.Tensor:
+    return Paged(decoder, 1, 512).step({0: text_ids()})[0]
+
+
+def loss(logits: torch.Tensor) -> float:
+    """Mean negative log-likelihood of each next token: the logarithm of perplexity."""
+    return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(text_ids()[1:])))

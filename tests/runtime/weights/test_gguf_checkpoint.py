@@ -189,3 +189,19 @@ def test_unsupported_tensor_types_are_refused_before_reading(tmp_path):
     path.write_bytes(gguf([key("general.architecture", 8, string("llama"))], odd, bytes(200)))
     with pytest.raises(WeightsError, match=r"blk\.0\.attn_v\.weight is IQ4_NL.*2 more"):
         GgufCheckpoint(GgufFile(path))
+
+
+def test_rows_as_stored_are_in_the_same_order(family):
+    """Rows moved as packed bytes decode to the rows that reading as float32 gives."""
+    checkpoint = GgufCheckpoint(family[1])
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert checkpoint.types[name] == "Q8_0"
+    rows, width = checkpoint.shapes[name]
+    raw = np.empty((rows, checkpoint.stored_bytes(name) // rows), np.uint8)
+    checkpoint.read_rows(name, 0, raw)
+    values = gguf_package.quants.dequantize(raw, gguf_package.GGMLQuantizationType.Q8_0)
+    assert values.shape == (rows, width)
+    assert torch.equal(torch.from_numpy(values), read(checkpoint, name))
+    middle = np.empty((5, raw.shape[1]), np.uint8)
+    checkpoint.read_rows(name, 3, middle)
+    assert np.array_equal(middle, raw[3:8])
