@@ -20,15 +20,16 @@ from server.bad_words import forbid
 from server.beams import BeamParams
 from server.chat_format import Reading
 from server.config import ServerConfig
+from server.conversation import chat_prompt
 from server.errors import InvalidRequest, Unavailable
 from server.frames import ChunkFrames, Envelope, Shape, json_response
 from server.generation import Generation, TextOptions
 from server.intake import echoed, truncated
 from server.lifecycle import RETRY_AFTER_DRAIN_S, Served
 from server.logprobs import Echo
-from server.middleware import arrival_s, request_id
+from server.middleware import request_id
 from server.sampling import for_choice, resolve_max_tokens, sampling_params
-from server.schema import GenerationRequest
+from server.schema import ChatRequest, GenerationRequest
 from server.service import Service
 from server.sse import ClientLeft, ClientWatch, EventStream
 from server.structured.wishes import forms_of
@@ -42,48 +43,49 @@ async def answer(
     served: Served,
     http: HttpRequest,
     wire: GenerationRequest,
-    prompts: Sequence[Sequence[int]],
+    generation: Generation,
     shape: Shape,
-    *,
-    max_tokens: int | None,
-    default_max_tokens: int | None,
-    param: str,
-    continues_prompt: bool = False,
-    reading: Reading | None = None,
 ) -> ASGIApp:
-    """`max_tokens`: as the client wants it; `param`: the field the prompts came from, for complaints. `continues_prompt`: an
-    answer goes on where the prompt ends, rather than being a new text.
+    """`generation`: what `wire` asks for, under the id `answer_id` gives.
 
     Raises ApiError, and ClientLeft for a whole answer nobody waits for any more."""
-    envelope = Envelope(
-        shape.id_prefix + request_id(http.scope), int(time.time()), served.name, served.fingerprint, shape
-    )
-    generation = generation_of(
-        service.config,
-        served,
-        wire,
-        prompts,
-        id=envelope.id,
-        arrival_s=arrival_s(http.scope),
-        continues_prompt=continues_prompt,
-        max_tokens=max_tokens,
-        default_max_tokens=default_max_tokens,
-        param=param,
-        forms=await forms_of(served.grammars, wire),
-        reading=reading,
-    )
-    if service.config.log_requests:
-        logger.info(
-            "%s: %d sequences, %d prompt tokens, %s",
-            envelope.id,
-            len(generation.requests),
-            generation.num_prompt_tokens,
-            generation.requests[0].params,
-        )
+    envelope = Envelope(answer_id(http, shape), int(time.time()), served.name, served.fingerprint, shape)
     if wire.stream:
         return _stream(service, generation, envelope, wire)
     said = await transcripts(http, generation)
     return await service.offload.run(generation.rendering_chars, lambda: json_response(envelope.body(generation, said)))
+
+
+def answer_id(http: HttpRequest, shape: Shape) -> str:
+    return shape.id_prefix + request_id(http.scope)
+
+
+async def chat_generation(
+    service: Service, served: Served, wire: ChatRequest, *, id: str, arrival_s: float
+) -> tuple[Generation, tuple[str, ...]]:
+    """What a chat asks of the engine, by whichever API it came, and the fields of it that the model's template does not look
+    at, of which the client has to be told. One choice's Outputs become events by `Choice.events`, with their log-probabilities
+    by `take_logprobs`; `finish_reason` is set with the last of them.
+
+    Raises ApiError; `param` is a field of ChatRequest."""
+    prompt = await chat_prompt(served, service.offload, wire)
+    # The newer name wins; `schema` has refused two different values.
+    wanted = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
+    generation = generation_of(
+        service.config,
+        served,
+        wire,
+        [prompt.ids],
+        id=id,
+        arrival_s=arrival_s,
+        continues_prompt=prompt.goes_on,
+        max_tokens=wanted,
+        default_max_tokens=None,
+        param="messages",
+        forms=await forms_of(served.grammars, wire),
+        reading=prompt.reading,
+    )
+    return generation, prompt.ignored
 
 
 def generation_of(
@@ -102,7 +104,8 @@ def generation_of(
     reading: Reading | None = None,
 ) -> Generation:
     """What `wire` asks of the engine for `prompts`, not yet asked: nothing here knows HTTP. `forms`: what holds each sequence
-    to the form that was asked for. See `answer` for the rest.
+    to the form that was asked for. `max_tokens`: as the client wants it; `param`: the field the prompts came from, for
+    complaints. `continues_prompt`: an answer goes on where the prompt ends, rather than being a new text.
 
     Raises ApiError."""
     n, width = wire.n or 1, wire.best_of or wire.n or 1
@@ -139,7 +142,16 @@ def generation_of(
                 )
             )
     options = TextOptions.of(wire, continues_prompt=continues_prompt, reading=reading)
-    return Generation(served, requests, len(prompts), n, options, echoes, beams)
+    generation = Generation(served, requests, len(prompts), n, options, echoes, beams)
+    if config.log_requests:
+        logger.info(
+            "%s: %d sequences, %d prompt tokens, %s",
+            id,
+            len(requests),
+            generation.num_prompt_tokens,
+            requests[0].params,
+        )
+    return generation
 
 
 def _beams(wire: GenerationRequest, model: api.ModelInfo) -> BeamParams:

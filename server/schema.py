@@ -590,7 +590,14 @@ def _asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:
 
 # --- decoding -----------------------------------------------------------------------------------------------------
 
-T = TypeVar("T", GenerationRequest, ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+
+class Checked(Protocol):
+    """A wire type that is a Struct."""
+
+    def check(self) -> None: ...
+
+
+T = TypeVar("T", bound=Checked)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 

@@ -4,7 +4,7 @@
 and blocks behind it, at once: no generator stands in between. One `send` per wake-up: what a slow reader missed arrives as
 several frames in one chunk, and a blocked `send` holds back nobody but itself. The client's departure is a second task's
 discovery, made while no token flows too; the same task sends a comment as ping after a silent interval, also before the
-first token. `data: [DONE]` is always last.
+first token. What ends a stream is always last: `data: [DONE]`, or what an API has in its place.
 
 A plain ASGI response, not a subclass of sse-starlette's EventSourceResponse: that one starts four tasks per stream, polls
 for shutdown every half second, replaces uvicorn's signal handling on import and cuts streams off at the first signal,
@@ -99,7 +99,7 @@ class Frames(Protocol[T_contra]):
         ...
 
     def end(self) -> bytes:
-        """What comes between the last event and `[DONE]`."""
+        """What comes between the last event and the end of the stream."""
         ...
 
     def fail(self, error: Exception) -> bytes:
@@ -119,10 +119,13 @@ class EventStream(Generic[T]):
         (b"x-accel-buffering", b"no"),  # nginx would collect the stream and send it in one piece
     )
 
-    def __init__(self, open_source: Callable[[], Source[T]], frames: Frames[T], *, ping_interval_s: float) -> None:
+    def __init__(
+        self, open_source: Callable[[], Source[T]], frames: Frames[T], *, ping_interval_s: float, done: bytes = DONE
+    ) -> None:
         self._open_source = open_source
         self._frames = frames
         self._ping_interval_s = ping_interval_s
+        self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         send_body: Send = scope.get("send_body", send)
@@ -135,7 +138,7 @@ class EventStream(Generic[T]):
             # A task of its own: every wake-up walks down to the innermost await, and here that is two calls deep instead
             # of a dozen below the routing. Cancelled with us, and over before the source is left.
             last = await asyncio.create_task(self._relay(source, send_body, watch))
-            await send_body({"type": "http.response.body", "body": last + DONE, "more_body": False})
+            await send_body({"type": "http.response.body", "body": last + self._done, "more_body": False})
 
     async def _relay(self, source: Source[T], send: Send, watch: ClientWatch) -> bytes:
         """Sends every event but the last ones, which it returns."""

@@ -6,11 +6,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server import admission, schema
-from server.answer import answer
-from server.conversation import chat_prompt
+from server.answer import answer, answer_id, chat_generation
 from server.frames import Json
 from server.intake import note_ignored, read_request
 from server.logprobs import Style, Writer, chat_writer
+from server.middleware import arrival_s
 from server.service import Service
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 from server.tokenizer import Tokenizer
@@ -98,20 +98,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     wire = await read_request(http, schema.CHAT, service.config)
     admission.check_model(wire.model, served.names)
-    prompt = await chat_prompt(served, service.offload, wire)
-    note_ignored(http, prompt.ignored, service.config)
-    # The newer name wins; `schema` has refused two different values.
-    wanted = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
-    return await answer(
-        service,
-        served,
-        http,
-        wire,
-        [prompt.ids],
-        SHAPE,
-        max_tokens=wanted,
-        default_max_tokens=None,
-        param="messages",
-        continues_prompt=prompt.goes_on,
-        reading=prompt.reading,
-    )
+    id = answer_id(http, SHAPE)
+    generation, ignored = await chat_generation(service, served, wire, id=id, arrival_s=arrival_s(http.scope))
+    note_ignored(http, ignored, service.config)
+    return await answer(service, served, http, wire, generation, SHAPE)

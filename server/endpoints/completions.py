@@ -6,11 +6,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server import admission, schema
-from server.answer import answer
+from server.answer import answer, answer_id, generation_of
 from server.frames import Json
 from server.intake import completion_ids, read_request
 from server.logprobs import Style, Writer, completion_writer
+from server.middleware import arrival_s
 from server.service import Service
+from server.structured.wishes import forms_of
 from server.text.events import Event, Text
 from server.tokenizer import Tokenizer
 from server.transcript import Transcript
@@ -64,15 +66,17 @@ async def create(service: Service, http: Request) -> ASGIApp:
     wire = await read_request(http, schema.COMPLETION, service.config)
     admission.check_model(wire.model, served.names)
     prompts = await completion_ids(served, service.offload, wire)
-    return await answer(
-        service,
+    generation = generation_of(
+        service.config,
         served,
-        http,
         wire,
         prompts,
-        SHAPE,
+        id=answer_id(http, SHAPE),
+        arrival_s=arrival_s(http.scope),
+        continues_prompt=True,
         max_tokens=wire.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         param="prompt",
-        continues_prompt=True,
+        forms=await forms_of(served.grammars, wire),
     )
+    return await answer(service, served, http, wire, generation, SHAPE)
