@@ -24,10 +24,11 @@ _MOST_LANES = 1 << 13  # tokens times experts that one program looks at together
 
 class Routed(NamedTuple):
     """T tokens, E experts. Pair p is rank p % top_k of token p // top_k: order [T * top_k] int32 are the pairs by expert, those
-    of expert e at starts[e] to starts[e + 1]; starts [E + 1] int32. weights [T, top_k] float32."""
+    of expert e at starts[e] to starts[e + 1]; starts [E + 1] int32. chosen [T, top_k] int32 and weights [T, top_k] float32."""
 
     order: Tensor
     starts: Tensor
+    chosen: Tensor
     weights: Tensor
 
 
@@ -107,7 +108,7 @@ def _place(taken_by, first, order_ptr, token, TOP_K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _route(
-    logits_ptr, correction_ptr, order_ptr, starts_ptr, weights_ptr, lanes_ptr, counts_ptr, num_tokens,
+    logits_ptr, correction_ptr, order_ptr, starts_ptr, weights_ptr, chosen_ptr, counts_ptr, num_tokens,
     scale, least_sum, twice_jitter,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RANKS: tl.constexpr, SCORE: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP_LANES: tl.constexpr, TOP_GROUPS: tl.constexpr,
@@ -136,6 +137,7 @@ def _route(
     pair = token[:, None] * TOP_K + rank
     is_pair = is_token[:, None] & (rank < TOP_K)
     tl.store(weights_ptr + pair, weights, mask=is_pair)
+    tl.store(chosen_ptr + pair, lanes // GROUP_LANES * SIZE + lanes % GROUP_LANES, mask=is_pair)
     counts = tl.sum((taken_by < TOP_K).to(tl.int32), 0)
     if ALONE:
         first = tl.cumsum(counts, 0) - counts
@@ -143,21 +145,22 @@ def _route(
         tl.store(starts_ptr + EXPERTS, num_tokens * TOP_K)
         _place(taken_by, first, order_ptr, token, TOP_K)
     else:
-        tl.store(lanes_ptr + pair, lanes, mask=is_pair)
         tl.store(counts_ptr + block * GROUPS_PAD * GROUP_LANES + lane, counts)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
 def _sort(
-    lanes_ptr, counts_ptr, order_ptr, starts_ptr, num_tokens, num_blocks,
+    chosen_ptr, counts_ptr, order_ptr, starts_ptr, num_tokens, num_blocks,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr,
     GROUP_LANES: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # The second half of a routing by many programs, one per block again: counts [num_blocks, LANES], lanes [pairs].
+    # The second half of a routing by many programs, one per block again: counts [num_blocks, LANES], chosen [pairs].
     block = tl.program_id(0)
     LANES: tl.constexpr = GROUPS_PAD * GROUP_LANES
     SIZE: tl.constexpr = EXPERTS // GROUPS
     lane = tl.arange(0, LANES)
+    is_expert = (lane % GROUP_LANES < SIZE) & (lane // GROUP_LANES < GROUPS)
+    expert = tl.where(is_expert, lane // GROUP_LANES * SIZE + lane % GROUP_LANES, -2)
     token = block * TOKENS + tl.arange(0, TOKENS)
     is_token = (token < num_tokens)[:, None]
     wait_for_previous(PDL)
@@ -170,13 +173,12 @@ def _sort(
         total += tl.sum(counts, 0)
     start = tl.cumsum(total, 0) - total
     if block == 0:
-        is_expert = (lane % GROUP_LANES < SIZE) & (lane // GROUP_LANES < GROUPS)
-        tl.store(starts_ptr + lane // GROUP_LANES * SIZE + lane % GROUP_LANES, start, mask=is_expert)
+        tl.store(starts_ptr + expert, start, mask=is_expert)
         tl.store(starts_ptr + EXPERTS, num_tokens * TOP_K)
     taken_by = tl.full((TOKENS, LANES), TOP_K, tl.int32)
     for r in tl.static_range(TOP_K):
-        taken = tl.load(lanes_ptr + token[:, None] * TOP_K + r, mask=is_token, other=-1)
-        taken_by = tl.where(lane[None, :] == taken, r, taken_by)
+        taken = tl.load(chosen_ptr + token[:, None] * TOP_K + r, mask=is_token, other=-1)
+        taken_by = tl.where(expert[None, :] == taken, r, taken_by)
     _place(taken_by, start + earlier, order_ptr, token, TOP_K)
 
 
@@ -193,7 +195,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     order = torch.empty(num_tokens * routing.top_k, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     weights = torch.empty((num_tokens, routing.top_k), dtype=torch.float32, device=device)
-    chosen = order if alone else torch.empty_like(order)
+    chosen = torch.empty((num_tokens, routing.top_k), dtype=torch.int32, device=device)
     counts = starts if alone else torch.empty((num_blocks, num_lanes), dtype=torch.int32, device=device)
     num_warps = max(1, min(8, tokens * num_lanes // 256))
     common = {
@@ -210,4 +212,4 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     if not alone:
         blocks = max(1, min(_MOST_LANES // num_lanes, triton.next_power_of_2(num_blocks)))
         _sort[(num_blocks,)](chosen, counts, order, starts, num_tokens, num_blocks, BLOCKS=blocks, **common)
-    return Routed(order, starts, weights)
+    return Routed(order, starts, chosen, weights)

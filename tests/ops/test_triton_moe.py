@@ -9,7 +9,9 @@ import torch
 
 import ops
 from ops.moe import reference
-from ops.moe.triton_experts import CHOICES, FLOAT32_CHOICES, Choice, Tiles, TritonExpertWeights, mix
+from ops.moe.triton_experts import FEW, FLOAT32_GROUPED, GROUPED, Few, Grouped, TritonExpertWeights, mix
+from ops.moe.triton_few import Stream
+from ops.moe.triton_grouped import Tiles
 from ops.moe.triton_route import route
 from tests.ops.moe_case import moe_case
 from tests.ops.places import DEVICES, places
@@ -49,6 +51,7 @@ def test_routing_sorts_the_reference_s_choices_by_expert(rule, num_tokens, devic
     ids, weights = reference.route(logits.double(), routing, None if correction is None else correction.double())
     routed = route(logits.to(device), routing, None if correction is None else correction.to(device))
     assert torch.equal(by_pair(routed, num_tokens, routing.top_k), ids)
+    assert torch.equal(routed.chosen.cpu().long(), ids)
     torch.testing.assert_close(routed.weights.cpu().double(), weights, rtol=1e-5, atol=1e-6)
 
 
@@ -97,13 +100,16 @@ def test_moe_matches_the_definition(shape, num_tokens, dtype, tolerance, device)
     assert error(out, case.expected()) < tolerance
 
 
-EVERY_CHOICE = [*CHOICES, *FLOAT32_CHOICES, Choice(0, Tiles(64, 16, 16, 4, 2), Tiles(16, 128, 32, 4, 2))]
+EVERY_CHOICE = [
+    *GROUPED, *FLOAT32_GROUPED, Grouped(0, Tiles(64, 16, 16, 4, 2), Tiles(16, 128, 32, 4, 2)),
+    FEW, Few(0, Stream(8, 64, 4), Stream(16, 32, 2)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
 @pytest.mark.parametrize("choice", EVERY_CHOICE, ids=str)
-def test_every_size_of_tile_gives_the_same_result(choice, dtype, tolerance, device):
-    if device == "cuda" and dtype == torch.float32 and choice in CHOICES:
+def test_every_choice_of_kernels_gives_the_same_result(choice, dtype, tolerance, device):
+    if device == "cuda" and dtype == torch.float32 and choice in GROUPED:
         pytest.skip("tiles for half precision do not fit shared memory in float32")
     case = moe_case(20, ops.ExpertShape(3, 136, 72), ops.Routing(2), plus=True)
     inputs = case.inputs(dtype, device)

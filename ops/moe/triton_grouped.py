@@ -1,0 +1,160 @@
+"""Mixture of experts in Triton: two grouped matrix products over pairs sorted by expert, then a sum over each token's parts.
+
+The grid is an upper bound that follows from the number of pairs alone, and a program finds its expert by counting tiles in
+device memory: a captured graph serves any routing, and the host never waits. Few tokens make it a stream of weights, read once
+for up to a tile of rows; many make it tensor-core products of large tiles. Accumulation is in float32, and the parts of a token
+are added in the order of its ranks: the same bits every time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ops.launch import overlap, wait_for_previous
+from ops.moe.reference import StackedExpertWeights
+from ops.moe.triton_route import Routed
+from ops.moe.weights import Half
+
+
+class Tiles(NamedTuple):
+    """What one program computes: `rows` pairs of one expert by `columns`, in steps of `depth` along the sum."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
+    # starts [EXPERTS + 1]. The expert that has the tile, EXPERTS or more if none has, and how many of its tiles come before it.
+    expert = tl.arange(0, LANES)
+    inside = expert < EXPERTS
+    start = tl.load(starts_ptr + expert, mask=inside, other=0)
+    end = tl.load(starts_ptr + expert + 1, mask=inside, other=0)
+    upto = tl.cumsum(tl.cdiv(end - start, ROWS), 0)
+    return tl.sum((upto <= tile).to(tl.int32), 0), tile - tl.max(tl.where(upto <= tile, upto, 0), 0)
+
+
+@triton.jit
+def _load(at, offset, DEPTH: tl.constexpr, IN: tl.constexpr):
+    # Columns offset .. offset + DEPTH of rows that begin at `at` [rows]; zeros past IN.
+    depth = offset + tl.arange(0, DEPTH)
+    if IN % DEPTH == 0:
+        return tl.load(at[:, None] + depth[None, :])
+    return tl.load(at[:, None] + depth[None, :], mask=(depth < IN)[None, :], other=0.0)
+
+
+@triton.jit
+def activate(gate, up, alpha, limit, CLAMPED: tl.constexpr):
+    if CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        return (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def _product(
+    x_ptr, weight_ptr, bias_ptr, order_ptr, starts_ptr, share_ptr, out_ptr, alpha, limit,
+    EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    CLAMPED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # GATED: x [tokens, IN], weight [EXPERTS, 2 * OUT, IN] -> out [pairs, OUT], pairs in sorted order, activated.
+    # Else: x [pairs, IN] in sorted order, weight [EXPERTS, OUT, IN] -> out [pairs, OUT] in their own order, times share [pairs].
+    BLOCKS: tl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
+    column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+    in_out = column < OUT
+    wait_for_previous(PDL)
+    expert, tile = _find(starts_ptr, tl.program_id(0) // BLOCKS, EXPERTS, LANES, ROWS)
+    if expert >= EXPERTS:
+        return
+    start = tl.load(starts_ptr + expert)
+    end = tl.load(starts_ptr + expert + 1)
+    place = start + tile * ROWS + tl.arange(0, ROWS)
+    is_row = place < end
+    place = tl.minimum(place, end - 1)  # rows past the end repeat the last one: loads need no mask
+    pair = tl.load(order_ptr + place).to(tl.int64)
+    x_at = x_ptr + (pair // TOP_K if GATED else place.to(tl.int64)) * IN
+    HALVES: tl.constexpr = 2 if GATED else 1
+    matrix_row = expert.to(tl.int64) * (HALVES * OUT) + (column if OUT % COLUMNS == 0 else tl.minimum(column, OUT - 1))
+    weight_at = weight_ptr + matrix_row * IN
+    result = tl.zeros((ROWS, COLUMNS), tl.float32)
+    up = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for offset in range(0, IN, DEPTH):
+        x = _load(x_at, offset, DEPTH, IN)
+        weight = _load(weight_at, offset, DEPTH, IN)
+        if GATED:
+            up_weight = _load(weight_at + OUT * IN, offset, DEPTH, IN)
+            up = tl.dot(x, tl.trans(up_weight), up, input_precision=PRECISION)
+        result = tl.dot(x, tl.trans(weight), result, input_precision=PRECISION)
+    if BIASED:
+        result += tl.load(bias_ptr + matrix_row).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(bias_ptr + matrix_row + OUT).to(tl.float32)[None, :]
+    if GATED:
+        result = activate(result, up, alpha, limit, CLAMPED)
+        out_row = place.to(tl.int64)
+    else:
+        result = result * tl.load(share_ptr + pair)[:, None]
+        out_row = pair
+    out_at = out_ptr + out_row[:, None] * OUT + column[None, :]
+    tl.store(out_at, result.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & in_out[None, :])
+
+
+@triton.jit
+def _add_parts(
+    parts_ptr, plus_ptr, out_ptr,
+    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, LANES: tl.constexpr, PLUS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # parts [tokens, TOP_K, HIDDEN] -> out [tokens, HIDDEN], and `plus` [tokens, HIDDEN] if there is one.
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    inside = lane < HIDDEN
+    total = tl.zeros((LANES,), tl.float32)
+    wait_for_previous(PDL)
+    if PLUS:
+        total = tl.load(plus_ptr + token * HIDDEN + lane, mask=inside, other=0.0).to(tl.float32)
+    for rank in tl.static_range(TOP_K):
+        at = parts_ptr + (token * TOP_K + rank) * HIDDEN + lane
+        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * HIDDEN + lane, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def add_parts(parts: Tensor, top_k: int, plus: Tensor | None) -> Tensor:
+    """parts [T * top_k, H] and plus [T, H] contiguous -> [T, H]."""
+    num_tokens, hidden = parts.shape[0] // top_k, parts.shape[1]
+    out = torch.empty((num_tokens, hidden), dtype=parts.dtype, device=parts.device)
+    lanes = min(1024, triton.next_power_of_2(hidden))
+    _add_parts[(num_tokens, triton.cdiv(hidden, lanes))](
+        parts, parts if plus is None else plus, out, HIDDEN=hidden, TOP_K=top_k, LANES=lanes, PLUS=plus is not None,
+        num_warps=4, **overlap(parts.device),
+    )  # fmt: skip
+    return out
+
+
+def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed, tiles: Tiles) -> Tensor:
+    """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted."""
+    shape, weight, bias = experts.shape, experts.weights[half], experts.biases[half]
+    gated = half == "gate_up"
+    num_pairs = routed.order.shape[0]
+    out_features = shape.intermediate_size if gated else shape.hidden_size
+    out = torch.empty((num_pairs, out_features), dtype=x.dtype, device=x.device)
+    most_hit = min(num_pairs, shape.num_experts)
+    most_tiles = (num_pairs + most_hit * (tiles.rows - 1)) // tiles.rows
+    clamped = shape.activation
+    _product[(most_tiles * triton.cdiv(out_features, tiles.columns),)](
+        x, weight, weight if bias is None else bias, routed.order, routed.starts, routed.weights, out,
+        0.0 if clamped is None else clamped.alpha, 0.0 if clamped is None else clamped.limit,
+        EXPERTS=shape.num_experts, LANES=triton.next_power_of_2(shape.num_experts), TOP_K=routed.weights.shape[1],
+        IN=weight.shape[2], OUT=out_features, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, GATED=gated,
+        BIASED=bias is not None, CLAMPED=clamped is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tiles.warps, num_stages=tiles.stages, **overlap(x.device),
+    )  # fmt: skip
+    return out
