@@ -12,7 +12,7 @@ from ops.moe.reference import StackedExpertWeights
 from ops.moe.routing import Routing
 from ops.moe.triton_few import Stream
 from ops.moe.triton_grouped import Tiles
-from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, Routed, route
+from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, choose, route
 from ops.moe.weights import ExpertShape
 
 
@@ -32,13 +32,13 @@ class Grouped(NamedTuple):
     down: Tiles
 
 
-FEW = Few(2, Stream(4, 1024, 4), Stream(4, 1024, 4))
+FEW = Few(2, Stream(4, 256, 4), Stream(4, 256, 4))
 GROUPED = (
-    Grouped(0.25, Tiles(16, 16, 128, 4, 4), Tiles(16, 32, 128, 4, 4)),
-    Grouped(8, Tiles(16, 32, 128, 4, 4), Tiles(16, 64, 128, 4, 4)),
-    Grouped(24, Tiles(32, 64, 64, 4, 4), Tiles(32, 128, 64, 4, 4)),
+    Grouped(12, Tiles(16, 64, 128, 4, 5), Tiles(16, 64, 128, 4, 3)),
+    Grouped(32, Tiles(32, 128, 128, 4, 4), Tiles(32, 128, 64, 4, 4)),
     Grouped(64, Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 4, 4)),
-    Grouped(float("inf"), Tiles(128, 128, 64, 8, 3), Tiles(128, 128, 64, 8, 3)),
+    Grouped(256, Tiles(128, 128, 64, 8, 4), Tiles(128, 256, 64, 8, 4)),
+    Grouped(float("inf"), Tiles(128, 128, 64, 8, 3), Tiles(128, 256, 64, 8, 3)),
 )
 FLOAT32_GROUPED = (
     Grouped(24, Tiles(16, 32, 32, 4, 2), Tiles(16, 32, 32, 4, 2)),
@@ -57,9 +57,8 @@ class TritonExpertWeights(StackedExpertWeights):
         if not x.shape[0]:
             return torch.empty_like(x)
         if x.device.type == "cuda":
-            self._compile(routing, x)
-        routed = route(logits.contiguous(), routing, correction)
-        return mix(self, x.contiguous(), routed, self.choose(*routed.chosen.shape), plus)
+            self._compile(x, logits, routing, correction, plus)
+        return mix(self, x, logits, routing, correction, plus, self.choose(x.shape[0], routing.top_k))
 
     def choose(self, num_tokens: int, top_k: int) -> Few | Grouped:
         if num_tokens <= FEW.tokens:
@@ -67,29 +66,37 @@ class TritonExpertWeights(StackedExpertWeights):
         per_expert = num_tokens * top_k / self.shape.num_experts
         return next(grouped for grouped in self._grouped if per_expert <= grouped.pairs)
 
-    def _compile(self, routing: Routing, x: Tensor) -> None:
+    def _compile(
+        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+    ) -> None:
         """Run every kernel that any number of tokens will need, once a shape: none is left to be compiled in a capture."""
-        key = (self.shape, routing, x.dtype, x.device)
+        key = (self.shape, routing, x.dtype, logits.dtype, correction is None, plus is None, x.device)
         if key in _compiled:
             return
         _compiled.add(key)
         for num_tokens in TOKENS_OF_EACH_ROUTE:
-            routed = route(x.new_zeros(num_tokens, self.shape.num_experts), routing)
+            route(logits.new_zeros(num_tokens, self.shape.num_experts), routing, correction)
+        plus = None if plus is None else torch.zeros_like(plus[:1])
         for choice in (FEW, *self._grouped):
-            mix(self, x.new_zeros(num_tokens, self.shape.hidden_size), routed, choice, None)
+            mix(self, torch.zeros_like(x[:1]), torch.zeros_like(logits[:1]), routing, correction, plus, choice)
 
 
-_compiled: set[tuple[ExpertShape, Routing, torch.dtype, torch.device]] = set()
+_compiled: set[tuple[ExpertShape, Routing, torch.dtype, torch.dtype, bool, bool, torch.device]] = set()
 
 
-def mix(experts: StackedExpertWeights, x: Tensor, routed: Routed, choice: Few | Grouped, plus: Tensor | None) -> Tensor:
-    """x [T, H] contiguous and plus [T, H] -> [T, H]."""
-    plus = None if plus is None else plus.contiguous()
+def mix(
+    experts: StackedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None,
+    plus: Tensor | None, choice: Few | Grouped,
+) -> Tensor:  # fmt: skip
+    """As `ops.moe`, of one token at least, by the chosen kernels."""
+    x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
     match choice:
         case Few(_, gate_up, down):
-            inner = triton_few.gate_up(experts, x, routed, gate_up)
-            return triton_few.down(experts, inner, routed, down, plus)
+            chosen = choose(logits, routing, correction)
+            inner = triton_few.gate_up(experts, x, chosen, gate_up)
+            return triton_few.down(experts, inner, chosen, down, plus)
         case Grouped(_, gate_up, down):
+            routed = route(logits, routing, correction)
             inner = triton_grouped.product(experts, "gate_up", x, routed, gate_up)
             parts = triton_grouped.product(experts, "down", inner, routed, down)
-            return triton_grouped.add_parts(parts, routed.chosen.shape[1], plus)
+            return triton_grouped.add_parts(parts, routing.top_k, plus)

@@ -150,9 +150,9 @@ def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed
     most_tiles = (num_pairs + most_hit * (tiles.rows - 1)) // tiles.rows
     clamped = shape.activation
     _product[(most_tiles * triton.cdiv(out_features, tiles.columns),)](
-        x, weight, weight if bias is None else bias, routed.order, routed.starts, routed.weights, out,
+        x, weight, weight if bias is None else bias, routed.order, routed.starts, routed.chosen.weights, out,
         0.0 if clamped is None else clamped.alpha, 0.0 if clamped is None else clamped.limit,
-        EXPERTS=shape.num_experts, LANES=triton.next_power_of_2(shape.num_experts), TOP_K=routed.weights.shape[1],
+        EXPERTS=shape.num_experts, LANES=triton.next_power_of_2(shape.num_experts), TOP_K=routed.chosen.weights.shape[1],
         IN=weight.shape[2], OUT=out_features, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, GATED=gated,
         BIASED=bias is not None, CLAMPED=clamped is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages, **overlap(x.device),

@@ -1,12 +1,14 @@
-"""Routing in Triton: from a router's logits to a list of (token, rank) pairs sorted by expert, without asking the host.
+"""Routing in Triton: from a router's logits to each token's experts, and to a list of (token, rank) pairs sorted by expert,
+without asking the host.
 
 A counting sort: each block of tokens counts its pairs by expert, and a pair's place is its expert's start, plus the pairs of
 earlier blocks, plus those before it in its own. No atomics: the order is by expert, then by token. A step that fits one block
-is routed and sorted by one program."""
+is routed and sorted by one program; experts that read no sorted list are spared it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,18 +20,24 @@ from ops.moe.routing import Routing
 
 _LEAST = tl.constexpr(-3.0e38)  # of what may still be chosen; what may not is minus infinity
 _FEW, _MANY = 16, 64  # tokens of one program
-TOKENS_OF_EACH_ROUTE = (2 * _MANY, _MANY, 1)  # numbers of them that between them take every way through `route`
+TOKENS_OF_EACH_ROUTE = (2 * _MANY, _MANY, _FEW)  # numbers of them that between them take every way through `route`
 _MOST_LANES = 1 << 13  # tokens times experts that one program looks at together
+
+
+class Chosen(NamedTuple):
+    """The experts of each token, [T, top_k] int32, and their weights, [T, top_k] float32."""
+
+    experts: Tensor
+    weights: Tensor
 
 
 class Routed(NamedTuple):
     """T tokens, E experts. Pair p is rank p % top_k of token p // top_k: order [T * top_k] int32 are the pairs by expert, those
-    of expert e at starts[e] to starts[e + 1]; starts [E + 1] int32. chosen [T, top_k] int32 and weights [T, top_k] float32."""
+    of expert e at starts[e] to starts[e + 1]; starts [E + 1] int32."""
 
+    chosen: Chosen
     order: Tensor
     starts: Tensor
-    chosen: Tensor
-    weights: Tensor
 
 
 @triton.jit
@@ -108,13 +116,14 @@ def _place(taken_by, first, order_ptr, token, TOP_K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _route(
-    logits_ptr, correction_ptr, order_ptr, starts_ptr, weights_ptr, chosen_ptr, counts_ptr, num_tokens,
+    logits_ptr, correction_ptr, order_ptr, starts_ptr, counts_ptr, chosen_ptr, weights_ptr, num_tokens,
     scale, least_sum, twice_jitter,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RANKS: tl.constexpr, SCORE: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP_LANES: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    TWO: tl.constexpr, CORRECTED: tl.constexpr, TOKENS: tl.constexpr, ALONE: tl.constexpr, PDL: tl.constexpr,
+    TWO: tl.constexpr, CORRECTED: tl.constexpr, TOKENS: tl.constexpr, SORT: tl.constexpr, ALONE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per TOKENS tokens. A lane is a group and a member of it, both padded to powers of two: lanes rise with experts.
+    # One program per TOKENS tokens; not to SORT, it only writes down what they choose. A lane is a group and a member of it, both padded to powers of two: lanes rise with experts.
     block = tl.program_id(0)
     token = block * TOKENS + tl.arange(0, TOKENS)
     lane = tl.arange(0, GROUPS_PAD * GROUP_LANES)
@@ -138,14 +147,15 @@ def _route(
     is_pair = is_token[:, None] & (rank < TOP_K)
     tl.store(weights_ptr + pair, weights, mask=is_pair)
     tl.store(chosen_ptr + pair, lanes // GROUP_LANES * SIZE + lanes % GROUP_LANES, mask=is_pair)
-    counts = tl.sum((taken_by < TOP_K).to(tl.int32), 0)
-    if ALONE:
-        first = tl.cumsum(counts, 0) - counts
-        tl.store(starts_ptr + expert, first, mask=is_expert)
-        tl.store(starts_ptr + EXPERTS, num_tokens * TOP_K)
-        _place(taken_by, first, order_ptr, token, TOP_K)
-    else:
-        tl.store(counts_ptr + block * GROUPS_PAD * GROUP_LANES + lane, counts)
+    if SORT:
+        counts = tl.sum((taken_by < TOP_K).to(tl.int32), 0)
+        if ALONE:
+            first = tl.cumsum(counts, 0) - counts
+            tl.store(starts_ptr + expert, first, mask=is_expert)
+            tl.store(starts_ptr + EXPERTS, num_tokens * TOP_K)
+            _place(taken_by, first, order_ptr, token, TOP_K)
+        else:
+            tl.store(counts_ptr + block * GROUPS_PAD * GROUP_LANES + lane, counts)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
@@ -182,34 +192,64 @@ def _sort(
     _place(taken_by, start + earlier, order_ptr, token, TOP_K)
 
 
+def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Chosen:
+    """logits [T, E] contiguous, T at least 1; correction [E] or None. A program for each token."""
+    chosen = _no_choice(logits, routing)
+    common = _common(logits, routing, 1)
+    _launch_route((logits.shape[0],), logits, routing, correction, chosen, (logits, logits, logits), SORT=False, **common)
+    return chosen
+
+
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
-    """logits [T, E] contiguous, T at least 1; correction [E] or None."""
+    """`choose`, and the pairs sorted."""
     num_tokens, num_experts = logits.shape
     device = logits.device
-    groups = routing.num_groups
-    lanes = {"GROUPS_PAD": triton.next_power_of_2(groups), "GROUP_LANES": triton.next_power_of_2(num_experts // groups)}
-    num_lanes = lanes["GROUPS_PAD"] * lanes["GROUP_LANES"]
+    num_lanes = prod(_lanes(num_experts, routing).values())
     tokens = min(_FEW if num_tokens <= _FEW else _MANY, max(1, _MOST_LANES // num_lanes))
     num_blocks = triton.cdiv(num_tokens, tokens)
     alone = num_blocks == 1
+    chosen = _no_choice(logits, routing)
     order = torch.empty(num_tokens * routing.top_k, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
-    weights = torch.empty((num_tokens, routing.top_k), dtype=torch.float32, device=device)
-    chosen = torch.empty((num_tokens, routing.top_k), dtype=torch.int32, device=device)
     counts = starts if alone else torch.empty((num_blocks, num_lanes), dtype=torch.int32, device=device)
-    num_warps = max(1, min(8, tokens * num_lanes // 256))
-    common = {
-        "EXPERTS": num_experts, "TOP_K": routing.top_k, "GROUPS": groups, **lanes, "TOKENS": tokens,
-        "num_warps": num_warps, **overlap(device),
+    common = _common(logits, routing, tokens)
+    _launch_route(
+        (num_blocks,), logits, routing, correction, chosen, (order, starts, counts), SORT=True, alone=alone, **common
+    )
+    if not alone:
+        blocks = max(1, min(_MOST_LANES // num_lanes, triton.next_power_of_2(num_blocks)))
+        _sort[(num_blocks,)](chosen.experts, counts, order, starts, num_tokens, num_blocks, BLOCKS=blocks, **common)
+    return Routed(chosen, order, starts)
+
+
+def _no_choice(logits: Tensor, routing: Routing) -> Chosen:
+    size = (logits.shape[0], routing.top_k)
+    return Chosen(logits.new_empty(size, dtype=torch.int32), logits.new_empty(size, dtype=torch.float32))
+
+
+def _lanes(num_experts: int, routing: Routing) -> dict[str, int]:
+    groups = routing.num_groups
+    return {"GROUPS_PAD": triton.next_power_of_2(groups), "GROUP_LANES": triton.next_power_of_2(num_experts // groups)}
+
+
+def _common(logits: Tensor, routing: Routing, tokens: int) -> dict[str, Any]:
+    """What both kernels are told, for programs of `tokens`."""
+    lanes = _lanes(logits.shape[1], routing)
+    return {
+        "EXPERTS": logits.shape[1], "TOP_K": routing.top_k, "GROUPS": routing.num_groups, **lanes, "TOKENS": tokens,
+        "num_warps": max(1, min(8, tokens * prod(lanes.values()) // 256)), **overlap(logits.device),
     }  # fmt: skip
-    _route[(num_blocks,)](
-        logits, logits if correction is None else correction, order, starts, weights, chosen, counts, num_tokens,
+
+
+def _launch_route(
+    grid: tuple[int], logits: Tensor, routing: Routing, correction: Tensor | None, chosen: Chosen,
+    sorted_into: tuple[Tensor, Tensor, Tensor], *, alone: bool = True, **how: Any,
+) -> None:  # fmt: skip
+    """`sorted_into`: order, starts and counts."""
+    _route[grid](
+        logits, logits if correction is None else correction, *sorted_into, *chosen, logits.shape[0],
         routing.scale, routing.least_sum, 2 * routing.jitter,
         RANKS=triton.next_power_of_2(routing.top_k), SCORE=routing.score, RENORMALIZE=routing.renormalize,
         TOP_GROUPS=routing.top_groups, TWO=routing.group_score == "best two", CORRECTED=correction is not None,
-        ALONE=alone, **common,
+        ALONE=alone, **how,
     )  # fmt: skip
-    if not alone:
-        blocks = max(1, min(_MOST_LANES // num_lanes, triton.next_power_of_2(num_blocks)))
-        _sort[(num_blocks,)](chosen, counts, order, starts, num_tokens, num_blocks, BLOCKS=blocks, **common)
-    return Routed(order, starts, chosen, weights)

@@ -12,7 +12,7 @@ from ops.moe import reference
 from ops.moe.triton_experts import FEW, FLOAT32_GROUPED, GROUPED, Few, Grouped, TritonExpertWeights, mix
 from ops.moe.triton_few import Stream
 from ops.moe.triton_grouped import Tiles
-from ops.moe.triton_route import route
+from ops.moe.triton_route import choose, route
 from tests.ops.moe_case import moe_case
 from tests.ops.places import DEVICES, places
 
@@ -51,8 +51,20 @@ def test_routing_sorts_the_reference_s_choices_by_expert(rule, num_tokens, devic
     ids, weights = reference.route(logits.double(), routing, None if correction is None else correction.double())
     routed = route(logits.to(device), routing, None if correction is None else correction.to(device))
     assert torch.equal(by_pair(routed, num_tokens, routing.top_k), ids)
-    assert torch.equal(routed.chosen.cpu().long(), ids)
-    torch.testing.assert_close(routed.weights.cpu().double(), weights, rtol=1e-5, atol=1e-6)
+    assert torch.equal(routed.chosen.experts.cpu().long(), ids)
+    torch.testing.assert_close(routed.chosen.weights.cpu().double(), weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", ROUTINGS)
+def test_choosing_without_sorting_chooses_the_same(rule, device):
+    num_experts, routing, corrected = ROUTINGS[rule]
+    random = torch.Generator().manual_seed(5)
+    logits = torch.randn(3, num_experts, generator=random).to(device)
+    correction = torch.randn(num_experts, generator=random).to(device) / 4 if corrected else None
+    chosen, routed = choose(logits, routing, correction), route(logits, routing, correction)
+    assert torch.equal(chosen.experts, routed.chosen.experts)
+    torch.testing.assert_close(chosen.weights, routed.chosen.weights)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -111,11 +123,28 @@ EVERY_CHOICE = [
 def test_every_choice_of_kernels_gives_the_same_result(choice, dtype, tolerance, device):
     if device == "cuda" and dtype == torch.float32 and choice in GROUPED:
         pytest.skip("tiles for half precision do not fit shared memory in float32")
-    case = moe_case(20, ops.ExpertShape(3, 136, 72), ops.Routing(2), plus=True)
-    inputs = case.inputs(dtype, device)
-    routed = route(inputs["logits"], case.routing)
-    out = mix(filled(case, dtype, device), inputs["x"], routed, choice, inputs["plus"])
+    num_tokens = 3 if isinstance(choice, Few) else 20
+    case = moe_case(num_tokens, ops.ExpertShape(3, 136, 72), ops.Routing(2), plus=True)
+    out = mix(filled(case, dtype, device), **case.inputs(dtype, device), routing=case.routing, choice=choice)
     assert error(out, case.expected()) < tolerance
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_few_tokens_kernels_match_the_definition_in_every_shape(shape, dtype, tolerance, device):
+    expert_shape, routing, options = SHAPES[shape]
+    case = moe_case(2, expert_shape, routing, **options)
+    out = mix(filled(case, dtype, device), **case.inputs(dtype, device), routing=routing, choice=FEW)
+    assert error(out, case.expected()) < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 2, 8, 200])
+def test_experts_of_real_width_match_the_definition(num_tokens):
+    case = moe_case(num_tokens, ops.ExpertShape(16, 2048, 768), ops.Routing(8, renormalize=True), plus=True)
+    experts, inputs = filled(case, torch.bfloat16, "cuda"), case.inputs(torch.bfloat16, "cuda")
+    for choice in (FEW, *GROUPED):
+        assert error(mix(experts, **inputs, routing=case.routing, choice=choice), case.expected()) < 2e-2
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -138,15 +167,16 @@ def test_no_tokens_are_nothing_to_do(device):
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_serves_any_routing():
-    case = moe_case(24, ops.ExpertShape(16, 128, 64), ops.Routing(4, renormalize=True))
+@pytest.mark.parametrize("num_tokens", [1, 24])
+def test_a_captured_graph_serves_any_routing(num_tokens):
+    case = moe_case(num_tokens, ops.ExpertShape(16, 128, 64), ops.Routing(4, renormalize=True))
     experts, inputs = filled(case, torch.bfloat16, "cuda"), case.inputs(torch.bfloat16, "cuda")
     ops.moe(**inputs, experts=experts, routing=case.routing)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = ops.moe(**inputs, experts=experts, routing=case.routing)
     for seed in range(1, 4):
-        other = moe_case(24, case.shape, case.routing, seed=seed)
+        other = moe_case(num_tokens, case.shape, case.routing, seed=seed)
         case.x.copy_(other.x)
         case.logits.copy_(other.logits)
         for name, tensor in case.inputs(torch.bfloat16, "cuda").items():
@@ -157,8 +187,9 @@ def test_a_captured_graph_serves_any_routing():
 
 
 @pytest.mark.gpu
-def test_the_same_step_gives_the_same_bits():
-    case = moe_case(300, ops.ExpertShape(64, 256, 128), ops.Routing(8))
+@pytest.mark.parametrize("num_tokens", [1, 2, 300])
+def test_the_same_step_gives_the_same_bits(num_tokens):
+    case = moe_case(num_tokens, ops.ExpertShape(64, 256, 128), ops.Routing(8))
     experts, inputs = filled(case, torch.bfloat16, "cuda"), case.inputs(torch.bfloat16, "cuda")
     first = ops.moe(**inputs, experts=experts, routing=case.routing)
     assert all(torch.equal(first, ops.moe(**inputs, experts=experts, routing=case.routing)) for _ in range(5))
