@@ -83,13 +83,13 @@ def _down(
     matrix_row = expert[:, None] * OUT + (row if OUT % ROWS == 0 else tl.minimum(row, OUT - 1))[None, :]
     weight_at = weight_ptr + matrix_row[:, :, None] * IN + lane[None, None, :]
     inner_at = inner_ptr + pair[:, None] * IN + lane[None, :]
-    next_weight = _tile(weight_at, 0, lane, is_rank, IN, DEPTH)
+    next_weight = tl.load(weight_at, mask=is_rank[:, None, None] & (lane < IN)[None, None, :], other=0.0)
     wait_for_previous(PDL)
     part = tl.zeros((ROWS, DEPTH), tl.float32)
-    for offset in tl.static_range(0, IN, DEPTH):
+    for offset in range(0, IN, DEPTH):
         weight = next_weight.to(tl.float32)
-        if offset + DEPTH < IN:
-            next_weight = _tile(weight_at, offset + DEPTH, lane, is_rank, IN, DEPTH)
+        follows = is_rank[:, None] & (lane < IN - DEPTH - offset)[None, :]
+        next_weight = tl.load(weight_at + offset + DEPTH, mask=follows[:, None, :], other=0.0)
         inside = is_rank[:, None] & (lane < IN - offset)[None, :]
         inner = tl.load(inner_at + offset, mask=inside, other=0.0).to(tl.float32) * share[:, None]
         part += tl.sum(weight * inner[:, None, :], 0)
@@ -100,14 +100,6 @@ def _down(
     if PLUS:
         total += tl.load(plus_ptr + token * OUT + row, mask=row < OUT, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * OUT + row, total.to(out_ptr.dtype.element_ty), mask=row < OUT)
-
-
-@triton.jit
-def _tile(at, offset: tl.constexpr, lane, is_rank, IN: tl.constexpr, DEPTH: tl.constexpr):
-    # at [ranks, rows, DEPTH], the columns from `offset` on; zeros past IN, and for a rank that there is not.
-    if offset + DEPTH <= IN:
-        return tl.load(at + offset, mask=is_rank[:, None, None], other=0.0)
-    return tl.load(at + offset, mask=is_rank[:, None, None] & (lane < IN - offset)[None, None, :], other=0.0)
 
 
 def gate_up(experts: StackedExpertWeights, x: Tensor, chosen: Chosen, how: Stream) -> Tensor:

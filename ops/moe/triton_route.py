@@ -123,7 +123,8 @@ def _route(
     TWO: tl.constexpr, CORRECTED: tl.constexpr, TOKENS: tl.constexpr, SORT: tl.constexpr, ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per TOKENS tokens; not to SORT, it only writes down what they choose. A lane is a group and a member of it, both padded to powers of two: lanes rise with experts.
+    # One program per TOKENS tokens; without SORT, it only writes down what they choose. A lane is a group and a member of it,
+    # both padded to powers of two: lanes rise with experts.
     block = tl.program_id(0)
     token = block * TOKENS + tl.arange(0, TOKENS)
     lane = tl.arange(0, GROUPS_PAD * GROUP_LANES)
@@ -196,7 +197,9 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -
     """logits [T, E] contiguous, T at least 1; correction [E] or None. A program for each token."""
     chosen = _no_choice(logits, routing)
     common = _common(logits, routing, 1)
-    _launch_route((logits.shape[0],), logits, routing, correction, chosen, (logits, logits, logits), SORT=False, **common)
+    _launch_route(
+        (logits.shape[0],), logits, routing, correction, chosen, (logits, logits, logits), SORT=False, **common
+    )
     return chosen
 
 

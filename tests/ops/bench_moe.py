@@ -1,8 +1,9 @@
-"""Mixture of experts on a GPU, by its parts and by tiles: `python tests/ops/bench_moe.py [tokens ...]`.
+"""Mixture of experts on a GPU: `python tests/ops/bench_moe.py [tiles] [tokens ...]`.
 
 The shape of Qwen3-30B-A3B. Each time is one of several calls in a graph, with other routings and other layers' weights in turn, so
 that no cache holds them. Floors: the bytes of the experts that are hit at the speed of a copy, the products at the speed of the
-tensor cores. The last lines are the best tiles by tokens, as they stand in ops/moe/triton_experts.py, and all of `ops.moe`."""
+tensor cores. A table of `ops.moe` by its parts, of both its ways where both are possible; `tiles` first tries others, and
+prints the best of them."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ from typing import NamedTuple
 import torch
 
 import ops
-from ops.moe.triton_experts import Tiles, TritonExpertWeights, product
-from ops.moe.triton_route import Routed, route
+from ops.moe import triton_few
+from ops.moe.triton_experts import FEW, Few, Grouped, TritonExpertWeights, mix
+from ops.moe.triton_few import Stream
+from ops.moe.triton_grouped import Tiles, add_parts, product
+from ops.moe.triton_route import Routed, choose, route
 from ops.moe.weights import Half
 from tests.ops.bench_cuda import COPY_BYTES_PER_US, us
 
@@ -24,8 +28,15 @@ SHAPE = ops.ExpertShape(128, 2048, 768)
 ROUTING = ops.Routing(8, renormalize=True)
 FLOP_PER_US = 8e8  # what large dense products reach on an H200 in bfloat16
 LAYERS, STEPS = 2, 8
-SHOWN = 6  # of the best tiles
+MOST_FEW = 8  # tokens for which the way of few is measured
+SHOWN = 4  # of the best tiles
 HALVES: tuple[Half, Half] = ("gate_up", "down")
+STREAMS = [
+    Stream(rows, depth, warps)
+    for rows, depth in ((1, 256), (2, 256), (4, 256), (8, 256), (2, 512), (4, 512))
+    for warps in (1, 2, 4, 8)
+    if 512 <= rows * depth * 8 // warps <= 4096
+]
 
 
 class Step(NamedTuple):
@@ -35,27 +46,17 @@ class Step(NamedTuple):
     logits: torch.Tensor
     routed: Routed
 
+    def mixed(self, choice: Few | Grouped) -> torch.Tensor:
+        return mix(self.experts, self.x, self.logits, ROUTING, None, None, choice)
 
-def candidates(num_tokens: int) -> Iterator[Tiles]:
-    per_expert = num_tokens * ROUTING.top_k / SHAPE.num_experts
-    if per_expert <= 16:
-        for columns in (16, 32, 64, 128):
-            for depth in (64, 128, 256):
-                for stages in (3, 5):
-                    for warps in (2, 4) if columns < 64 else (4, 8):
-                        if columns * depth <= 8192:
-                            yield Tiles(16, columns, depth, warps, stages)
-    if 4 <= per_expert <= 64:
-        yield from (Tiles(32, columns, depth, 4, 4) for columns in (32, 64, 128) for depth in (64, 128))
-    if per_expert >= 8:
-        yield from (
-            Tiles(64, columns, 64, warps, stages)
-            for columns, warps in ((64, 4), (128, 4), (128, 8))
-            for stages in (3, 4)
-        )
-    if per_expert >= 32:
-        yield from (Tiles(128, columns, 64, 8, stages) for columns in (64, 128, 256) for stages in (3, 4))
-        yield from (Tiles(128, 128, 128, 8, 2), Tiles(128, 64, 64, 4, 4))
+    def half(self, half: Half, how: Tiles | Stream) -> None:
+        x = self.x if half == "gate_up" else self.inner
+        if isinstance(how, Tiles):
+            product(self.experts, half, x, self.routed, how)
+        elif half == "gate_up":
+            triton_few.gate_up(self.experts, x, self.routed.chosen, how)
+        else:
+            triton_few.down(self.experts, x, self.routed.chosen, how, None)
 
 
 def steps_of(num_tokens: int, layers: list[TritonExpertWeights]) -> list[Step]:
@@ -68,10 +69,6 @@ def steps_of(num_tokens: int, layers: list[TritonExpertWeights]) -> list[Step]:
     return steps
 
 
-def run(half: Half, step: Step, tiles: Tiles) -> None:
-    product(step.experts, half, step.x if half == "gate_up" else step.inner, step.routed, tiles)
-
-
 def each(steps: list[Step], call: Callable[[Step], object]) -> float:
     def work() -> None:
         for step in steps:
@@ -80,67 +77,101 @@ def each(steps: list[Step], call: Callable[[Step], object]) -> float:
     return us(work, len(steps))
 
 
-def floor(half: Half, steps: list[Step]) -> tuple[float, float]:
-    """Bytes and operations of an average step."""
-    out_features, in_features = SHAPE.matrix(half)
+def floor(halves: tuple[Half, ...], steps: list[Step]) -> float:
+    """Of an average step, in us."""
     hit = sum(int((step.routed.starts.diff() > 0).sum()) for step in steps) / len(steps)
-    return hit * out_features * in_features * 2, 2 * steps[0].inner.shape[0] * out_features * in_features
+    weights = sum(out_features * in_features for out_features, in_features in map(SHAPE.matrix, halves))
+    return max(hit * weights * 2 / COPY_BYTES_PER_US, 2 * steps[0].inner.shape[0] * weights / FLOP_PER_US)
 
 
-def compile_all(layers: list[TritonExpertWeights], counts: list[int]) -> None:
+def grouped_for(num_tokens: int, layers: list[TritonExpertWeights]) -> Grouped:
+    choice = layers[0].choose(max(num_tokens, FEW.tokens + 1), ROUTING.top_k)
+    assert isinstance(choice, Grouped)
+    return choice
+
+
+def table(counts: list[int], layers: list[TritonExpertWeights]) -> None:
+    columns = ("tokens", "way", "route", "gate_up", "down", "add", "all", "floor", "bytes' share of time")
+    print(" ".join(f"{column:>8}" for column in columns), flush=True)
+    for num_tokens in counts:
+        steps = steps_of(num_tokens, layers)
+        taken = layers[0].choose(num_tokens, ROUTING.top_k)
+        grouped = grouped_for(num_tokens, layers)
+        for choice in [FEW, grouped] if num_tokens <= MOST_FEW else [grouped]:
+            few = isinstance(choice, Few)
+            routing = each(steps, lambda step, few=few: (choose if few else route)(step.logits, ROUTING))
+            halves = [
+                each(steps, lambda step, half=half, choice=choice: step.half(half, getattr(choice, half)))
+                for half in HALVES
+            ]
+            parts = torch.randn(num_tokens * ROUTING.top_k, SHAPE.hidden_size, device="cuda").bfloat16()
+            adding = 0.0 if few else each(steps, lambda _, parts=parts: add_parts(parts, ROUTING.top_k, None))
+            whole, least = each(steps, lambda step, choice=choice: step.mixed(choice)), floor(HALVES, steps)
+            name = ("few" if few else "grouped") + ("*" if choice is taken else "")
+            numbers = " ".join(f"{took:8.1f}" for took in (routing, *halves, adding, whole, least))
+            print(f"{num_tokens:8} {name:>8} {numbers} {least / whole:8.0%}", flush=True)
+    print("us a layer; * is what ops.moe takes")
+
+
+def candidates(num_tokens: int) -> Iterator[Tiles | Stream]:
+    per_expert = num_tokens * ROUTING.top_k / SHAPE.num_experts
+    if num_tokens <= MOST_FEW:
+        yield from STREAMS
+    if per_expert <= 16:
+        for columns, depth, warps in ((32, 128, 4), (32, 256, 2), (64, 64, 4), (64, 128, 4), (128, 64, 4)):
+            yield from (Tiles(16, columns, depth, warps, stages) for stages in (3, 5))
+    if 4 <= per_expert <= 64:
+        yield from (Tiles(32, columns, depth, 4, 4) for columns in (64, 128) for depth in (64, 128))
+        yield from (Tiles(64, columns, 64, 4, stages) for columns in (64, 128) for stages in (3, 4))
+    if per_expert >= 32:
+        yield from (Tiles(128, columns, 64, 8, stages) for columns in (64, 128, 256) for stages in (3, 4))
+
+
+def try_tiles(counts: list[int], layers: list[TritonExpertWeights]) -> None:
+    for num_tokens in counts:
+        steps = steps_of(num_tokens, layers)
+        for half in HALVES:
+            times: dict[Tiles | Stream, float] = {}
+            for how in candidates(num_tokens):
+                try:
+                    times[how] = each(steps, lambda step, half=half, how=how: step.half(half, how))
+                except Exception as error:
+                    print(f"  {how}: {type(error).__name__} {str(error)[:80]}")
+                    torch.cuda.synchronize()
+            best = sorted(times, key=times.__getitem__)[:SHOWN]
+            found = "; ".join(f"{times[how]:.1f} {type(how).__name__}{tuple(how)}" for how in best)
+            print(f"{num_tokens} tokens, {half}: floor {floor((half,), steps):.1f}, best {found}", flush=True)
+
+
+def compile_all(counts: list[int], layers: list[TritonExpertWeights], *, tiles: bool) -> None:
+    """At the same time, what is measured one after another."""
     step = steps_of(1, layers)[0]
-    wanted = {(half, tiles) for count in counts for tiles in candidates(count) for half in HALVES}
+    choices = [FEW, *(grouped_for(count, layers) for count in counts)]
+    wanted = {(half, getattr(choice, half)) for choice in choices for half in HALVES}
+    if tiles:
+        wanted |= {(half, how) for count in counts for how in candidates(count) for half in HALVES}
 
-    def compile_one(half: Half, tiles: Tiles) -> None:
+    def compile_one(half: Half, how: Tiles | Stream) -> None:
         with suppress(Exception):  # too large for the device: said where it is measured
-            run(half, step, tiles)
+            step.half(half, how)
 
     with ThreadPoolExecutor(12) as pool:
-        list(pool.map(lambda pair: compile_one(*pair), sorted(wanted)))
+        list(pool.map(lambda pair: compile_one(*pair), wanted))
     torch.cuda.synchronize()
     print(f"{len(wanted)} kernels compiled", flush=True)
 
 
-def bench(num_tokens: int, layers: list[TritonExpertWeights]) -> str:
-    steps = steps_of(num_tokens, layers)
-    best: list[Tiles] = []
-    for half in HALVES:
-        num_bytes, operations = floor(half, steps)
-        least = max(num_bytes / COPY_BYTES_PER_US, operations / FLOP_PER_US)
-        times: dict[Tiles, float] = {}
-        for tiles in candidates(num_tokens):
-            try:
-                times[tiles] = each(steps, lambda step, half=half, tiles=tiles: run(half, step, tiles))
-            except Exception as error:
-                print(f"  {tiles}: {type(error).__name__} {str(error)[:80]}")
-                torch.cuda.synchronize()
-        ranked = sorted(times, key=times.__getitem__)
-        best.append(ranked[0])
-        print(f"{num_tokens} tokens, {half}: floor {least:.1f} us", flush=True)
-        for tiles in ranked[:SHOWN]:
-            took = times[tiles]
-            rates = f"{num_bytes / took / 1e6:5.2f} TB/s {operations / took / 1e6:6.1f} TFLOP/s"
-            print(f"  {took:8.1f} us {rates}  {tuple(tiles)}", flush=True)
-    routing = each(steps, lambda step: route(step.logits, ROUTING))
-    whole = each(steps, lambda step: ops.moe(step.x, step.logits, step.experts, ROUTING))
-    total = [sum(part) for part in zip(*(floor(half, steps) for half in HALVES), strict=True)]
-    least = max(total[0] / COPY_BYTES_PER_US, total[1] / FLOP_PER_US)
-    per_expert = num_tokens * ROUTING.top_k / SHAPE.num_experts
-    return (
-        f"{num_tokens:5} tokens: routing {routing:6.1f} us, ops.moe as it is {whole:8.1f} us, floor {least:8.1f} us; "
-        f"best: Choice({per_expert:g}, Tiles{tuple(best[0])}, Tiles{tuple(best[1])})"
-    )
-
-
 def main() -> None:
-    counts = [int(word) for word in sys.argv[1:]] or [1, 8, 32, 128, 256, 2048, 8192]
+    tiles = "tiles" in sys.argv[1:]
+    counts = [int(word) for word in sys.argv[1:] if word != "tiles"] or [1, 2, 4, 8, 32, 128, 256, 2048, 8192]
     layers = [TritonExpertWeights(SHAPE, torch.bfloat16, torch.device("cuda")) for _ in range(LAYERS)]
     for layer in layers:
         for weight in layer.weights.values():
             weight.normal_(std=0.02)
-    compile_all(layers, counts)
-    lines = [bench(count, layers) for count in counts]
-    print("\n".join(lines))
+    compile_all(counts, layers, tiles=tiles)
+    if tiles:
+        try_tiles(counts, layers)
+    table(counts, layers)
 
 
 if __name__ == "__main__":

@@ -139,9 +139,9 @@ def test_few_tokens_kernels_match_the_definition_in_every_shape(shape, dtype, to
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_tokens", [1, 2, 8, 200])
+@pytest.mark.parametrize("num_tokens", [1, 2, 40])
 def test_experts_of_real_width_match_the_definition(num_tokens):
-    case = moe_case(num_tokens, ops.ExpertShape(16, 2048, 768), ops.Routing(8, renormalize=True), plus=True)
+    case = moe_case(num_tokens, ops.ExpertShape(8, 2048, 768), ops.Routing(5, renormalize=True), plus=True)
     experts, inputs = filled(case, torch.bfloat16, "cuda"), case.inputs(torch.bfloat16, "cuda")
     for choice in (FEW, *GROUPED):
         assert error(mix(experts, **inputs, routing=case.routing, choice=choice), case.expected()) < 2e-2
@@ -193,3 +193,27 @@ def test_the_same_step_gives_the_same_bits(num_tokens):
     experts, inputs = filled(case, torch.bfloat16, "cuda"), case.inputs(torch.bfloat16, "cuda")
     first = ops.moe(**inputs, experts=experts, routing=case.routing)
     assert all(torch.equal(first, ops.moe(**inputs, experts=experts, routing=case.routing)) for _ in range(5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 2, 24])
+def test_kernels_that_start_before_others_end_read_nothing_too_early(num_tokens):
+    case = moe_case(num_tokens, ops.ExpertShape(64, 1024, 768), ops.Routing(8, renormalize=True))
+    experts, x = filled(case, torch.bfloat16, "cuda"), case.x.to("cuda", torch.bfloat16)
+    logits = torch.randn(24, num_tokens, 64, device="cuda")
+
+    def layer(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return ops.rms_norm(ops.moe(x, logits, experts, case.routing), torch.ones_like(x[0]), 1e-6)
+
+    expected = x
+    for row in logits:
+        expected = layer(expected, row)
+        torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = x
+        for row in logits:
+            out = layer(out, row)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(out, expected)
