@@ -434,7 +434,7 @@ def unpack(
 ) -> None:  # fmt: skip
     """Spread one upload over the inputs of a step and the block tables; see ops/inputs/triton_unpack.py for its order.
 
-    packed [3 * num_tokens + 4 * num_lines + 3 * num_updates] int32 or longer."""
+    packed [(2 + G) * num_tokens + 4 * num_lines + 3 * num_updates] int32 or longer, for G block tables of each row."""
     run = _unpack.runs[packed.device, packed.dtype]
     run(
         packed, to, num_tokens=num_tokens, num_lines=num_lines, num_updates=num_updates, padded_tokens=padded_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.api import SamplingParams
+from runtime.kv.block_table import NewBlocks
 from runtime.sequence import Sequence
 
 NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not
@@ -35,7 +36,7 @@ class ScheduledRow:
     """Tokens [start, start + num_tokens) of one sequence.
 
     `token_ids` are the known ids of that span; where it is one short, the last id is what this row sampled in an earlier
-    step and lies on the device. `new_block_ids` belong at index `first_new_block` of the row's block table.
+    step and lies on the device. `new_blocks`: what its block tables have gained.
     `masked`: it samples, but only once its matchers have said from which tokens."""
 
     sequence: Sequence
@@ -43,8 +44,7 @@ class ScheduledRow:
     start: int
     num_tokens: int
     token_ids: tuple[int, ...]
-    first_new_block: int
-    new_block_ids: tuple[int, ...]
+    new_blocks: tuple[NewBlocks, ...]
     samples: bool
     binding: RowBinding | None
     masked: bool = False

@@ -106,7 +106,7 @@ class EnginePlan:
 
         Raises PlanError."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        layout = KVLayout(layers, ELEMENT_BYTES[kv_cache_dtype])
+        layout = KVLayout.of(layers, ELEMENT_BYTES[kv_cache_dtype])
         max_num_seqs = config.max_num_seqs or defaults.max_num_seqs
         budget = config.max_num_batched_tokens or max(defaults.max_num_batched_tokens, max_num_seqs + 1)
         if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
@@ -120,13 +120,16 @@ class EnginePlan:
         else:
             asked = config.kv_cache_bytes
             num_blocks = (defaults.kv_cache_bytes(free_bytes) if asked is None else asked) // layout.block_bytes
-        capacity = num_blocks * layout.block_size
         max_model_len, notes = config.max_model_len or model_len, []
+        if len(layout.groups) > 1:
+            notes.append(layout.describe())
+        capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:
+                needed_bytes = layout.most_blocks(max_model_len, budget) * layout.block_bytes
                 raise PlanError(
                     f"the KV cache holds {capacity} tokens, fewer than max-model-len {max_model_len}: raise kv-cache-memory "
-                    f"to {max_model_len * layout.token_bytes / GIB:.2f}GiB or lower max-model-len"
+                    f"to {needed_bytes / GIB:.2f}GiB or lower max-model-len"
                 )
             notes.append(f"max-model-len is {capacity}, not the model's {model_len}: that is what the KV cache holds")
             max_model_len = capacity

@@ -288,7 +288,6 @@ class Engine:
             request,
             number=self._num_requests,
             max_model_len=self._model.max_model_len,
-            block_size=self._scheduler.cache.block_size,
             seed=self._random.getrandbits(63) if seed is None else seed,
         )
 

@@ -6,8 +6,9 @@ brings the sampled ids back and drops those of sequences that ended meanwhile.
 
 Why it cannot deadlock: running sequences are served in policy order and only later ones are preempted for earlier ones; the
 first in line therefore keeps its blocks, and the pool holds at least one sequence of the greatest length.
-Why blocks may be freed while a launched step still writes them: steps execute in the order they are launched, so a new
-owner's writes come after."""
+Why blocks may be freed while a launched step still reads or writes them: steps execute in the order they are launched, so a
+new owner's writes come after. That goes for a window's blocks too: a sequence gives up, before its next step is decided, those
+that this step and all later ones do not see."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from runtime.api import FinishReason
 from runtime.batch import NOT_FINITE, RowBinding, ScheduledBatch, ScheduledRow, ScoredSpan
 from runtime.kv.block_pool import BlockPool
+from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import Policy
 from runtime.sequence import Sequence, Status
@@ -55,6 +57,8 @@ class Scheduler:
         self.pool = pool
         self.cache = cache
         self.policy = policy
+        self._has_windows = any(group.window is not None for group in cache.groups)
+        self._blocks_per_entry = sum(group.width for group in cache.groups)
         self.waiting: list[Sequence] = []  # both lists in policy order
         self.running: list[Sequence] = []
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
@@ -145,35 +149,48 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Blocks for `num_tokens` more, at the cost of sequences later in line; False where it had to go itself."""
-        missing = sequence.table.num_missing(sequence.num_computed_tokens + num_tokens)
-        while self.pool.num_free < missing:
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        self._take_blocks(sequence, missing)
+        if self._has_windows:
+            self._give_up_unseen(sequence)
+        end = sequence.num_computed_tokens + num_tokens
+        missing = 0
+        for table in sequence.tables:
+            if end > table.num_slots:
+                missing += table.num_missing(end)
+        if missing:
+            while self.pool.num_free < missing:
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+            for table in sequence.tables:
+                self._extend(sequence, table, table.num_missing(end))
         return True
 
-    def _take_blocks(self, sequence: Sequence, num: int) -> None:
+    def _give_up_unseen(self, sequence: Sequence) -> None:
+        for table in sequence.tables:
+            unseen = table.take_unseen(sequence.num_computed_tokens)
+            if unseen:
+                self.pool.release(unseen, worth_keeping=self.cache.__contains__)
+
+    def _extend(self, sequence: Sequence, table: BlockTable, num: int) -> None:
         if num:
             block_ids = self.pool.allocate(num)
             self.cache.forget(block_ids)
-            sequence.table.append(block_ids)
+            table.append(block_ids)
+            sequence.has_new_blocks = True
 
     def _advance(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
         assert sequence.row is not None
         start = sequence.num_computed_tokens
         end = start + num_tokens
         samples = end == sequence.num_tokens
-        first_new_block, new_block_ids = sequence.table.take_unsent()
         row = ScheduledRow(
             sequence=sequence,
             row=sequence.row,
             start=start,
             num_tokens=num_tokens,
             token_ids=tuple(sequence.token_ids[start:end]),
-            first_new_block=first_new_block,
-            new_block_ids=new_block_ids,
+            new_blocks=self._take_new_blocks(sequence) if sequence.has_new_blocks else (),
             samples=samples,
             binding=self._binding(sequence) if sequence.needs_bind else None,
             masked=samples and sequence.has_matchers,
@@ -184,6 +201,11 @@ class Scheduler:
         sequence.num_in_flight += samples
         self._register_blocks(sequence)
         return row
+
+    def _take_new_blocks(self, sequence: Sequence) -> tuple[NewBlocks, ...]:
+        sequence.has_new_blocks = False
+        taken = (NewBlocks(group, *table.take_unsent()) for group, table in enumerate(sequence.tables))
+        return tuple(new for new in taken if new.ids)
 
     def _binding(self, sequence: Sequence) -> RowBinding:
         ids, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
@@ -203,8 +225,10 @@ class Scheduler:
         full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.cache.block_size
         if full > sequence.num_registered_blocks:
             self.cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)
-            for index in range(sequence.num_registered_blocks, full):
-                self.cache.insert(sequence.chain[index], sequence.table.ids[index])
+            for group, table in enumerate(sequence.tables):
+                # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
+                for index in range(max(sequence.num_registered_blocks, table.first_entry), full):
+                    self.cache.insert(sequence.chain[index], group, table.entry(index))
             sequence.num_registered_blocks = full
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -220,8 +244,9 @@ class Scheduler:
         assert sequence.row is not None
         self._free_rows.append(sequence.row)
         sequence.row = None
-        self.pool.release(sequence.table.ids, worth_keeping=self.cache.__contains__)
-        sequence.table = type(sequence.table)(sequence.table.block_size)
+        for table in sequence.tables:
+            self.pool.release(table.ids, worth_keeping=self.cache.__contains__)
+        sequence.tables = ()
         sequence.num_registered_blocks = 0
         sequence.num_computed_tokens = 0
 
@@ -245,24 +270,35 @@ class Scheduler:
             budget -= num_tokens
 
     def _reserve(self, sequence: Sequence) -> bool:
-        """Blocks for all its known tokens, cached ones shared, or nothing. Reserving the whole of it means that a
-        prompt which starts can finish; one spare block for each running sequence keeps it from being preempted at once."""
-        self.cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)
-        hits = self.cache.match(sequence.chain, sequence.num_reusable // self.cache.block_size)
-        idle_hits = sum(self.pool.count(block_id) == 0 for block_id in hits)
-        missing = sequence.table.num_missing(sequence.num_tokens) - len(hits)
-        if missing + idle_hits + len(self.running) > self.pool.num_free:
+        """Tables for all its known tokens, cached blocks shared, or nothing. Reserving the whole of it means that a prompt
+        which starts can finish; one spare entry for each running sequence keeps it from being preempted at once."""
+        cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
+        cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)
+        num_hits, hits = cache.match(sequence.chain, sequence.num_reusable // size)
+        start = num_hits * size
+        tables = tuple(BlockTable(size, group, start) for group in cache.groups)
+        missing = []
+        for table, block_ids in zip(tables, hits, strict=True):
+            table.append(block_ids)
+            reserved_to = table.group.reserved_to(start, num_tokens, self.limits.max_num_batched_tokens)
+            missing.append(table.num_missing(reserved_to))
+        idle_hits = sum(self.pool.count(block_id) == 0 for block_ids in hits for block_id in block_ids)
+        spare = self._blocks_per_entry * len(self.running)
+        if sum(missing) + idle_hits + spare > self.pool.num_free:
             return False
-        self.pool.share(hits)
-        sequence.table.append(hits)
-        self._take_blocks(sequence, missing)
-        sequence.num_computed_tokens = len(hits) * self.cache.block_size
-        sequence.num_registered_blocks = len(hits)
-        if self.cache.enabled:
-            self.num_prefix_queries += sequence.num_tokens
-            self.num_prefix_hits += sequence.num_computed_tokens
+        for block_ids in hits:
+            self.pool.share(block_ids)
+        for table, num in zip(tables, missing, strict=True):
+            self._extend(sequence, table, num)
+        sequence.tables = tables
+        sequence.has_new_blocks = True
+        sequence.num_computed_tokens = start
+        sequence.num_registered_blocks = num_hits
+        if cache.enabled:
+            self.num_prefix_queries += num_tokens
+            self.num_prefix_hits += start
         if not sequence.num_preemptions:
-            sequence.num_cached_tokens = sequence.num_computed_tokens
+            sequence.num_cached_tokens = start
         return True
 
     # --- ending ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class Status(Enum):
 
 
 class Sequence:
-    def __init__(self, request: Request, *, number: int, max_model_len: int, block_size: int, seed: int) -> None:
+    def __init__(self, request: Request, *, number: int, max_model_len: int, seed: int) -> None:
         self.request = request
         self.number = number  # order of arrival
         self.seed = seed
@@ -41,9 +41,10 @@ class Sequence:
         self.status = Status.WAITING
         self.finish: FinishReason | None = None
         self.row: int | None = None
-        self.table = BlockTable(block_size)
+        self.tables: tuple[BlockTable, ...] = ()  # while it has a row: one for each group of layers
+        self.has_new_blocks = False  # that the device has not been told of
         self.chain: list[BlockHash] = []  # hashes of the full blocks of token_ids
-        self.num_registered_blocks = 0  # blocks of the table already offered to the prefix cache
+        self.num_registered_blocks = 0  # entries of the tables already offered to the prefix cache
         self.needs_bind = False  # the row is new: its next batch must carry everything about it
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None

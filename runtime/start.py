@@ -138,7 +138,7 @@ def choose_device(wanted: str) -> str:
 def assemble(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], runner: Runner) -> EngineParts:
     """Books and facts around a runner."""
     limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, plan.max_num_mixed_tokens)
-    prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching)
+    prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups)
     scheduler = Scheduler(limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy)
     return EngineParts(scheduler, runner, _model_info(plan, decoder, eos_token_ids))
 

@@ -3,30 +3,40 @@
 from collections import Counter
 
 from runtime.scheduler import Scheduler
-from runtime.sequence import Status
+from runtime.sequence import Sequence, Status
 
 
 def check_pool(scheduler: Scheduler) -> None:
     """Every block is counted once for each table it stands in; free means count 0."""
-    uses = Counter(block_id for sequence in scheduler.running for block_id in sequence.table.ids)
+    uses = Counter(block_id for sequence in scheduler.running for block_id in _ids(sequence))
     for block_id in range(scheduler.pool.num_blocks):
         assert scheduler.pool.count(block_id) == uses[block_id]
     assert scheduler.pool.num_free == scheduler.pool.num_blocks - len(uses)
 
 
 def check_tables(scheduler: Scheduler) -> None:
-    """Running sequences have a row each and blocks for what they computed; no other sequence has any."""
+    """Running sequences have a row each and, for every group of layers, blocks for what a next query sees of what they computed,
+    and no more than planned for; no other sequence has any."""
     rows = [sequence.row for sequence in scheduler.running]
     assert None not in rows
     assert len(set(rows)) == len(rows) <= scheduler.limits.max_num_seqs
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING
-        assert len(set(sequence.table.ids)) == len(sequence.table.ids)
-        assert sequence.table.num_slots >= sequence.num_computed_tokens
+        assert len(set(_ids(sequence))) == len(_ids(sequence))
+        for group, table in zip(scheduler.cache.groups, sequence.tables, strict=True):
+            assert table.num_slots >= sequence.num_computed_tokens
+            assert table.first_entry * table.block_size <= group.first_seen(sequence.num_computed_tokens)
+            assert len(table.ids) == (table.num_slots // table.block_size - table.first_entry) * group.width
+            budget = scheduler.limits.max_num_batched_tokens
+            assert len(table.ids) <= group.most_blocks(sequence.num_tokens, budget, table.block_size)
         assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING
         assert sequence.row is None
-        assert not sequence.table.ids
+        assert not sequence.tables
     for line in (scheduler.running, scheduler.waiting):
         assert [scheduler.policy(s) for s in line] == sorted(scheduler.policy(s) for s in line)
+
+
+def _ids(sequence: Sequence) -> list[int]:
+    return [block_id for table in sequence.tables for block_id in table.ids]

@@ -12,12 +12,14 @@ def unpack(
     packed: Tensor, to: StepTensors, *, num_tokens: int, num_lines: int, num_updates: int, padded_tokens: int,
     padded_lines: int,
 ) -> None:  # fmt: skip
-    sizes = [num_tokens] * 3 + [num_lines] * 4 + [num_updates] * 3
+    num_tables = len(to.slots)
+    sizes = [num_tokens] * 2 + [num_tables * num_tokens] + [num_lines] * 4 + [num_updates] * 3
     words = packed[: sum(sizes)].long().split(sizes)
     ids, positions, slots, rows, starts, contexts, samples, tables, indices, values = words
-    to.block_tables[tables, indices] = values.int()
+    to.block_tables.flatten(0, 1)[tables, indices] = values.int()
     ids = torch.where(ids < 0, to.last_ids[(-1 - ids).clamp(min=0)], ids)
-    for target, known, padding in ((to.ids, ids, 0), (to.positions, positions, 0), (to.slots, slots, -1)):
+    each_slots = zip(to.slots, slots.view(num_tables, -1), [-1] * num_tables, strict=True)
+    for target, known, padding in ((to.ids, ids, 0), (to.positions, positions, 0), *each_slots):
         target[:padded_tokens] = padding
         target[:num_tokens] = known
     starts = torch.nn.functional.pad(starts, (0, padded_lines + 1 - num_lines), value=num_tokens)

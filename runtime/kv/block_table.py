@@ -1,41 +1,70 @@
-"""Block table: which KV block holds which span of one sequence.
+"""Block table: which KV blocks hold which span of one sequence, in one group of layers.
 
-Bookkeeping only; KVCache turns ids into tensors. A table grows only at its tail, so ids already sent to the device stay valid."""
+Bookkeeping only; KVCache turns ids into tensors. A table grows only at its tail, so ids already sent to the device stay valid;
+that of a group with a window gives up blocks at its head once no later query sees them. Entry e is about the tokens from
+e * block_size on, and has as many ids as the group is wide."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
+
+from runtime.kv.layout import LayerGroup
+
+
+class NewBlocks(NamedTuple):
+    """`ids` of entries, from `first_entry` on, of the table for the group of that index."""
+
+    group: int
+    first_entry: int
+    ids: tuple[int, ...]
 
 
 class BlockTable:
-    __slots__ = ("_ids", "block_size", "num_sent")
+    """For a sequence that will be computed from token `start` on."""
 
-    def __init__(self, block_size: int) -> None:
+    __slots__ = ("_ids", "_num_sent", "block_size", "first_entry", "group", "num_slots")
+
+    def __init__(self, block_size: int, group: LayerGroup, start: int = 0) -> None:
         self.block_size = block_size
+        self.group = group
+        self.first_entry = group.first_seen(start) // block_size
+        self.num_slots = self.first_entry * block_size  # tokens that fit without another block
         self._ids: list[int] = []
-        self.num_sent = 0  # ids that a scheduled batch has already carried to the device
-
-    def __len__(self) -> int:
-        return len(self._ids)
+        self._num_sent = 0  # of the ids, those that a scheduled batch has carried to the device
 
     @property
     def ids(self) -> list[int]:
+        """From the first entry on."""
         return self._ids
 
-    @property
-    def num_slots(self) -> int:
-        """Tokens that fit without another block."""
-        return len(self._ids) * self.block_size
+    def entry(self, index: int) -> tuple[int, ...]:
+        width = self.group.width
+        first = (index - self.first_entry) * width
+        return tuple(self._ids[first : first + width])
 
     def num_missing(self, num_tokens: int) -> int:
-        """Blocks to add before `num_tokens` tokens fit."""
-        return max(0, -(-num_tokens // self.block_size) - len(self._ids))
+        """Ids to add before `num_tokens` tokens fit."""
+        return max(0, -(-(num_tokens - self.num_slots) // self.block_size)) * self.group.width
 
     def append(self, ids: Iterable[int]) -> None:
         self._ids.extend(ids)
+        self.num_slots = (self.first_entry + len(self._ids) // self.group.width) * self.block_size
+
+    def take_unseen(self, position: int) -> list[int]:
+        """Ids that no query at `position` or behind it sees; the table has them no more."""
+        first_entry = self.group.first_seen(position) // self.block_size
+        if first_entry <= self.first_entry:
+            return []
+        num = (first_entry - self.first_entry) * self.group.width
+        unseen = self._ids[:num]
+        del self._ids[:num]
+        self.first_entry = first_entry
+        self._num_sent -= num
+        return unseen
 
     def take_unsent(self) -> tuple[int, tuple[int, ...]]:
-        """(index of the first, ids) of what no batch has carried yet; they count as sent from now on."""
-        first = self.num_sent
-        self.num_sent = len(self._ids)
-        return first, tuple(self._ids[first:])
+        """(index of the first entry, ids) of what no batch has carried yet; they count as sent from now on."""
+        first = self._num_sent
+        self._num_sent = len(self._ids)
+        return self.first_entry + first // self.group.width, tuple(self._ids[first:])

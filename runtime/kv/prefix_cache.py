@@ -1,7 +1,9 @@
-"""Prefix cache: finds the block that already holds a given span after a given prefix.
+"""Prefix cache: finds the blocks that already hold a given span after a given prefix.
 
 A full block is named by a hash chain: sha256(parent's hash, its token ids), rooted in a random per-process key and the
-sequence's extras (cache_salt), so a hit means the whole prefix is the same, and tenants with different salts never meet.
+sequence's extras (cache_salt), so a hit means the whole prefix is the same, and tenants with different salts never meet. Each
+group of layers has blocks of its own under that name: groups that see everything must have all of a prefix, groups with a
+window only what it still shows.
 Blocks stay findable after their last user left, until the pool hands them out again; then `forget` is due.
 Knows ids and hashes, not sequences."""
 
@@ -11,24 +13,35 @@ import os
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import NewType
+from typing import NamedTuple, NewType
+
+from runtime.kv.layout import LayerGroup
 
 BlockHash = NewType("BlockHash", bytes)  # sha256: a collision would show one tenant's text to another
+PLAIN = (LayerGroup(),)
+
+
+class Match(NamedTuple):
+    """Of a chain, `num_entries` need not be computed; `ids`: for each group the blocks of those that are seen from there on."""
+
+    num_entries: int
+    ids: list[list[int]]
 
 
 class PrefixCache:
-    def __init__(self, block_size: int, enabled: bool = True) -> None:
+    def __init__(self, block_size: int, enabled: bool = True, groups: Sequence[LayerGroup] = PLAIN) -> None:
         self.block_size = block_size
         self.enabled = enabled
+        self.groups = groups
         self._key = os.urandom(32)
-        self._block_of: dict[BlockHash, int] = {}
-        self._hash_of: dict[int, BlockHash] = {}
+        self._blocks_of: list[dict[BlockHash, tuple[int, ...]]] = [{} for _ in groups]
+        self._name_of: dict[int, tuple[int, BlockHash]] = {}
 
     def __len__(self) -> int:
-        return len(self._block_of)
+        return len(self._name_of)
 
     def __contains__(self, block_id: object) -> bool:
-        return block_id in self._hash_of
+        return block_id in self._name_of
 
     def extend_chain(self, chain: list[BlockHash], token_ids: Sequence[int], salt: str | None) -> None:
         """Append the hashes of the full blocks of `token_ids` that `chain` lacks."""
@@ -44,29 +57,54 @@ class PrefixCache:
     def _root(self, salt: str | None) -> BlockHash:
         return BlockHash(sha256(self._key + (b"" if salt is None else b"salt:" + salt.encode())).digest())
 
-    def match(self, chain: Sequence[BlockHash], max_blocks: int) -> list[int]:
-        """Block ids of the longest cached prefix of `chain`, `max_blocks` at most."""
-        hits: list[int] = []
-        if self.enabled:
-            for block_hash in chain[:max_blocks]:
-                block_id = self._block_of.get(block_hash)
-                if block_id is None:
-                    break
-                hits.append(block_id)
-        return hits
+    def match(self, chain: Sequence[BlockHash], max_entries: int) -> Match:
+        """The longest prefix of `chain`, `max_entries` at most, behind which every group finds what it sees."""
+        num = min(len(chain), max_entries) if self.enabled else 0
+        before = -1
+        while num != before:  # what one group lacks shortens the prefix for the others
+            before = num
+            for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
+                num = self._longest(chain, num, group, blocks_of)
+        ids = []
+        for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
+            first = self._first_seen(group, num)
+            ids.append([block_id for block_hash in chain[first:num] for block_id in blocks_of[block_hash]])
+        return Match(num, ids)
 
-    def insert(self, block_hash: BlockHash, block_id: int) -> None:
-        """The first block with a content wins; a twin computed beside it stays nameless and is reused first."""
-        if self.enabled and block_hash not in self._block_of:
-            self._block_of[block_hash] = block_id
-            self._hash_of[block_id] = block_hash
+    def _longest(
+        self, chain: Sequence[BlockHash], num: int, group: LayerGroup, blocks_of: dict[BlockHash, tuple[int, ...]]
+    ) -> int:
+        if group.window is None:
+            return next((index for index in range(num) if chain[index] not in blocks_of), num)
+        index, first = num - 1, self._first_seen(group, num)
+        while index >= first:
+            if chain[index] not in blocks_of:
+                num, first = index, self._first_seen(group, index)
+            index -= 1
+        return num
+
+    def _first_seen(self, group: LayerGroup, num_entries: int) -> int:
+        return group.first_seen(num_entries * self.block_size) // self.block_size
+
+    def insert(self, block_hash: BlockHash, group: int, block_ids: tuple[int, ...]) -> None:
+        """An entry of a table of the group of that index. The first with a content wins; a twin computed beside it stays
+        nameless and is reused first."""
+        blocks_of = self._blocks_of[group]
+        if self.enabled and block_hash not in blocks_of:
+            blocks_of[block_hash] = block_ids
+            for block_id in block_ids:
+                self._name_of[block_id] = group, block_hash
 
     def forget(self, block_ids: Iterable[int]) -> None:
+        """With a block goes its whole entry: parts of one are no hit."""
         for block_id in block_ids:
-            block_hash = self._hash_of.pop(block_id, None)
-            if block_hash is not None:
-                del self._block_of[block_hash]
+            name = self._name_of.get(block_id)
+            if name is not None:
+                group, block_hash = name
+                for each in self._blocks_of[group].pop(block_hash):
+                    del self._name_of[each]
 
     def clear(self) -> None:
-        self._block_of.clear()
-        self._hash_of.clear()
+        for blocks_of in self._blocks_of:
+            blocks_of.clear()
+        self._name_of.clear()

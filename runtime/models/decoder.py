@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.attention import LayerKV
+from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.layer import build_layer
 from runtime.models.blocks.rope import cos_sin_table
 from runtime.models.blocks.vocabulary import VocabularyBlock
@@ -59,22 +59,29 @@ class Decoder:
         self,
         input_ids: Tensor,
         positions: Tensor,
-        kv: Sequence[LayerKV],
-        slots: Tensor,
-        meta: ops.AttentionMeta,
+        memory: Sequence[LayerMemory],
+        slots: Sequence[Tensor],
+        metas: Sequence[ops.AttentionMeta],
         logit_tokens: Tensor | None = None,
     ) -> Tensor:
-        """One step: input_ids, positions and slots [T] int64 -> logits [S, V] in the model's dtype. See `hidden` and `logits`."""
-        return self.logits(self.hidden(input_ids, positions, kv, slots, meta), logit_tokens)
+        """One step: input_ids and positions [T] int64 -> logits [S, V] in the model's dtype. See `hidden` and `logits`."""
+        return self.logits(self.hidden(input_ids, positions, memory, slots, metas), logit_tokens)
 
     def hidden(
-        self, input_ids: Tensor, positions: Tensor, kv: Sequence[LayerKV], slots: Tensor, meta: ops.AttentionMeta
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        memory: Sequence[LayerMemory],
+        slots: Sequence[Tensor],
+        metas: Sequence[ops.AttentionMeta],
     ) -> Hidden:
-        """`kv`: one entry a layer; the tokens' keys and values are written to `slots`, then attended to through `meta`."""
+        """`memory`: one entry a layer. The tokens' keys and values are written to the `slots` [T] int64 of the layer's block table,
+        then attended to through its entry of `metas`."""
         residual = self._vocabulary.embed(input_ids, positions)
         x: Tensor | None = None
-        for layer, layer_kv in zip(self._layers, kv, strict=True):
-            x = layer.forward(x, residual, positions, layer_kv, slots, meta)
+        for layer, layer_memory in zip(self._layers, memory, strict=True):
+            table = layer_memory.table
+            x = layer.forward(x, residual, positions, layer_memory, slots[table], metas[table])
         return Hidden(x, residual)
 
     def logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:

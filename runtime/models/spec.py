@@ -199,7 +199,7 @@ class Attention:
 
     @property
     def kv_shape(self) -> LayerShape:
-        return LayerShape(self.num_kv_heads, self.head_size)
+        return LayerShape(self.num_kv_heads, self.head_size, window=self.window)
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
@@ -236,7 +236,7 @@ class LatentAttention(Attention):
 
     @property
     def kv_shape(self) -> LayerShape:
-        return LayerShape(self.num_kv_heads, self.head_size, latent=True)
+        return LayerShape(self.num_kv_heads, self.head_size, latent=True, window=self.window)
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into the latent, out of all heads, and one or two that make queries."""

@@ -89,7 +89,7 @@ class CpuRunner:
                 self._sampler.bind(row.row, row.binding)
                 self._logprobs.bind(row.row, row.binding)
         inputs = self._inputs.fill(batch)
-        hidden = self._decoder.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
+        hidden = self._decoder.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.metas)
         scores = PromptLogprobs.compute(
             batch.rows,
             self._decoder.spec.vocab_size,

@@ -150,7 +150,7 @@ class CudaRunner:
 
     def compute(self, inputs: StepInputs, rows: tuple[ScheduledRow, ...] = ()) -> Sampled:
         """Enqueue one step without a graph, and what `rows` ask about their prompts."""
-        hidden = self._decoder.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.meta)
+        hidden = self._decoder.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.metas)
         scores = PromptLogprobs.compute(
             rows, self._decoder.spec.vocab_size, inputs.ids.device, lambda tokens: self._decoder.logits(hidden, tokens)
         )

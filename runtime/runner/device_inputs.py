@@ -14,6 +14,8 @@ import torch
 
 import ops
 from runtime.batch import ScheduledRow
+from runtime.kv.layout import KVLayout
+from runtime.runner.host_tables import HostTables
 from runtime.runner.step_inputs import StepInputs
 
 _Words = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -37,26 +39,26 @@ def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
 
 class DeviceInputs:
     def __init__(
-        self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int, steps_in_flight: int,
+        self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,
         device: torch.device,
     ) -> None:  # fmt: skip
-        self._block_size = block_size
         self._max_model_len = max_model_len
-        num_blocks = -(-max_model_len // block_size)
-        self._tables = np.zeros((max_num_seqs, num_blocks), np.int32)
+        self._max_num_seqs = max_num_seqs
+        self._tables = HostTables(layout, max_num_seqs, max_model_len)
 
         def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         tokens, lines = max_num_tokens, max_num_seqs
         self._tensors = ops.StepTensors(
-            ids=zeros(torch.int64, tokens), positions=zeros(torch.int64, tokens), slots=zeros(torch.int64, tokens),
+            ids=zeros(torch.int64, tokens), positions=zeros(torch.int64, tokens),
+            slots=zeros(torch.int64, layout.num_tables, tokens),
             rows=zeros(torch.int32, lines), context_lens=zeros(torch.int32, lines),
             sample_rows=zeros(torch.int32, lines), query_starts=zeros(torch.int32, lines + 1),
             sample_positions=zeros(torch.int64, lines), last_tokens=zeros(torch.int64, lines),
-            last_ids=zeros(torch.int64, lines), block_tables=zeros(torch.int32, lines, num_blocks),
+            last_ids=zeros(torch.int64, lines), block_tables=zeros(torch.int32, *self._tables.entries.shape),
         )  # fmt: skip
-        capacity = 3 * tokens + 4 * lines + 3 * _UPDATES
+        capacity = (2 + layout.num_tables) * tokens + 4 * lines + 3 * _UPDATES
         self._device_packed = zeros(torch.int32, capacity)
         # One more than can be under way: the upload of the oldest has run when its turn comes again.
         self._packed = cycle(
@@ -94,38 +96,41 @@ class DeviceInputs:
     def view(self, shape: StepShape, spans: tuple[tuple[int, int, int], ...] | None) -> StepInputs:
         """`spans` None: for any lines, which is what a captured graph sees."""
         tensors, tokens, lines = self._tensors, shape.num_tokens, shape.num_lines
+        query_starts, context_lens, rows = (
+            tensors.query_starts[: lines + 1], tensors.context_lens[:lines], tensors.rows[:lines]
+        )  # fmt: skip
         return StepInputs(
             ids=tensors.ids[:tokens],
             positions=tensors.positions[:tokens],
-            slots=tensors.slots[:tokens],
+            slots=tuple(tensors.slots[:, :tokens]),
             logit_tokens=None if shape.uniform else tensors.last_tokens[:lines],
             sample_rows=tensors.sample_rows[:lines],
             sample_positions=tensors.sample_positions[:lines],
-            meta=ops.AttentionMeta(
-                query_starts=tensors.query_starts[: lines + 1],
-                context_lens=tensors.context_lens[:lines],
-                block_tables=tensors.block_tables,
-                max_query_len=1 if shape.uniform else max(2, tokens),
-                max_context_len=self._max_model_len,
-                rows=tensors.rows[:lines],
-                spans=spans,
-                uniform=shape.uniform,
+            metas=tuple(
+                ops.AttentionMeta(
+                    query_starts=query_starts,
+                    context_lens=context_lens,
+                    block_tables=table,
+                    max_query_len=1 if shape.uniform else max(2, tokens),
+                    max_context_len=self._max_model_len,
+                    rows=rows,
+                    spans=spans,
+                    uniform=shape.uniform,
+                )
+                for table in tensors.block_tables
             ),
         )
 
     def _updates(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
-        """New entries of the block tables: row, index, block id. The host's copy has them when this returns."""
+        """New entries of the block tables: which of all tables of all rows, index, block id. The host's copy has them when this
+        returns."""
         tables: list[int] = []
         indices: list[int] = []
         values: list[int] = []
-        for row in rows:
-            new = row.new_block_ids
-            if new:
-                first, end = row.first_new_block, row.first_new_block + len(new)
-                self._tables[row.row, first:end] = new
-                tables.extend([row.row] * len(new))
-                indices.extend(range(first, end))
-                values.extend(new)
+        for table, row, first, ids in self._tables.write(rows):
+            tables.extend([table * self._max_num_seqs + row] * len(ids))
+            indices.extend(range(first, first + len(ids)))
+            values.extend(ids)
         return tables, indices, values
 
     def _pack(self, rows: Sequence[ScheduledRow], num_tokens: int) -> list[_Words]:
@@ -145,9 +150,8 @@ class DeviceInputs:
             starts = stops - spans
             positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(ends - stops, spans)
             token_rows = np.repeat(row_ids, spans)
-        blocks = self._tables[token_rows, positions // self._block_size]
-        slots = blocks * self._block_size + positions % self._block_size
-        return [np.array(ids, np.int32), positions, slots, row_ids, starts, ends, facts[3]]
+        slots = self._tables.slots(token_rows, positions)
+        return [np.array(ids, np.int32), positions, slots.ravel(), row_ids, starts, ends, facts[3]]
 
     def _unpack(
         self, packed: torch.Tensor, num_tokens: int, num_lines: int, num_updates: int, shape: StepShape

@@ -5,48 +5,49 @@ the thread that computes, hence always consistent with the step that reads."""
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import torch
 
 import ops
 from runtime.batch import ScheduledBatch
+from runtime.kv.layout import KVLayout
+from runtime.runner.host_tables import HostTables
 from runtime.runner.step_inputs import StepInputs
 
 
 class InputBuffers:
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, max_num_seqs: int, max_model_len: int, layout: KVLayout) -> None:
+        self._block_size = layout.block_size
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
-        self._block_tables = torch.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=torch.int32)
-        self._tables = self._block_tables.numpy()  # same memory
+        self._tables = HostTables(layout, max_num_seqs, max_model_len)
+        self._block_tables = list(torch.from_numpy(self._tables.entries))  # the same memory
 
     def fill(self, batch: ScheduledBatch) -> StepInputs:
         rows = batch.rows
-        for row in rows:
-            if row.new_block_ids:
-                end = row.first_new_block + len(row.new_block_ids)
-                self._tables[row.row, row.first_new_block : end] = row.new_block_ids
+        deque(self._tables.write(rows), maxlen=0)
         spans = np.array([row.num_tokens for row in rows])
         ends = np.cumsum(spans)
         row_ids = np.array([row.row for row in rows])
         context_lens = np.array([row.end for row in rows], dtype=np.int32)
         positions = np.arange(batch.num_tokens) + np.repeat(context_lens - ends, spans)
-        blocks = self._tables[np.repeat(row_ids, spans), positions // self.block_size]
+        slots = self._tables.slots(np.repeat(row_ids, spans), positions)
         max_context = int(context_lens.max())
         sampling = [index for index, row in enumerate(rows) if row.samples]
+        query_starts = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32))
+        lens, lines = torch.from_numpy(context_lens), torch.from_numpy(row_ids)
+        num_entries, longest = -(-max_context // self._block_size), int(spans.max())
         return StepInputs(
             ids=self._ids(batch, ends),
             positions=torch.from_numpy(positions),
-            slots=torch.from_numpy(blocks.astype(np.int64) * self.block_size + positions % self.block_size),
+            slots=tuple(torch.from_numpy(each) for each in slots),
             logit_tokens=torch.from_numpy(ends[sampling] - 1),
             sample_rows=torch.tensor([rows[index].row for index in sampling], dtype=torch.int32),
             sample_positions=torch.tensor([rows[index].end for index in sampling], dtype=torch.int64),
-            meta=ops.AttentionMeta(
-                query_starts=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
-                context_lens=torch.from_numpy(context_lens),
-                block_tables=self._block_tables[torch.from_numpy(row_ids), : -(-max_context // self.block_size)],
-                max_query_len=int(spans.max()),
-                max_context_len=max_context,
+            metas=tuple(
+                ops.AttentionMeta(query_starts, lens, table[lines, :num_entries], longest, max_context)
+                for table in self._block_tables
             ),
         )
 

@@ -53,7 +53,7 @@ def _weights(config: EngineConfig) -> WeightStorage:
 def build_runner(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], worker: Worker) -> CpuRunner:
     cpu = torch.device("cpu")
     cache = KVCache(plan.layout, plan.num_kv_blocks, getattr(torch, plan.kv_cache_dtype), cpu)
-    inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout.block_size)
+    inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout)
     sampler = Sampler(decoder.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu)
     return CpuRunner(decoder, cache, sampler, inputs, worker)
 
@@ -61,6 +61,6 @@ def build_runner(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[in
 def warm_up(runner: CpuRunner, plan: EnginePlan) -> None:
     """One prompt of two blocks, then a token."""
     length = min(plan.layout.block_size + 1, plan.max_model_len - 1)
-    batch = prompts([length], plan.layout.block_size, plan.num_kv_blocks)
+    batch = prompts([length], plan.layout, plan.num_kv_blocks)
     runner.run(batch)
     runner.run(next_tokens(batch))

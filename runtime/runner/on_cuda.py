@@ -105,7 +105,7 @@ def _measure_step(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[i
     torch.cuda.reset_peak_memory_stats()
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
-    runner.run(prompts(lengths[: plan.max_num_seqs], plan.layout.block_size, 64))
+    runner.run(prompts(lengths[: plan.max_num_seqs], plan.layout, 64))
     peak = torch.cuda.max_memory_allocated()
     runner.stop()
     del runner
@@ -121,7 +121,7 @@ def _parts(
     cache = KVCache(plan.layout, num_blocks, getattr(torch, plan.kv_cache_dtype), device)
     sampler = Sampler(decoder.spec.vocab_size, eos_token_ids, plan.max_num_seqs, device)
     inputs = DeviceInputs(
-        plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.layout.block_size, plan.steps_in_flight,
+        plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.layout, plan.steps_in_flight,
         device,
     )  # fmt: skip
     runner = CudaRunner(
@@ -134,9 +134,7 @@ def _run_each_kind(runner: CudaRunner, plan: EnginePlan, num_blocks: int) -> Non
     """One step of each kind that will be captured or run: kernels are compiled, and nothing is left to be allocated late."""
     length = min(plan.layout.block_size + 1, plan.max_model_len - 2)
     for num_lines in sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}):
-        batch = prompts(
-            [min(length, plan.max_num_batched_tokens // num_lines)] * num_lines, plan.layout.block_size, num_blocks
-        )
+        batch = prompts([min(length, plan.max_num_batched_tokens // num_lines)] * num_lines, plan.layout, num_blocks)
         runner.run(batch)
         runner.run(next_tokens(batch))
 

@@ -13,14 +13,15 @@ import ops
 class StepInputs:
     """T tokens; S lines whose logits are wanted.
 
-    ids, positions, slots [T] int64; slot -1 stores nothing. logit_tokens [S] int64: each such line's last token, None where
+    ids, positions [T] int64. For each block table of the layout, slots [T] int64, of which -1 stores nothing, and `metas`: spans
+    and tables for attention. logit_tokens [S] int64: each such line's last token, None where
     every token is one. sample_rows [S] int32: the row whose next token the line gives, -1 for none; sample_positions [S]
-    int64: where that token will stand. `meta`: spans and tables for attention."""
+    int64: where that token will stand."""
 
     ids: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
+    slots: tuple[torch.Tensor, ...]
     logit_tokens: torch.Tensor | None
     sample_rows: torch.Tensor
     sample_positions: torch.Tensor
-    meta: ops.AttentionMeta
+    metas: tuple[ops.AttentionMeta, ...]

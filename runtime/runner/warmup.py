@@ -6,25 +6,28 @@ from itertools import accumulate
 
 from runtime.api import Request, SamplingParams
 from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
+from runtime.kv.block_table import NewBlocks
+from runtime.kv.layout import KVLayout
 from runtime.sequence import Sequence
 
 # Asks for everything that a sampler can do. Not for log-probabilities: the kernels behind them are 200 MiB of host memory.
 _PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_p=0.01, presence_penalty=0.1, seed=0)
 
 
-def prompts(lengths: list[int], block_size: int, num_blocks: int) -> ScheduledBatch:
+def prompts(lengths: list[int], layout: KVLayout, num_blocks: int) -> ScheduledBatch:
     """One step of whole prompts, in rows 0 and on. With more blocks than there are, they share them."""
-    counts = [-(-(length + 1) // block_size) for length in lengths]
+    counts = [-(-(length + 1) // layout.block_size) for length in lengths]
     firsts = accumulate(counts, initial=0)
     rows = []
     for row, (length, count, first) in enumerate(zip(lengths, counts, firsts, strict=False)):
         ids = (0,) * length
-        blocks = tuple((first + i) % num_blocks for i in range(count))
-        sequence = Sequence(
-            Request("warm-up", ids, _PARAMS), number=row, max_model_len=length + 2, block_size=block_size, seed=0
+        blocks = tuple(
+            NewBlocks(index, 0, tuple((first + i) % num_blocks for i in range(count * group.width)))
+            for index, group in enumerate(layout.groups)
         )
+        sequence = Sequence(Request("warm-up", ids, _PARAMS), number=row, max_model_len=length + 2, seed=0)
         binding = RowBinding(_PARAMS, 0, ids, ())
-        rows.append(ScheduledRow(sequence, row, 0, length, ids, 0, blocks, samples=True, binding=binding))
+        rows.append(ScheduledRow(sequence, row, 0, length, ids, blocks, samples=True, binding=binding))
     return ScheduledBatch(tuple(rows), sum(lengths), 0)
 
 
@@ -32,6 +35,6 @@ def next_tokens(batch: ScheduledBatch) -> ScheduledBatch:
     """The step after `batch`: one token for each of its rows, the one it sampled. Nothing of it outlives the step: tables and
     blocks are written anew by whoever gets them next."""
     rows = tuple(
-        ScheduledRow(row.sequence, row.row, row.end, 1, (), 0, (), samples=True, binding=None) for row in batch.rows
+        ScheduledRow(row.sequence, row.row, row.end, 1, (), (), samples=True, binding=None) for row in batch.rows
     )
     return ScheduledBatch(rows, len(rows), 0)

@@ -6,16 +6,19 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
 import ops
 from runtime.api import Request, SamplingParams
+from runtime.batch import ScheduledBatch
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.decoder import Decoder
 from runtime.runner import on_cpu, on_cuda
 from runtime.runner.worker import Worker
+from runtime.scheduler import Scheduler
 from runtime.start import EngineParts, assemble
 
 CORES = len(os.sched_getaffinity(0))
@@ -55,10 +58,13 @@ class Outcome:
 
 async def our_greedy(
     decoder: Decoder, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
-    rounds: int = 1,
+    rounds: int = 1, preempting: bool = False,
 ) -> Outcome:  # fmt: skip
-    """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks."""
+    """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks. `preempting`: the
+    last in line starts over again and again, as if there were not blocks enough."""
     parts = await engine_parts(decoder, config)
+    if preempting:
+        _preempt_often(parts.scheduler)
     engine = Engine(
         parts.scheduler, parts.runner, parts.model, max_queue=10_000, steps_in_flight=config.steps_in_flight
     )
@@ -76,6 +82,17 @@ async def our_greedy(
         await engine.close()
     assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
     return Outcome(ids, cached, parts.scheduler.num_preemptions)
+
+
+def _preempt_often(scheduler: Scheduler) -> None:
+    schedule, calls = scheduler.schedule, count(1)
+
+    def preempt_first() -> ScheduledBatch | None:
+        if next(calls) % 4 == 0 and scheduler.running:
+            scheduler._preempt(scheduler.running[-1])
+        return schedule()
+
+    scheduler.schedule = preempt_first
 
 
 async def engine_parts(decoder: Decoder, config: EngineConfig) -> EngineParts:

@@ -23,8 +23,8 @@ def resolve(free_bytes=16 * GIB, model_len=8192, dtype="float32", **asked) -> En
 
 
 def test_a_token_of_smollm2_costs_46080_bytes_in_float32_and_half_in_bfloat16():
-    assert resolve().layout.token_bytes == 30 * 2 * 3 * 64 * 4
-    assert resolve(kv_cache_dtype="bfloat16").layout.token_bytes == 30 * 2 * 3 * 64 * 2
+    assert resolve().layout.block_bytes == 16 * 30 * 2 * 3 * 64 * 4
+    assert resolve(kv_cache_dtype="bfloat16").layout.block_bytes == 16 * 30 * 2 * 3 * 64 * 2
     assert resolve(dtype="bfloat16").kv_cache_dtype == "bfloat16"
 
 

@@ -1,4 +1,4 @@
-"""The scheduler alone: no torch, no engine. A model here is a function of the tokens a row could have read from its blocks."""
+"""The scheduler alone: no torch, no engine. A model here is a function of a row's tokens, if its blocks hold what it reads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Request, SamplingParams
-from runtime.batch import NOT_FINITE, ScheduledBatch
+from runtime.batch import NOT_FINITE, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
-from runtime.kv.prefix_cache import PrefixCache
+from runtime.kv.layout import LayerGroup
+from runtime.kv.prefix_cache import PLAIN, PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence, Status
@@ -22,42 +23,67 @@ BLOCK = 4
 EOS = 7
 
 
-def make(num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True, mixed=None) -> Scheduler:
+GROUPS = {
+    "plain": PLAIN,
+    "windows": (LayerGroup(9),),
+    "hybrid": (LayerGroup(), LayerGroup(6, 3)),
+    "three reaches": (LayerGroup(width=2), LayerGroup(1), LayerGroup(12)),
+}
+
+
+def make(num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True, mixed=None, groups=PLAIN) -> Scheduler:
     limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
-    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching), POLICIES[policy])
+    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy])
 
 
 def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64, **params) -> Sequence:
     request = Request(str(number), list(prompt), SamplingParams(max_tokens, **params), priority, salt)
-    return Sequence(request, number=number, max_model_len=limit, block_size=BLOCK, seed=0)
+    return Sequence(request, number=number, max_model_len=limit, seed=0)
 
 
 class Memory:
-    """A device that stores token ids in blocks instead of keys, so that a wrong block or a stale hit shows as wrong text."""
+    """A device that stores in each slot the hash of all tokens up to there, as keys depend on all of them: a wrong block, a stale
+    hit and a block given up too early are seen by whoever reads them."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self.groups = scheduler.cache.groups
         self.blocks = [[None] * BLOCK for _ in range(scheduler.pool.num_blocks)]
-        self.tables = [[] for _ in range(scheduler.limits.max_num_seqs)]
-        self.last = [None] * scheduler.limits.max_num_seqs
-        self.contexts: list[tuple[Sequence, list[int]]] = []
+        self.tables = [[{} for _ in self.groups] for _ in range(scheduler.limits.max_num_seqs)]
+        self.texts = [[] for _ in range(scheduler.limits.max_num_seqs)]
 
     def run(self, batch: ScheduledBatch) -> list[int]:
         for row in batch.rows:
-            if row.binding is not None:
-                self.tables[row.row] = []
-            table = self.tables[row.row]
-            assert len(table) == row.first_new_block
-            table.extend(row.new_block_ids)
-            ids = list(row.token_ids) + [self.last[row.row]] * (row.num_tokens - len(row.token_ids))
-            for position, token in enumerate(ids, start=row.start):
-                self.blocks[table[position // BLOCK]][position % BLOCK] = token
+            self.store(row)
+        for row in batch.rows:  # after every row has stored, as a layer does
+            self.read(row)
         sampled = []
-        for row in batch.sampling_rows:  # after every row has stored, as a layer does
-            table = self.tables[row.row]
-            context = [self.blocks[table[p // BLOCK]][p % BLOCK] for p in range(row.end)]
-            self.last[row.row] = next_token(context)
-            sampled.append(self.last[row.row])
+        for row in batch.sampling_rows:
+            sampled.append(next_token(self.texts[row.row][: row.end]))
+            self.texts[row.row][row.end :] = sampled[-1:]
         return sampled
+
+    def store(self, row: ScheduledRow) -> None:
+        if row.binding is not None:
+            self.tables[row.row] = [{} for _ in self.groups]
+            self.texts[row.row] = [*row.binding.prompt_ids, *row.binding.output_ids]
+        for new in row.new_blocks:
+            width = self.groups[new.group].width
+            for entry, at in enumerate(range(0, len(new.ids), width), start=new.first_entry):
+                self.tables[row.row][new.group][entry] = new.ids[at : at + width]
+        assert self.texts[row.row][row.start : row.start + len(row.token_ids)] == list(row.token_ids)
+        for position in range(row.start, row.end):
+            for table in self.tables[row.row]:
+                for block_id in table[position // BLOCK]:
+                    self.blocks[block_id][position % BLOCK] = self.content(row, position)
+
+    def read(self, row: ScheduledRow) -> None:
+        for group, table in zip(self.groups, self.tables[row.row], strict=True):
+            for position in range(group.first_seen(row.start), row.end):
+                for block_id in table[position // BLOCK]:
+                    assert self.blocks[block_id][position % BLOCK] == self.content(row, position)
+
+    def content(self, row: ScheduledRow, position: int) -> int:
+        return hash(tuple(self.texts[row.row][: position + 1]))
 
 
 def next_token(context: list[int]) -> int:
@@ -101,9 +127,13 @@ def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, told=None, max_ste
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize(("num_blocks", "budget"), [(64, 64), (64, 5), (9, 16), (9, 5)])
-def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(num_blocks, budget, caching, depth):
-    scheduler = make(num_blocks, seqs=4, budget=budget, caching=caching)
+@pytest.mark.parametrize("budget", [64, 16, 5])
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("plenty", [True, False], ids=["plenty of blocks", "few blocks"])
+def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(plenty, groups, budget, caching, depth):
+    least = sum(group.most_blocks(33, budget, BLOCK) for group in groups)
+    num_blocks = 64 * sum(group.width for group in groups) if plenty else least
+    scheduler = make(num_blocks, seqs=4, budget=budget, caching=caching, groups=groups)
     memory = Memory(scheduler)
     rng = random.Random(1)
     shared = [rng.randrange(10, 90) for _ in range(13)]
@@ -114,7 +144,60 @@ def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(num_
     for seq in sequences:
         assert seq.token_ids == expected(seq)
         assert seq.finish is FinishReason.LENGTH
-    assert (scheduler.num_preemptions > 0) == (num_blocks == 9)
+    # Where all layers have windows a sequence hardly ever has more blocks than it starts with.
+    assert (scheduler.num_preemptions > 0) == (not plenty) or groups is GROUPS["windows"]
+
+
+def test_a_window_keeps_no_more_blocks_than_it_shows_and_a_step_adds():
+    scheduler = make(num_blocks=9, budget=7, groups=GROUPS["windows"])
+    memory = Memory(scheduler)
+    seq = sequence(1, range(10, 60), max_tokens=150, limit=200)
+    scheduler.add(seq)
+    most = 0
+    while (batch := scheduler.schedule()) is not None:
+        most = max(most, len(seq.tables[0].ids))
+        held = len(seq.tables[0].ids)
+        scheduler.settle(batch, memory.run(batch))
+    assert seq.token_ids == expected(seq)
+    assert most == 5  # 8 seen and 7 new, wherever they begin in a block of 4
+    assert held == 3
+
+
+def cached(scheduler: Scheduler, memory: Memory, *prompts) -> list[int]:
+    """Prompts computed one after the other; how much of each was found."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        seq = sequence(number, prompt, max_tokens=1)
+        scheduler.add(seq)
+        run_to_end(scheduler, memory)
+        found.append(seq.num_cached_tokens)
+    return found
+
+
+@pytest.mark.parametrize("groups", [GROUPS["windows"], GROUPS["hybrid"], GROUPS["three reaches"]])
+def test_a_prefix_is_hit_wherever_prompts_part_though_windows_moved_on(groups):
+    scheduler = make(num_blocks=128, budget=8, groups=groups)
+    prompt = list(range(10, 50))
+    assert cached(scheduler, Memory(scheduler), prompt, prompt, prompt[:22], [*prompt[:13], 77, 78]) == [0, 36, 20, 12]
+
+
+def test_a_window_s_blocks_alone_are_a_hit_when_all_layers_have_windows():
+    scheduler = make(num_blocks=5, budget=8, groups=GROUPS["windows"])
+    prompt = list(range(10, 50))
+    assert cached(scheduler, Memory(scheduler), prompt, prompt, prompt[:21]) == [0, 36, 0]
+
+
+def test_a_prefix_whose_window_is_gone_is_no_hit_for_those_that_see_everything_either():
+    scheduler = make(num_blocks=128, budget=64, groups=GROUPS["hybrid"])
+    memory = Memory(scheduler)
+    prompt = list(range(10, 40))  # seven full entries, of which a window of 6 shows the last two
+    assert cached(scheduler, memory, prompt, prompt) == [0, 28]
+    blocks_of = scheduler.cache._blocks_of[1]
+    chain: list = []
+    scheduler.cache.extend_chain(chain, prompt, None)
+    scheduler.cache.forget(blocks_of[chain[5]][1:2])  # one of three
+    assert cached(scheduler, memory, prompt[:21]) == [20]
+    assert cached(scheduler, memory, prompt) == [20]
 
 
 def test_a_prompt_cached_by_one_is_hit_by_the_next_in_the_same_step():
@@ -126,7 +209,7 @@ def test_a_prompt_cached_by_one_is_hit_by_the_next_in_the_same_step():
     batch = scheduler.schedule()
     assert [row.num_tokens for row in batch.rows] == [17, 1]
     assert second.num_cached_tokens == 16
-    assert first.table.ids[:4] == second.table.ids[:4]
+    assert first.tables[0].ids[:4] == second.tables[0].ids[:4]
 
 
 def test_at_least_one_token_is_computed_however_much_is_cached():
@@ -291,7 +374,8 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
-    num_blocks=st.integers(8, 40),
+    spare_blocks=st.integers(0, 32),
+    groups=st.sampled_from(list(GROUPS.values())),
     seqs=st.integers(1, 6),
     budget=st.integers(7, 40),
     policy=st.sampled_from(["fcfs", "priority"]),
@@ -299,10 +383,11 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
     depth=st.integers(1, 3),
 )
 def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and_failures(
-    seed, num_blocks, seqs, budget, policy, caching, depth
+    seed, spare_blocks, groups, seqs, budget, policy, caching, depth
 ):
     rng = random.Random(seed)
-    scheduler = make(num_blocks, seqs, budget, policy, caching)
+    num_blocks = sum(group.most_blocks(32, budget, BLOCK) for group in groups) + spare_blocks
+    scheduler = make(num_blocks, seqs, budget, policy, caching, groups=groups)
     memory = Memory(scheduler)
     alive: list[Sequence] = []
     told: dict[Sequence, list[int]] = {}

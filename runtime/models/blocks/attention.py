@@ -14,13 +14,15 @@ from runtime.models.blocks.weights import Weights
 from runtime.models.spec import Attention, LayerNorm, Over, QKNorm, QueryGrowth, RMSNorm
 
 
-class LayerKV(Protocol):
-    """Keys and values of one layer, each [num_blocks, num_kv_heads, block_size, head_size]."""
+class LayerMemory(Protocol):
+    """What a layer remembers between steps. Of attention: keys and values, each [num_blocks, num_kv_heads, block_size, head_size].
+    Of a recurrent layer: a slot [num_slots, ...] float32 for each of its `StateShape.shapes`. `table`: which of a step's block
+    tables tells where."""
 
     @property
-    def k(self) -> Tensor: ...
+    def tensors(self) -> tuple[Tensor, ...]: ...
     @property
-    def v(self) -> Tensor: ...
+    def table(self) -> int: ...
 
 
 class AttentionBlock:
@@ -45,7 +47,9 @@ class AttentionBlock:
             attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"),
         )  # fmt: skip
 
-    def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
+    ) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
         qkv = ops.linear(x, self._qkv)
         if self._norm_heads is not None:
@@ -54,7 +58,8 @@ class AttentionBlock:
             qkv.clamp_(-self._clip, self._clip)
         if self._query_factors is not None:
             qkv[:, : self._query_size] *= self._query_factors[positions]
-        return ops.linear(ops.attend(qkv, self._heads, positions, kv.k, kv.v, slots, meta), self._output)
+        keys, values = memory.tensors
+        return ops.linear(ops.attend(qkv, self._heads, positions, keys, values, slots, meta), self._output)
 
 
 def _query_factors(growth: QueryGrowth, num_positions: int) -> Tensor:

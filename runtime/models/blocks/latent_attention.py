@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.attention import LayerKV
+from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec import LatentAttention
@@ -30,12 +30,14 @@ class LatentAttentionBlock:
         self._from_queries, self._to_values = ops.prepare_heads(keys.transpose(1, 2)), ops.prepare_heads(values)
         self._heads = ops.LatentHeads(attention.num_heads, attention.rank, attention.scale, cos_sin)
 
-    def forward(self, x: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor, meta: ops.AttentionMeta) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
+    ) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' latents are stored in their slots first."""
         latent = ops.linear(x, self._into_latent)
         latent[:, : self._rank] = self._norm.forward(latent[:, : self._rank])
         queries = self._make_queries(x)
-        mixed = ops.attend_latent(queries, latent, self._heads, positions, kv.k, slots, meta)
+        mixed = ops.attend_latent(queries, latent, self._heads, positions, memory.tensors[0], slots, meta)
         return ops.linear(ops.linear_by_head(mixed, self._to_values).reshape(len(x), -1), self._output)
 
     def _make_queries(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.attention import AttentionBlock, LayerKV
+from runtime.models.blocks.attention import AttentionBlock, LayerMemory
 from runtime.models.blocks.latent_attention import LatentAttentionBlock
 from runtime.models.blocks.mlp import build_mlp
 from runtime.models.blocks.norm import NoNorm, NormBlock, build_norm
@@ -21,7 +21,7 @@ from runtime.models.spec import AnyLayer, Attention, LatentAttention, Layer, Par
 
 class LayerBlock(Protocol):
     def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor,
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
         meta: ops.AttentionMeta,
     ) -> Tensor:  # fmt: skip
         """delta and residual [T, H] -> what this layer adds to residual + delta, [T, H], a fresh tensor."""
@@ -46,11 +46,11 @@ class SequentialBlock:
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor,
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
         meta: ops.AttentionMeta,
     ) -> Tensor:  # fmt: skip
         x = self._before_attention.add(delta, residual)
-        x = self._attention.forward(x, positions, kv, slots, meta)
+        x = self._attention.forward(x, positions, memory, slots, meta)
         if self._after is not None:
             x = self._after[0].forward(x)
         if self._multiplier != 1.0:
@@ -73,11 +73,11 @@ class ParallelBlock:
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, kv: LayerKV, slots: Tensor,
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
         meta: ops.AttentionMeta,
     ) -> Tensor:  # fmt: skip
         x = self._norm.add(delta, residual)
-        added = self._attention.forward(x, positions, kv, slots, meta)
+        added = self._attention.forward(x, positions, memory, slots, meta)
         added += self._mlp.forward(x if self._mlp_norm is None else self._mlp_norm.forward(residual))
         return added
 

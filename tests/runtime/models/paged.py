@@ -15,9 +15,9 @@ BLOCK = 16
 
 
 @dataclass(frozen=True)
-class LayerKV:
-    k: torch.Tensor
-    v: torch.Tensor
+class LayerMemory:
+    tensors: tuple[torch.Tensor, ...]
+    table: int = 0
 
 
 class Paged:
@@ -31,11 +31,11 @@ class Paged:
         self.tables = [ids[row * per_row : (row + 1) * per_row] for row in range(num_rows)]
         self.lengths = [0] * num_rows
         dtype = getattr(torch, decoder.dtype)
-        self.kv = []
+        self.memory = []
         for shape in decoder.spec.kv_shapes():
             size = (len(ids), shape.num_kv_heads, BLOCK, shape.head_size)
             keys = torch.full(size, torch.nan, dtype=dtype)
-            self.kv.append(LayerKV(keys, keys if shape.latent else keys.clone()))
+            self.memory.append(LayerMemory((keys, keys if shape.latent else keys.clone())))
 
     @torch.inference_mode()
     def step(self, spans: dict[int, Sequence[int]]) -> dict[int, torch.Tensor]:
@@ -55,5 +55,7 @@ class Paged:
             max(map(len, spans.values())),
             max(self.lengths[row] for row in spans),
         )
-        logits = self.decoder.forward(torch.tensor(ids), torch.tensor(positions), self.kv, torch.tensor(slots), meta)
+        logits = self.decoder.forward(
+            torch.tensor(ids), torch.tensor(positions), self.memory, (torch.tensor(slots),), (meta,)
+        )
         return {row: logits[a:b] for row, a, b in zip(spans, starts, starts[1:], strict=False)}

@@ -9,6 +9,8 @@ import ops
 from ops.inputs import reference, triton_unpack
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledRow
+from runtime.kv.block_table import NewBlocks
+from runtime.kv.layout import KVLayout, LayerShape
 from runtime.runner import device_inputs
 from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
 from runtime.runner.step_inputs import StepInputs
@@ -16,14 +18,20 @@ from runtime.sequence import Sequence
 from tests.ops.places import DEVICES
 
 BLOCK = 4
+PLAIN = KVLayout.of((LayerShape(1, 8),), 4, BLOCK)
+# One layer that sees everything, two with a window that take as many tables, and two of half the size in one block.
+HYBRID = KVLayout.of(
+    (LayerShape(2, 8), *(LayerShape(2, 8, window=6),) * 2, *(LayerShape(1, 8, window=6),) * 2), 4, BLOCK
+)
 
 
 def scheduled(
-    row: int, start: int, ids: tuple[int, ...], *, late=False, blocks=(), first=0, samples=True
+    row: int, start: int, ids: tuple[int, ...], *, late=False, blocks=(), first=0, samples=True, new=()
 ) -> ScheduledRow:
     params = SamplingParams(max_tokens=4)
-    sequence = Sequence(Request("r", (1,), params), number=0, max_model_len=64, block_size=BLOCK, seed=0)
-    return ScheduledRow(sequence, row, start, len(ids) + late, ids, first, blocks, samples, binding=None)
+    sequence = Sequence(Request("r", (1,), params), number=0, max_model_len=64, seed=0)
+    new = (NewBlocks(0, first, blocks),) if blocks else new
+    return ScheduledRow(sequence, row, start, len(ids) + late, ids, new, samples, binding=None)
 
 
 @pytest.fixture(params=DEVICES)
@@ -32,9 +40,14 @@ def device(request):
 
 
 @pytest.fixture(params=[triton_unpack, reference], ids=["triton", "reference"])
-def inputs(request, device, monkeypatch):
+def make(request, device, monkeypatch):
     monkeypatch.setattr(ops, "unpack", request.param.unpack)
-    return DeviceInputs(8, 64, 64, BLOCK, steps_in_flight=2, device=device)
+    return lambda layout: DeviceInputs(8, 64, 64, layout, steps_in_flight=2, device=device)
+
+
+@pytest.fixture
+def inputs(make):
+    return make(PLAIN)
 
 
 def filled(inputs: DeviceInputs, rows: list[ScheduledRow], shape: StepShape) -> StepInputs:
@@ -52,35 +65,35 @@ def test_prompts_and_decodes_side_by_side(inputs):
     step = filled(inputs, rows, StepShape(8, 3, False))
     assert step.ids.tolist() == [10, 11, 12, 13, 14, 77, 20, 21]
     assert step.positions.tolist() == [0, 1, 2, 3, 4, 4, 2, 3]
-    assert step.slots.tolist() == [36, 37, 38, 39, 28, 24, 6, 7]
-    assert step.meta.query_starts.tolist() == [0, 5, 6, 8]
-    assert step.meta.context_lens.tolist() == [5, 5, 4]
-    assert step.meta.rows.tolist() == [2, 5, 0]
-    assert step.meta.spans == ((0, 5, 5), (5, 6, 5), (6, 8, 4))
+    assert step.slots[0].tolist() == [36, 37, 38, 39, 28, 24, 6, 7]
+    assert step.metas[0].query_starts.tolist() == [0, 5, 6, 8]
+    assert step.metas[0].context_lens.tolist() == [5, 5, 4]
+    assert step.metas[0].rows.tolist() == [2, 5, 0]
+    assert step.metas[0].spans == ((0, 5, 5), (5, 6, 5), (6, 8, 4))
     assert step.logit_tokens.tolist() == [4, 5, 7]
     assert step.sample_rows.tolist() == [-1, 5, 0]
     assert step.sample_positions.tolist() == [5, 5, 4]
-    assert step.meta.block_tables[2, :2].tolist() == [9, 7]
+    assert step.metas[0].block_tables[2, :2].tolist() == [9, 7]
 
 
 def test_padding_has_no_slot_no_row_and_no_query(inputs):
     inputs.fill([scheduled(1, 0, (5,) * 20, blocks=tuple(range(5)))], StepShape(20, 1, False))
     step = filled(inputs, [scheduled(3, 0, (8, 9), blocks=(2,))], StepShape(16, 4, False))
     assert step.ids.tolist() == [8, 9] + [0] * 14
-    assert step.slots.tolist() == [8, 9] + [-1] * 14
-    assert step.meta.query_starts.tolist() == [0, 2, 2, 2, 2]
-    assert step.meta.context_lens.tolist() == [2, 0, 0, 0]
-    assert step.meta.rows.tolist() == [3, -1, -1, -1]
+    assert step.slots[0].tolist() == [8, 9] + [-1] * 14
+    assert step.metas[0].query_starts.tolist() == [0, 2, 2, 2, 2]
+    assert step.metas[0].context_lens.tolist() == [2, 0, 0, 0]
+    assert step.metas[0].rows.tolist() == [3, -1, -1, -1]
     assert step.sample_rows.tolist() == [3, -1, -1, -1]
 
 
 def test_tables_outlive_the_step_that_brought_them(inputs):
     inputs.fill([scheduled(4, 0, (1, 2, 3, 4), blocks=(11,))], StepShape(4, 1, False))
     step = filled(inputs, [scheduled(4, 4, (), late=True, blocks=(13,), first=1)], StepShape(1, 1, True))
-    assert step.slots.tolist() == [52]
-    assert step.meta.block_tables[4, :2].tolist() == [11, 13]
+    assert step.slots[0].tolist() == [52]
+    assert step.metas[0].block_tables[4, :2].tolist() == [11, 13]
     assert step.logit_tokens is None
-    assert step.meta.max_query_len == 1
+    assert step.metas[0].max_query_len == 1
 
 
 def test_a_step_may_bring_more_blocks_than_one_upload_holds(inputs, monkeypatch):
@@ -88,5 +101,26 @@ def test_a_step_may_bring_more_blocks_than_one_upload_holds(inputs, monkeypatch)
     rows = [scheduled(row, 30, (1,), blocks=tuple(range(10 * row, 10 * row + 8))) for row in range(4)]
     step = filled(inputs, rows, StepShape(4, 4, False))
     for row in range(4):
-        assert step.meta.block_tables[row, :8].tolist() == list(range(10 * row, 10 * row + 8))
-    assert step.slots.tolist() == [(10 * row + 7) * BLOCK + 2 for row in range(4)]
+        assert step.metas[0].block_tables[row, :8].tolist() == list(range(10 * row, 10 * row + 8))
+    assert step.slots[0].tolist() == [(10 * row + 7) * BLOCK + 2 for row in range(4)]
+
+
+def test_groups_of_layers_have_tables_and_slots_of_their_own(make):
+    inputs = make(HYBRID)
+    inputs.last_ids[6] = 5
+    full, wide, half = range(3)
+    first = (NewBlocks(full, 0, (1, 2)), NewBlocks(wide, 0, (3, 4, 5, 6)), NewBlocks(half, 0, (7, 8)))
+    inputs.fill([scheduled(6, 0, (1, 2, 3, 4, 5), new=first)], StepShape(8, 2, False))
+    behind = (NewBlocks(full, 2, (9,)), NewBlocks(wide, 2, (10, 11)))  # entries of `half` are still to come
+    rows = [scheduled(1, 0, (8, 8), new=(NewBlocks(half, 0, (12,)),)), scheduled(6, 5, (), late=True, new=behind)]
+    step = filled(inputs, rows, StepShape(4, 3, False))
+    assert step.ids.tolist() == [8, 8, 5, 0]
+    assert [slots.tolist()[2:] for slots in step.slots] == [[9, -1], [21, -1], [25, -1], [2 * 8 * BLOCK + 1, -1]]
+    assert [meta.block_tables[6, :3].tolist() for meta in step.metas] == [
+        [1, 2, 9],
+        [3, 5, 10],
+        [4, 6, 11],
+        [14, 16, 0],
+    ]
+    assert step.slots[3][:2].tolist() == [24 * BLOCK, 24 * BLOCK + 1]
+    assert {tuple(meta.rows.tolist()) for meta in step.metas} == {(1, 6, -1)}
