@@ -102,5 +102,8 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
     quantization = config.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise UnsupportedModel(f"weights quantised with {method!r} are not supported; use a GGUF file or the original")
+        if method != "mxfp4":  # a tensor in MXFP4 says so itself
+            raise UnsupportedModel(
+                f"weights quantised with {method!r} are not supported; use a GGUF file or the original"
+            )
     return FAMILIES[name](HfConfig(config))

@@ -112,6 +112,16 @@ def _q6_k(blocks: Bytes, out: Floats) -> None:
     sub_blocks *= scale[:, :, None]
 
 
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # of half the block's scale
+
+
+def _mxfp4(blocks: Bytes, out: Floats) -> None:
+    quants = np.empty((len(blocks), 2, 16), np.uint8)
+    _nibbles(blocks[:, 1:], quants)
+    scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    np.multiply(_E2M1[quants.reshape(-1, 32)], scale, out=out)
+
+
 def _f32(blocks: Bytes, out: Floats) -> None:
     out[...] = blocks.view("<f4")
 
@@ -145,6 +155,7 @@ FORMATS = {
     "Q4_K": BlockFormat(256, 144, _q4_k),
     "Q5_K": BlockFormat(256, 176, _q5_k),
     "Q6_K": BlockFormat(256, 210, _q6_k),
+    "MXFP4": BlockFormat(32, 17, _mxfp4),
 }
 
 

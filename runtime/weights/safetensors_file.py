@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import numpy as np
 from runtime.weights.dequantize import FORMATS, Bytes, dequantize
 from runtime.weights.dtypes import Array, store
 from runtime.weights.gguf import read_exactly
+from runtime.weights.mxfp4 import BLOCKS_END, SCALES_END, as_ggml, is_pair, values_shape
 from runtime.weights.rules import Shape, WeightsError
 
 _MAX_HEADER = 100_000_000  # bytes, as in the reference implementation
 _SAME_AS_STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_MXFP4 = "MXFP4"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 INDEX = "model.safetensors.index.json"
@@ -36,9 +38,14 @@ class _Stored:
     offset: int
     nbytes: int
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one index of the first dimension."""
+        return self.nbytes // self.shape[0]
+
 
 class SafetensorsCheckpoint:
-    """The tensors of a folder. Close it.
+    """The tensors of a folder; those in MXFP4, which are two in the file, by the name of their blocks. Close it.
 
     Raises WeightsError where files are missing, broken or of a kind that is never loaded."""
 
@@ -52,6 +59,7 @@ class SafetensorsCheckpoint:
         except BaseException:
             self.close()
             raise
+        self._scales = self._pair_up()
         self.shapes: Mapping[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.types: Mapping[str, str] = {name: tensor.format for name, tensor in self._tensors.items()}
 
@@ -60,31 +68,53 @@ class SafetensorsCheckpoint:
             os.close(self._fds.pop())
 
     def stored_bytes(self, name: str) -> int:
-        return self._tensors[name].nbytes
+        scales = self._scales.get(name)
+        return self._tensors[name].nbytes + (0 if scales is None else scales.nbytes)
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
         """Rows from `start` on into the contiguous `out`, as many as it has, in its type; uint8 [rows, bytes of a row] takes them
         as they are stored."""
         tensor = self._tensors[name]
-        if tensor.format not in _SAME_AS_STORED:
+        if tensor.format not in (*_SAME_AS_STORED, _MXFP4):
             raise WeightsError(
-                f"{self._paths[tensor.file]}: tensor {name} is {tensor.format}, which is not supported (F32, F16, BF16)"
+                f"{self._paths[tensor.file]}: tensor {name} is {tensor.format}, which is not supported (F32, F16, BF16, MXFP4)"
             )
-        row_bytes = tensor.nbytes // tensor.shape[0]
-        raw: Bytes
-        if as_stored := out.dtype in (np.uint8, _SAME_AS_STORED[tensor.format]):
-            raw = out.view(np.uint8)
-        else:
-            raw = np.empty(len(out) * row_bytes, np.uint8)
-        read_exactly(self._fds[tensor.file], raw, tensor.offset + start * row_bytes, self._paths[tensor.file])
-        if as_stored:
+        if out.dtype in (np.uint8, _SAME_AS_STORED.get(tensor.format)) and tensor.format != _MXFP4:
+            self._read(tensor, start, out.view(np.uint8))
             return
-        if out.dtype == np.float32:
+        raw = self._raw(tensor, self._scales.get(name), start, start + len(out))
+        if out.dtype == np.uint8:
+            out.reshape(-1)[...] = raw.reshape(-1)
+        elif out.dtype == np.float32:
             dequantize(raw, FORMATS[tensor.format], out)
         else:
             values = np.empty(out.shape, np.float32)
             dequantize(raw, FORMATS[tensor.format], values)
             store(values, out)
+
+    def _raw(self, tensor: _Stored, scales: _Stored | None, start: int, stop: int) -> Bytes:
+        """Rows as ggml would store them."""
+        raw = np.empty((stop - start) * tensor.row_bytes, np.uint8)
+        self._read(tensor, start, raw)
+        if scales is None:
+            return raw
+        exponents = np.empty((stop - start) * scales.row_bytes, np.uint8)
+        self._read(scales, start, exponents)
+        return as_ggml(raw, exponents)
+
+    def _read(self, tensor: _Stored, start: int, into: Bytes) -> None:
+        read_exactly(self._fds[tensor.file], into, tensor.offset + start * tensor.row_bytes, self._paths[tensor.file])
+
+    def _pair_up(self) -> dict[str, _Stored]:
+        """Make one tensor of blocks and scales; the scales by the name of the blocks."""
+        found = {}
+        for name in [name for name in self._tensors if name.endswith(BLOCKS_END)]:
+            blocks, scales_name = self._tensors[name], name.removesuffix(BLOCKS_END) + SCALES_END
+            scales = self._tensors.get(scales_name)
+            if scales is not None and blocks.format == scales.format == "U8" and is_pair(blocks.shape, scales.shape):
+                found[name] = self._tensors.pop(scales_name)
+                self._tensors[name] = replace(blocks, format=_MXFP4, shape=values_shape(scales.shape))
+        return found
 
     def _open(self, path: Path, names: set[str] | None) -> None:
         """`names`: what the index expects there; None takes whatever there is."""
@@ -158,6 +188,7 @@ def _stored(entry: Mapping[str, Any], file: int, data_start: int, size: int) -> 
         raise ValueError(f"{entry} is not made of counts")
     if not begin <= end <= size - data_start:
         raise ValueError(f"{entry} goes past the end of the file at byte {size}: cut short?")
-    if kind in _SAME_AS_STORED and prod(shape) * FORMATS[kind].size != end - begin:
+    size_of_one = 1 if kind == "U8" else FORMATS[kind].size if kind in _SAME_AS_STORED else None
+    if size_of_one is not None and prod(shape) * size_of_one != end - begin:
         raise ValueError(f"{entry} is not as long as its shape says")
     return _Stored(file, str(kind), shape, data_start + begin, end - begin)
