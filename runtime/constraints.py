@@ -1,6 +1,7 @@
 """Constraints: the matchers of the sequences that have some, and the masks their next draws wait for.
 
-Matchers run on threads of their own, side by side where a library lets go of the interpreter, and never on the event loop.
+Matchers run on threads of their own, side by side where a library lets go of the interpreter, and never on the event loop. One
+that takes longer than LIMIT_S ends its sequence: all others of the step are waiting.
 A sequence's drawn tokens are noted as they settle and shown to its matchers when its next mask is wanted, so that what
 was drawn last is never asked about twice and a preempted sequence loses nothing. Knows neither what a matcher means nor steps."""
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Sequence as Several
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from runtime.api import FinishReason, ModelInfo, TokenMatcher
 from runtime.masks import RowMasks, Words, mask_of, num_words
 from runtime.sequence import Sequence
 
+LIMIT_S = 1.0  # for the masks of a step, of which a usual one takes ten microseconds and a bad one ten milliseconds
 ROWS_PER_THREAD = 8  # fewer than that are done before another thread has woken
 MAX_THREADS = 8
 
@@ -36,7 +39,9 @@ class Constraints:
         self._num_words = num_words(model.vocab_size)
         self._eos_token_ids = model.eos_token_ids
         self._constraints: dict[Sequence, _Constraint] = {}
-        self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="oneloop-masks")
+        self._threads = ThreadPoolExecutor(
+            max(2, min(MAX_THREADS, os.cpu_count() or 1)), thread_name_prefix="oneloop-masks"
+        )
 
     def add(self, sequence: Sequence) -> None:
         if sequence.has_matchers:
@@ -58,11 +63,22 @@ class Constraints:
         words = np.full((len(rows), self._num_words), -1, dtype=np.int32)
         wanted = [(self._constraints.get(sequence), mask) for (_, sequence), mask in zip(rows, words, strict=True)]
         live = [(constraint, mask) for constraint, mask in wanted if constraint is not None]
-        loop = asyncio.get_running_loop()
         share = max(ROWS_PER_THREAD, -(-len(live) // MAX_THREADS))
-        parts = [live[first : first + share] for first in range(0, len(live), share)]
-        done = await asyncio.gather(*(loop.run_in_executor(self._threads, _fill, part) for part in parts))
-        return RowMasks(tuple(row for row, _ in rows), words), [ended for part in done for ended in part]
+        parts = [_Part(live[first : first + share]) for first in range(0, len(live), share)]
+        ended: list[Ended] = []
+        while parts:
+            parts = await self._run(parts, ended)
+        return RowMasks(tuple(row for row, _ in rows), words), ended
+
+    async def _run(self, parts: list[_Part], ended: list[Ended]) -> list[_Part]:
+        """What is left to do: whatever stood behind a matcher that took too long."""
+        loop = asyncio.get_running_loop()
+        jobs = {loop.run_in_executor(self._threads, part.run): part for part in parts}
+        _, late = await asyncio.wait(jobs, timeout=LIMIT_S)
+        rests = [jobs[job].give_up() for job in late]
+        for part in parts:
+            ended += part.ended
+        return [rest for rest in rests if rest is not None]
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
@@ -104,14 +120,49 @@ class _Constraint:
         return None
 
 
-def _fill(part: Several[tuple[_Constraint, Words]]) -> list[Ended]:
-    ended = []
-    for constraint, mask in part:
-        try:
-            end = constraint.fill(mask)
-        except BaseException as error:  # a library's panic is no Exception
-            end = Ended(constraint.sequence, FinishReason.ERROR, f"a constraint failed: {error}")
-        if end is not None:
-            ended.append(end)
-            mask.fill(-1)
-    return ended
+class _Part:
+    """Masks that one thread makes, one after another."""
+
+    def __init__(self, rows: Several[tuple[_Constraint, Words]]) -> None:
+        self.ended: list[Ended] = []
+        self._rows = rows
+        self._num_begun = 0
+        self._num_done = 0
+        self._given_up = False
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        for constraint, mask in self._rows:
+            with self._lock:
+                if self._given_up:
+                    return
+                self._num_begun += 1
+            made = mask.copy()  # so that a late one is nobody's
+            end = _fill(constraint, made)
+            with self._lock:
+                if self._given_up:
+                    return
+                self._num_done += 1
+                mask[:] = made
+                if end is not None:
+                    self.ended.append(end)
+
+    def give_up(self) -> _Part | None:
+        """Ends the row under way, whose matcher goes on for nobody, and leaves those behind it to another part."""
+        with self._lock:
+            self._given_up = True
+            for constraint, _ in self._rows[self._num_done : self._num_begun]:
+                error = f"a mask took longer than {LIMIT_S:g} s"
+                self.ended.append(Ended(constraint.sequence, FinishReason.ERROR, error))
+            rest = self._rows[self._num_begun :]
+        return _Part(rest) if rest else None
+
+
+def _fill(constraint: _Constraint, mask: Words) -> Ended | None:
+    try:
+        end = constraint.fill(mask)
+    except BaseException as error:  # a library's panic is no Exception
+        end = Ended(constraint.sequence, FinishReason.ERROR, f"a constraint failed: {error}")
+    if end is not None:
+        mask.fill(-1)
+    return end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
 from runtime.api import ModelInfo
@@ -70,15 +71,16 @@ class FakeRunner:
 
     def _step(self, batch: ScheduledBatch, masks: dict[int, Words]) -> Step:
         event = ManualGpuEvent()
-        ids = [
-            first_allowed(self.sample(row), masks[row.row]) if row.masked else self.sample(row)
-            for row in batch.sampling_rows
-        ]
+        ids = [self.choose(row, masks[row.row]) if row.masked else self.sample(row) for row in batch.sampling_rows]
         self.drawn.append(batch)
         self.events.append(event)
         if not self.manual:
             event.complete()
         return Step(batch, event, lambda: ids)
+
+    def choose(self, row: ScheduledRow, mask: Words) -> int:
+        """What a masked row draws."""
+        return first_allowed(self.sample(row), mask)
 
     async def close(self) -> None:
         self.closed = True
@@ -123,7 +125,18 @@ def model_info(**changes) -> ModelInfo:
     return ModelInfo(**{**facts, **changes})
 
 
-def make_engine(runner: FakeRunner, *, num_blocks=64, max_num_seqs=8, budget=32, policy="fcfs", **options) -> Engine:
-    limits = SchedulerLimits(max_num_seqs, budget, frozenset({999}))
+def make_engine(
+    runner: FakeRunner,
+    *,
+    num_blocks=64,
+    max_num_seqs=8,
+    budget=32,
+    policy="fcfs",
+    model: ModelInfo | None = None,
+    **options,
+) -> Engine:
+    """`model` says what the engine is to believe; its rows and blocks are those given here."""
+    model = replace(model or model_info(), max_num_seqs=max_num_seqs, num_kv_blocks=num_blocks)
+    limits = SchedulerLimits(max_num_seqs, budget, model.eos_token_ids)
     scheduler = Scheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy])
-    return Engine(scheduler, runner, model_info(max_num_seqs=max_num_seqs, num_kv_blocks=num_blocks), **options)
+    return Engine(scheduler, runner, model, **options)

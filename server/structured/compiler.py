@@ -39,6 +39,8 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
+        self._num_tokens = max(tokenizer.vocab_size, max(eos_token_ids, default=-1) + 1)
+        self._num_mask_bytes = -(-self._num_tokens // 32) * 4
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._warming = threading.Lock()
         self._slots = asyncio.Semaphore(THREADS)
@@ -48,7 +50,12 @@ class Grammars:
         """Not on the event loop, if anybody waits for that."""
         with self._warming:
             if self._vocabulary is None:
-                self._vocabulary = _vocabulary(self._tokenizer, self._eos_token_ids)
+                ends = sorted(self._eos_token_ids) or [0]  # without any, nothing is ever compiled
+                self._vocabulary = llguidance.LLTokenizer(
+                    _Vocabulary(self._tokenizer, ends[0]),  # type: ignore[arg-type]  # TokenizerWrapper only wraps the like
+                    n_vocab=self._num_tokens,
+                    eos_token=ends,
+                )
 
     async def factory(self, grammar: Grammar) -> MatcherFactory:
         """Raises GrammarError."""
@@ -59,7 +66,7 @@ class Grammars:
             compiled.add_done_callback(lambda done: self._settle(key, done))
         self._kept.move_to_end(key)
         prototype = await asyncio.shield(compiled)
-        return lambda: GrammarMatcher(prototype.deep_copy(), self._eos_token_ids)
+        return lambda: GrammarMatcher(prototype.deep_copy(), self._eos_token_ids, self._num_mask_bytes)
 
     async def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         await self._slots.acquire()
@@ -96,9 +103,10 @@ class Grammars:
 class GrammarMatcher:
     """A TokenMatcher over a fresh copy of a compiled grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, eos_token_ids: frozenset[int], num_mask_bytes: int) -> None:
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
+        self._num_mask_bytes = num_mask_bytes
         self._complete = False
 
     def allowed(self) -> bytes:
@@ -107,7 +115,7 @@ class GrammarMatcher:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise RuntimeError(self._matcher.get_error())
-        return mask
+        return mask[: self._num_mask_bytes]  # the library adds a word where the last one is full
 
     def accept(self, token_id: int) -> None:
         if token_id in self._eos_token_ids:  # which the engine was told to ignore; there is nothing behind it
@@ -131,15 +139,6 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-
-def _vocabulary(tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> llguidance.LLTokenizer:
-    ends = sorted(eos_token_ids) or [0]  # without any, nothing is ever compiled
-    return llguidance.LLTokenizer(
-        _Vocabulary(tokenizer, ends[0]),  # type: ignore[arg-type]  # as good as its TokenizerWrapper, which only wraps
-        n_vocab=max(tokenizer.vocab_size, ends[-1] + 1),
-        eos_token=ends,
-    )
 
 
 def _on_large_stack(work: Callable[[], llguidance.LLMatcher]) -> Future[llguidance.LLMatcher]:

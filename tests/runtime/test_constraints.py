@@ -216,6 +216,27 @@ async def test_who_leaves_while_its_mask_is_made_disturbs_nobody():
         check_pool(engine._scheduler)
 
 
+async def test_a_matcher_that_takes_too_long_ends_its_own_request_and_those_behind_it_are_served(monkeypatch):
+    monkeypatch.setattr("runtime.constraints.LIMIT_S", 0.5)
+    answer = threading.Event()
+
+    class Stuck(Rule):
+        def allowed(self):
+            assert len(self.ids) < 2 or answer.wait(60)
+            return super().allowed()
+
+    async with engine_on(FakeRunner(), max_num_seqs=20) as engine:
+        usual = request(max_tokens=9, matchers=(lambda: Rule(from_last),))
+        stuck = request(max_tokens=9, matchers=(lambda: Stuck(from_last),))
+        got = await read(engine.submit([usual, stuck, usual, request(max_tokens=9), *[usual] * 10]))
+        assert not answer.is_set()
+        answer.set()
+        check_pool(engine._scheduler)
+    assert got.pop(1) == (drawn_by(from_last, 2, 3), ERROR)
+    assert got.pop(3) == (list(range(3, 12)), LENGTH)
+    assert list(got.values()) == [(drawn_by(from_last, 9, 3), LENGTH)] * 12
+
+
 async def test_matchers_never_run_on_the_event_loop():
     threads = set()
 

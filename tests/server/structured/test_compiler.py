@@ -148,6 +148,7 @@ async def test_a_vocabulary_from_a_gguf_file_reads_what_its_tokenizer_writes(tex
     tokenizer = ours()
     schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
     make = await Grammars(tokenizer, tokenizer.eos_token_ids).factory(JsonSchema(schema))
+    assert len(make().allowed()) == 4 * 1536  # 49152 tokens fill their words
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert reads(make(), ids, end=min(tokenizer.eos_token_ids))
     assert not reads(make(), tokenizer.encode(text[:-1], add_special_tokens=False), end=min(tokenizer.eos_token_ids))
