@@ -82,7 +82,7 @@ async def chat_generation(
         max_tokens=wanted,
         default_max_tokens=None,
         param="messages",
-        forms=await forms_of(served.grammars, wire),
+        forms=await forms_of(served, wire, prompt.reading),
         reading=prompt.reading,
     )
     return generation, prompt.ignored

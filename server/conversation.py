@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from server.chat_format import ChatFormat, Reading
-from server.errors import InvalidRequest, UnsupportedParameter, clip
+from server.errors import InvalidRequest, clip
 from server.intake import text_ids
 from server.lifecycle import Served
 from server.offload import Offload
@@ -43,10 +43,6 @@ async def chat_prompt(served: Served, offload: Offload, wire: ChatRequest) -> Ch
     """Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could
     read the calls of the tools."""
     tools = tools_json(_callable_tools(wire))
-    if wire.tool_choice not in (None, "none", "auto"):
-        raise UnsupportedParameter("a tool_choice that forces a call", param="tool_choice")
-    if any(tool.function.strict for tool in _callable_tools(wire)):
-        raise UnsupportedParameter("a strict tool", param="tools")
     if tools and served.chat_format.dialect is None:
         raise InvalidRequest(
             "this server does not know how the model writes tool calls, so it takes no tools: start it with --tool-parser NAME",

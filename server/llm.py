@@ -61,7 +61,7 @@ SAMPLING_FIELDS = (
 # Those that say what a prompt is made of beside messages, and what may be in an answer.
 CHAT_FIELDS = (
     "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-    "documents", "reasoning_effort", "include_reasoning",
+    "documents", "reasoning_effort", "include_reasoning", "thinking_token_budget",
 )  # fmt: skip
 UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
 
@@ -350,7 +350,7 @@ class _Core:
                 prompt = await ask.find_prompt(self._served, self._service)
                 if prompt.ignored:
                     raise UnsupportedParameter(prompt.ignored[0])
-                forms = await forms_of(self._served.grammars, ask.wire)
+                forms = await forms_of(self._served, ask.wire, prompt.reading)
                 generation = generation_of(
                     self._service.config, self._served, ask.wire, [prompt.ids],
                     id=id, arrival_s=time.monotonic(), continues_prompt=prompt.goes_on, reading=prompt.reading,

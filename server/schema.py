@@ -424,6 +424,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None  # then reasoning is ended; -1: never
     include_reasoning: bool | None = None  # False: it is counted, and not shown
     max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
     logprobs: bool | None = None
@@ -433,9 +434,23 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def num_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
 
+    @property
+    def must_call(self) -> bool:
+        """The answer is to be a call, or several."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def called_functions(self) -> list[FunctionSpec]:
+        """Those that an answer may call."""
+        functions = [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
+        if isinstance(self.tool_choice, NamedTool):
+            return [function for function in functions if function.name == self.tool_choice.function.name]
+        return functions
+
     def check(self) -> None:
         super().check()
         check_conversation(self)
+        self._check_beams()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -445,6 +460,16 @@ class ChatRequest(GenerationRequest, kw_only=True):
                 "each other; max_tokens is the older name",
                 param="max_tokens",
             )
+
+    def _check_beams(self) -> None:
+        asked = {
+            "tool_choice": self.must_call,
+            "tools": any(function.strict for function in self.called_functions),
+            "thinking_token_budget": self.thinking_token_budget not in (None, -1),
+        }
+        for name in asked:
+            if self.use_beam_search and asked[name]:
+                raise InvalidRequest(f"{name} cannot be honoured by a beam search", param=name)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -520,7 +545,6 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "prompt_cache_retention": (),
     "spaces_between_special_tokens": (True,),
-    "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "watermarking": (),
     "session_id": (),

@@ -77,6 +77,6 @@ async def create(service: Service, http: Request) -> ASGIApp:
         max_tokens=wire.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         param="prompt",
-        forms=await forms_of(served.grammars, wire),
+        forms=await forms_of(served, wire),
     )
     return await answer(service, served, http, wire, generation, SHAPE)

@@ -10,8 +10,7 @@ from server.tokenizer import Tokenizer
 
 
 class _Phase(Enum):
-    START = "start"  # nothing written: the model may open a block of reasoning, or answer
-    OPENING = "opening"  # some tokens of the opening marker are written
+    OPENING = "opening"  # what is written may become an opening marker, or an answer, or either
     REASONING = "reasoning"
     ANSWER = "answer"
 
@@ -25,59 +24,54 @@ def after_reasoning(
     `opens`, and if it does not, it is answering from its first token on."""
     markers = tuple(close.encode() for close in closes)
     beginnings = () if begun else tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in opens)
-    return lambda: _AfterReasoning(make(), tokenizer, beginnings, markers, begun)
+    return lambda: _AfterReasoning(make, tokenizer, beginnings, markers, begun)
 
 
 class _AfterReasoning:
     def __init__(
         self,
-        matcher: TokenMatcher,
+        make: MatcherFactory,
         tokenizer: Tokenizer,
         opens: Sequence[tuple[int, ...]],
         closes: Sequence[bytes],
         begun: bool,
     ) -> None:
-        self._matcher = matcher
+        self._make = make
+        self._matcher: TokenMatcher | None = make()  # None: what is written is no beginning of an answer
         self._tokenizer = tokenizer
         self._opens = [open for open in opens if open]  # those that what is written may still become
         self._closes = closes
         self._longest = max(map(len, closes))
-        self._phase = _Phase.REASONING if begun else _Phase.START
-        self._num_written = 0  # tokens of the opening
+        self._phase = _Phase.REASONING if begun else _Phase.OPENING
+        self._num_written = 0  # tokens, while that is open
         self._tail = b""  # of the reasoning, as long as a marker may still begin in it
 
     def allowed(self) -> Bitmask | None:
         if self._phase is _Phase.REASONING:
             return None
-        if self._phase is _Phase.ANSWER:
-            return self._matcher.allowed()
-        mask = self._matcher.allowed() if self._phase is _Phase.START else b""
-        return None if mask is None else _with_bits(mask, [open[self._num_written] for open in self._opens])
+        mask = b"" if self._matcher is None else self._matcher.allowed()
+        if mask is None or self._phase is _Phase.ANSWER:
+            return mask
+        return _with_bits(mask, [open[self._num_written] for open in self._opens])
 
     def accept(self, token_id: int) -> None:
-        if self._phase is _Phase.ANSWER:
-            self._matcher.accept(token_id)
-        elif self._phase is _Phase.REASONING:
+        if self._phase is _Phase.REASONING:
             self._read(token_id)
-        else:
-            self._open(token_id)
-
-    def _open(self, token_id: int) -> None:
-        opens = [open for open in self._opens if open[self._num_written] == token_id]
-        if self._phase is _Phase.START and not (opens and self._means_to_open(token_id, opens)):
-            self._phase = _Phase.ANSWER
-            self._matcher.accept(token_id)
             return
-        self._num_written += 1
-        whole = any(len(open) == self._num_written for open in opens)
-        self._opens, self._phase = opens, _Phase.REASONING if whole else _Phase.OPENING
+        if self._phase is _Phase.OPENING and self._opened(token_id):
+            self._phase, self._matcher = _Phase.REASONING, self._make()
+        elif self._matcher is not None:
+            self._matcher.accept(token_id)
 
-    def _means_to_open(self, token_id: int, opens: list[tuple[int, ...]]) -> bool:
-        """A marker of one token is meant where it stands; the first word of a longer one may be the answer's as well."""
-        if any(len(open) == 1 for open in opens):
-            return True
-        mask = self._matcher.allowed()
-        return mask is not None and not _has_bit(mask, token_id)
+    def _opened(self, token_id: int) -> bool:
+        """Whether an opening marker is whole with this token."""
+        self._opens = [open for open in self._opens if open[self._num_written] == token_id]
+        self._num_written += 1
+        if not self._opens:
+            self._phase = _Phase.ANSWER
+        elif self._matcher is not None and not _has_bit(self._matcher.allowed(), token_id):
+            self._matcher = None
+        return any(len(open) == self._num_written for open in self._opens)
 
     def _read(self, token_id: int) -> None:
         self._tail += self._tokenizer.token_bytes(token_id)
@@ -86,7 +80,9 @@ class _AfterReasoning:
         self._tail = self._tail[-self._longest :]
 
 
-def _has_bit(mask: Bitmask, token_id: int) -> bool:
+def _has_bit(mask: Bitmask | None, token_id: int) -> bool:
+    if mask is None:
+        return True
     return token_id >> 3 < len(mask) and bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from runtime.api import MatcherFactory
+from server.chat_format import Reading
 from server.errors import InvalidRequest
-from server.schema import GenerationRequest, JsonObject, JsonSchemaFormat, StructuralTagFormat, StructuredOutputs
-from server.structured.compiler import Grammars
+from server.lifecycle import Served
+from server.schema import (
+    ChatRequest,
+    GenerationRequest,
+    JsonObject,
+    JsonSchemaFormat,
+    NamedTool,
+    StructuralTagFormat,
+    StructuredOutputs,
+)
+from server.structured.budget import Marks, thinking_budget
+from server.structured.chats import ChatForm, Function
+from server.structured.gate import after_reasoning
 from server.structured.grammar import (
     ANY_OBJECT,
     WHITESPACE,
@@ -19,6 +31,8 @@ from server.structured.grammar import (
     Rules,
 )
 from server.structured.tags import StructuralTag
+from server.text.tools.registry import name_of
+from server.tokenizer import Tokenizer
 
 
 class Wish(NamedTuple):
@@ -65,14 +79,73 @@ def _grammar(asked: StructuredOutputs) -> Grammar:
     return JsonSchema(ANY_OBJECT.schema, space)
 
 
-async def forms_of(grammars: Grammars, request: GenerationRequest) -> tuple[MatcherFactory, ...]:
-    """One factory, or none where `request` leaves the form of its answer open.
+async def forms_of(
+    served: Served, request: GenerationRequest, reading: Reading | None = None
+) -> tuple[MatcherFactory, ...]:
+    """What holds an answer to the form that `request` wants, none where it leaves that open. `reading`: how it will be read,
+    where it is more than text: the form is that of what follows the reasoning, calls are in the model's dialect.
 
     Raises InvalidRequest."""
     wish = wish_of(request)
-    if wish is None:
-        return ()
-    try:
-        return (await grammars.factory(wish.grammar),)
-    except GrammarError as error:
-        raise InvalidRequest(f"{wish.param}: {error}", param=wish.param) from None
+    if reading is not None and isinstance(request, ChatRequest):
+        wish = _in_chat(request, reading, wish)
+    forms: list[MatcherFactory] = []
+    if wish is not None:
+        try:
+            forms.append(_held_back(await served.grammars.factory(wish.grammar), served.tokenizer, reading))
+        except GrammarError as error:
+            raise InvalidRequest(f"{wish.param}: {error}", param=wish.param) from None
+    if isinstance(request, ChatRequest) and (budget := request.thinking_token_budget) is not None and budget >= 0:
+        marks = None if reading is None else _marks(reading)
+        if marks is not None:
+            forms.append(thinking_budget(budget, marks, served.tokenizer, served.engine.model.vocab_size))
+    return tuple(forms)
+
+
+# --- chats --------------------------------------------------------------------------------------------------------
+
+
+def _in_chat(request: ChatRequest, reading: Reading, answer: Wish | None) -> Wish | None:
+    """The form of a message, which may hold calls. `answer`: the wish for its text."""
+    dialect, must_call = reading.dialect, request.must_call
+    if dialect is None:
+        return answer
+    if must_call and answer is not None:
+        raise InvalidRequest(f"tool_choice wants a call and {answer.param} a text", param="tool_choice")
+    called = request.called_functions if reading.tools else []
+    strict = any(function.strict for function in called)
+    param = "tool_choice" if must_call else "tools" if strict else None
+    if dialect.channels and request.continue_final_message:
+        if param is not None:
+            raise InvalidRequest(
+                f"{param} wants a call where continue_final_message wants more of an answer", param=param
+            )
+        return answer
+    if param is None and answer is None:
+        return None
+    form = ChatForm(
+        name_of(dialect),
+        tuple(Function(function.name, function.parameters or {"type": "object"}) for function in called),
+        must_call,
+        reading.parallel and not isinstance(request.tool_choice, NamedTool),
+        None if answer is None else answer.grammar,
+    )
+    return Wish(form, answer.param if answer is not None else param or "tools")
+
+
+def _held_back(make: MatcherFactory, tokenizer: Tokenizer, reading: Reading | None) -> MatcherFactory:
+    """Until the reasoning is over."""
+    if reading is None or reading.tags is None:
+        return make
+    tags = reading.tags
+    return after_reasoning(make, tokenizer, opens=tags.opens, closes=tags.closes, begun=reading.begun)
+
+
+def _marks(reading: Reading) -> Marks | None:
+    if reading.tags is not None:
+        pairs = tuple(zip(reading.tags.opens, reading.tags.closes, strict=True))
+        return Marks(pairs, begun=reading.begun)
+    channels = None if reading.dialect is None else reading.dialect.channels
+    if channels is None:
+        return None
+    return Marks(((channels.reasoning, channels.end),), again=channels.begin)

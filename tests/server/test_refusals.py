@@ -203,7 +203,7 @@ async def test_a_bad_value_is_refused_under_its_own_name(serve, fields, param):
 
 UNSUPPORTED = {
     "functions": [], "function_call": "auto", "guided_decoding_backend": "outlines",
-    "echo": True, "chat_template": "{{ 1 }}", "thinking_token_budget": 5,
+    "echo": True, "chat_template": "{{ 1 }}",
     "audio": {}, "modalities": ["text", "audio"], "web_search_options": {}, "verbosity": "low",
     "return_prompt_text": True, "repetition_detection": {},
     "watermarking": {}, "kv_transfer_params": {}, "ec_transfer_params": {}, "vllm_xargs": {"a": 1}, "stream_interval": 2,

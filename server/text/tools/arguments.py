@@ -6,22 +6,24 @@ of an allowed type, Python's spelling of it, or else a string. Where the schema 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from server.text.json_stream import whole_json
 from server.text.markers import Markers, Parse, Source
 from server.text.tools.literals import inside, python_to_json
+from server.text.tools.schemas import Schema, properties_of, types_of
 
 _TYPES: Final = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
 _NUMBERS: Final = frozenset(("number", "integer"))
 
 
 class Arguments:
-    """One call's arguments. `emit` gets pieces of the object."""
+    """One call's arguments. `schema`: theirs. `emit` gets pieces of the object."""
 
-    def __init__(self, schemas: Mapping[str, Any], emit: Callable[[str], object]) -> None:
-        self._schemas = schemas
+    def __init__(self, schema: Schema, emit: Callable[[str], object]) -> None:
+        self._schema = schema
+        self._properties = properties_of(schema)
         self._emit = emit
         self._separator = "{"
 
@@ -34,11 +36,11 @@ class Arguments:
 
     def raw(self, name: str, text: str) -> None:
         """A whole value."""
-        self._emit(typed(text, types_of(self._schemas.get(name))))
+        self._emit(typed(text, types_of(self._properties.get(name), self._schema)))
 
     def value(self, source: Source, name: str, end: Markers) -> Parse[bool]:
         """Takes a value up to its end marker; False if that never comes."""
-        if types_of(self._schemas.get(name)) == {"string"}:
+        if types_of(self._properties.get(name), self._schema) == {"string"}:
             self._emit('"')
             ended = yield from source.until(end, lambda text: self._emit(inside(text)))
             self._emit('"' if ended else "")
@@ -48,22 +50,6 @@ class Arguments:
         if ended:
             self.raw(name, "".join(pieces))
         return bool(ended)
-
-
-def types_of(schema: object, depth: int = 0) -> frozenset[str]:
-    """The JSON types a schema allows; none if it does not say."""
-    if not isinstance(schema, Mapping) or depth > 8:
-        return frozenset()
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset((named,))
-    if isinstance(named, list):
-        return frozenset(name for name in named if isinstance(name, str))
-    if isinstance(schema.get("enum"), list):
-        return frozenset(_type(json.dumps(value)) for value in schema["enum"])
-    branches = schema.get("anyOf") or schema.get("oneOf")
-    allowed = [types_of(branch, depth + 1) for branch in branches] if isinstance(branches, list) else []
-    return frozenset().union(*allowed) if all(allowed) else frozenset()
 
 
 def typed(text: str, types: frozenset[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from server.text.markers import Markers, Parse
+from server.text.tools.forms import CallForm
 from server.text.tools.section import Section
 
 SEPARATOR = "<｜tool▁sep｜>"
@@ -18,6 +19,15 @@ class DeepSeekV3(Section):
     starts = Markers(section_begin, call_begin)
     ends = Markers(CALL_END, section_end)
     inner = (SEPARATOR,)
+    forms = (
+        CallForm(
+            f"{call_begin}function{SEPARATOR}NAME\n```json\n",
+            f"\n```{CALL_END}",
+            before=section_begin,
+            between="\n",
+            after=section_end,
+        ),
+    )
 
     def _one(self) -> Parse[bool]:
         yield from self.source.word()

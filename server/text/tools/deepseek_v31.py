@@ -6,9 +6,19 @@ from functools import partial
 
 from server.text.markers import Parse
 from server.text.tools.deepseek_v3 import CALL_END, SEPARATOR, DeepSeekV3
+from server.text.tools.forms import CallForm
 
 
 class DeepSeekV31(DeepSeekV3):
+    forms = (
+        CallForm(
+            f"{DeepSeekV3.call_begin}NAME{SEPARATOR}",
+            CALL_END,
+            before=DeepSeekV3.section_begin,
+            after=DeepSeekV3.section_end,
+        ),
+    )
+
     def _one(self) -> Parse[bool]:
         yield from self.source.space()
         name = yield from self.source.word()

@@ -18,6 +18,8 @@ from server.text.events import Event, Malformed, Text, ToolArguments, ToolCall, 
 from server.text.json_stream import json_string, json_value, whole_json
 from server.text.markers import Markers, Parse
 from server.text.parsing import ParsingCodec
+from server.text.tools.forms import CallForm, Channels, Writer
+from server.text.tools.schemas import Schema, as_schema
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -30,6 +32,9 @@ class Dialect(ParsingCodec):
     inner: ClassVar[tuple[str, ...]] = ()  # further strings of the format that may be special tokens
     stops: ClassVar[tuple[str, ...]] = ()  # tokens behind which the model waits for somebody else
     reasons: ClassVar[bool] = False  # the format has reasoning too: no ReasoningCodec stands before it
+    forms: ClassVar[tuple[CallForm, ...]]  # how calls are written; the first that fits the tokenizer
+    bare: ClassVar[str] = ""  # characters with which a call without a marker may begin, at the start of the text
+    channels: ClassVar[Channels | None] = None
     efforts: ClassVar[Mapping[str, str] | None] = None  # reasoning_effort in the model's words; None: any goes
 
     def __init__(self, tools: Tools = ()) -> None:
@@ -44,6 +49,11 @@ class Dialect(ParsingCodec):
     def strings(cls) -> frozenset[str]:
         """All that has to be in the text, be it special tokens, for calls to be found."""
         return frozenset((*cls.starts.strings, *cls.ends.strings, *cls.inner))
+
+    @classmethod
+    def arguments(cls, write: Writer, schema: Schema) -> str:
+        """A call's arguments, as the dialect writes them."""
+        return write.json(schema)
 
     @staticmethod
     def new_id() -> str:
@@ -142,12 +152,10 @@ class Dialect(ParsingCodec):
         return True
 
 
-def _parameters(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """A tool's name, and its parameters' schemas by name."""
+def _parameters(tool: Mapping[str, Any]) -> tuple[str, Schema]:
+    """A tool's name, and the schema of its arguments."""
     function = tool.get("function", tool)
-    schema = function.get("parameters") or function.get("input_schema") or {}
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return str(function.get("name", "")), properties if isinstance(properties, Mapping) else {}
+    return str(function.get("name", "")), as_schema(function.get("parameters") or function.get("input_schema"))
 
 
 def _ignore(text: str) -> None:

@@ -6,12 +6,17 @@ which Google wants as a stop string; it is dropped."""
 
 from __future__ import annotations
 
+import json
 import re
+from functools import partial
+from typing import Any
 
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
 from server.text.tools.dialect import Dialect
+from server.text.tools.forms import CallForm, Writer
 from server.text.tools.literals import MAX_DEPTH, inside
+from server.text.tools.schemas import Schema, as_schema
 
 _ESCAPE = "<escape>"
 _ESCAPE_END = Markers(_ESCAPE)
@@ -23,6 +28,11 @@ class FunctionGemma(Dialect):
     ends = Markers("<end_function_call>")
     inner = (_ESCAPE, "<start_function_response>")
     stops = ("<start_function_response>",)
+    forms = (CallForm("<start_function_call>call:NAME{", "}<end_function_call>"),)
+
+    @classmethod
+    def arguments(cls, write: Writer, schema: Schema) -> str:
+        return write.members(schema, ",", partial(_pair, write, 0))
 
     def _call(self, marker: str) -> Parse[None]:
         source = self.source
@@ -97,3 +107,53 @@ class FunctionGemma(Dialect):
             separator = ", " if (yield from self.source.literal(",")) else ""
             if not separator and (yield from self.source.peek()) != "]":
                 return False
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+_KEY = re.compile(r"[\w.+\-]+")
+_MAX_WRITTEN_DEPTH = 12
+
+
+def _pair(write: Writer, depth: int, name: str, schema: Schema) -> str:
+    if not _KEY.fullmatch(name):
+        raise ValueError(f"this model writes names without quotes, which {name!r} needs")
+    return f"{write.text(name + ':')} {_value(write, depth, schema)}"
+
+
+def _value(write: Writer, depth: int, schema: Schema) -> str:
+    if depth > _MAX_WRITTEN_DEPTH:
+        raise ValueError(f"the arguments are nested deeper than {_MAX_WRITTEN_DEPTH}, or refer to themselves")
+    return write.either([_kind(write, depth + 1, kind) for kind in write.kinds(schema)])
+
+
+def _kind(write: Writer, depth: int, schema: Schema) -> str:
+    if "enum" in schema:
+        return write.either(write.text(_literal(value)) for value in schema["enum"])
+    match schema.get("type"):
+        case "string":
+            return f"{write.text(_ESCAPE)} {write.raw(schema, _ESCAPE, _ESCAPE)}"
+        case "array":
+            return f"{write.text('[')} {_items(write, depth, schema)} {write.text(']')}"
+        case "object":
+            return f"{write.text('{')} {write.members(schema, ',', partial(_pair, write, depth))} {write.text('}')}"
+        case "integer" | "number" | "boolean" | "null":
+            return write.json(schema)
+    raise ValueError("this model has a way of its own to write values, and needs to be told of which type they are")
+
+
+def _items(write: Writer, depth: int, schema: Schema) -> str:
+    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    if "prefixItems" in schema or not isinstance(least, int) or not isinstance(most, int | None):
+        raise ValueError("this model's lists can be held to their items' schema and to minItems and maxItems alone")
+    if most == 0:
+        return ""
+    item = _value(write, depth, as_schema(schema.get("items")))
+    more = f"({write.text(',')} {item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}" if most != 1 else ""
+    return f"{item} {more}" if least else f"({item} {more})?"
+
+
+def _literal(value: Any) -> str:
+    if not isinstance(value, str | int | float | None):
+        raise ValueError("this model has no way to write an enum of objects or lists")
+    return f"{_ESCAPE}{value}{_ESCAPE}" if isinstance(value, str) else json.dumps(value)

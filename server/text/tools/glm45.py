@@ -7,6 +7,8 @@ from __future__ import annotations
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
 from server.text.tools.dialect import Dialect
+from server.text.tools.forms import CallForm, Writer
+from server.text.tools.schemas import Schema
 
 _KEY_END = Markers("</arg_key>")
 _VALUE_END = Markers("</arg_value>")
@@ -16,6 +18,17 @@ class Glm45(Dialect):
     starts = Markers("<tool_call>")
     ends = Markers("</tool_call>")
     inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    forms = (CallForm("<tool_call>NAME\n", "</tool_call>", between="\n"),)
+
+    @classmethod
+    def arguments(cls, write: Writer, schema: Schema) -> str:
+        def pair(name: str, schema: Schema) -> str:
+            if not name.strip() or "</arg_key>" in name:
+                raise ValueError(f"this model writes arguments between tags, which cannot hold the name {name!r}")
+            key = write.text(f"<arg_key>{name}</arg_key>\n<arg_value>")
+            return f"{key} {write.raw(schema, '</arg_value>', '</arg_value>')} {write.text(chr(10))}"
+
+        return write.members(schema, "", pair)
 
     def _call(self, marker: str) -> Parse[None]:
         yield from self.source.space()

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from server.text.events import Reasoning
 from server.text.markers import Markers, Parse
 from server.text.tools.dialect import Dialect
+from server.text.tools.forms import CallForm, Channels
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _HEADER_ENDS = Markers(_MESSAGE, _START, "<|end|>", "<|call|>", "<|return|>")
@@ -27,6 +28,15 @@ class Harmony(Dialect):
     inner = (_MESSAGE, "<|constrain|>")
     stops = ("<|call|>", "<|return|>")
     reasons = True
+    forms = (CallForm("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", several=False),)
+    channels = Channels(
+        begin="<|channel|>",
+        reasoning="<|channel|>analysis<|message|>",
+        remark="<|channel|>commentary<|message|>",
+        answer="<|channel|>final<|message|>",
+        end="<|end|>",
+        again="<|start|>assistant",
+    )
     efforts = MappingProxyType(
         {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
     )

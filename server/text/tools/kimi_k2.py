@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from server.text.markers import Markers, Parse
+from server.text.tools.forms import CallForm
 from server.text.tools.section import Section
 
 
@@ -18,6 +19,14 @@ class KimiK2(Section):
     starts = Markers(section_begin, call_begin)
     ends = Markers("<|tool_call_end|>", section_end)
     inner = ("<|tool_call_argument_begin|>",)
+    forms = (
+        CallForm(
+            f"{call_begin}functions.NAME:NUMBER<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            before=section_begin,
+            after=section_end,
+        ),
+    )
 
     def _one(self) -> Parse[bool]:
         yield from self.source.space()

@@ -6,6 +6,7 @@ tool of the request and holds nothing but a call's keys. Calls of Meta's built-i
 from __future__ import annotations
 
 from server.text.markers import Markers, Parse
+from server.text.tools.forms import CallForm
 from server.text.tools.json_calls import JsonCalls
 
 
@@ -13,6 +14,8 @@ class Llama3(JsonCalls):
     starts = Markers("<|python_tag|>")
     ends = Markers("<|eom_id|>", "<|eot_id|>")
     stops = ("<|eom_id|>", "<|eot_id|>")
+    forms = (CallForm('{"name": "NAME", "parameters": ', "}", between="; "),)
+    bare = "{["
     any_keys = False
     any_name = False
 

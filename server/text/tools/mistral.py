@@ -8,6 +8,7 @@ from functools import partial
 from string import ascii_letters, digits
 
 from server.text.markers import Markers, Parse
+from server.text.tools.forms import JSON_CALL, CallForm
 from server.text.tools.json_calls import JsonCalls
 
 
@@ -15,6 +16,10 @@ class Mistral(JsonCalls):
     starts = Markers("[TOOL_CALLS]")
     ends = Markers("</s>")
     inner = ("[CALL_ID]", "[ARGS]")
+    forms = (
+        CallForm("[TOOL_CALLS]NAME[ARGS]", only_with="[ARGS]"),
+        CallForm(JSON_CALL, "}", before="[TOOL_CALLS] [", between=", ", after="]"),
+    )
 
     @staticmethod
     def new_id() -> str:

@@ -5,17 +5,35 @@ No marker tells a bare list of calls from any other text in brackets. It is one 
 
 from __future__ import annotations
 
+import re
+
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
 from server.text.tools.dialect import Dialect
+from server.text.tools.forms import CallForm, Writer
 from server.text.tools.literals import python_value
+from server.text.tools.schemas import Schema
 
+_WORD = re.compile(r"\w+")
 _END_TAGS = {"<function_calls>": "</function_calls>", "<|python_start|>": "<|python_end|>"}
 
 
 class Pythonic(Dialect):
     starts = Markers(*_END_TAGS)
     ends = Markers(*_END_TAGS.values())
+    forms = (CallForm("NAME(", ")", before="[", between=", ", after="]"),)
+    bare = "["
+
+    @classmethod
+    def arguments(cls, write: Writer, schema: Schema) -> str:
+        """JSON's values are Python's but for true, false and null, which the codec knows."""
+
+        def argument(name: str, schema: Schema) -> str:
+            if not _WORD.fullmatch(name):
+                raise ValueError(f"this model writes calls in Python, which has no argument {name!r}")
+            return f"{write.text(name + '=')} {write.json(schema)}"
+
+        return write.members(schema, ", ", argument)
 
     def _parse(self) -> Parse[None]:
         self.source.record()

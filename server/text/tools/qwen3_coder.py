@@ -8,14 +8,27 @@ from __future__ import annotations
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
 from server.text.tools.dialect import Dialect
+from server.text.tools.forms import CallForm, Writer
+from server.text.tools.schemas import Schema
 
 _TAG_END = Markers(">", "<")
+_END = "\n</parameter>"
 _VALUE_END = Markers("\n</parameter>", "</parameter>")
 
 
 class Qwen3Coder(Dialect):
     starts = Markers("<tool_call>", "<function=")
     ends = Markers("</tool_call>", "</function>")
+    forms = (CallForm("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", between="\n"),)
+
+    @classmethod
+    def arguments(cls, write: Writer, schema: Schema) -> str:
+        def parameter(name: str, schema: Schema) -> str:
+            if not name.strip() or set(name) & set("<>\n"):
+                raise ValueError(f"this model writes arguments between tags, which cannot hold the name {name!r}")
+            return f"{write.text(f'<parameter={name}>' + chr(10))} {write.raw(schema, _END, '</parameter>')} {write.text(chr(10))}"
+
+        return write.members(schema, "", parameter)
 
     def _call(self, marker: str) -> Parse[None]:
         yield from self.source.space()

@@ -63,6 +63,10 @@ def named(name: str) -> type[Dialect]:
         raise ValueError(f"there is no tool dialect {name!r}: choose one of {names}") from None
 
 
+def name_of(dialect: type[Dialect]) -> str:
+    return next(name for name, kind in DIALECTS.items() if kind is dialect)
+
+
 def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[str] = ()) -> str | None:
     """The dialect of a model, by its chat template (of several, the one for tools) and its special tokens' names.
 

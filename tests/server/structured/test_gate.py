@@ -59,13 +59,19 @@ async def test_a_special_token_opens_the_block_even_where_the_form_would_take_it
     assert takes(make, "yes!")
 
 
-async def test_words_that_may_begin_either_are_the_answers():
+async def test_words_that_may_begin_either_are_what_they_become():
     make = await gate(
         Choice(("Here", "There")), opens=("Here is my thought process:",), closes=("Here is my response:",)
     )
     assert takes(make, "Here")
     assert takes(make, "There")
-    assert not takes(make, "Here is my thought process: Here is my response:There")
+    assert takes(make, "Here is my thought process: Here is my response:There")
+    assert not takes(make, "Here is my")
+    assert not takes(make, "Here is my thought process: Here is my response:Where")
+    tags = await gate(Choice(("<tool>",)))
+    assert takes(tags, "<tool>")
+    assert takes(tags, "<think>hm</think><tool>")
+    assert not takes(tags, "<thool>")
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -1,0 +1,117 @@
+"""Budget: a matcher that lets a model reason for so many tokens, and then makes it write the end of its reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.api import Bitmask, MatcherFactory
+from server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """`pairs`: what opens reasoning and what then ends it. `begun`: the prompt has opened it, with the first of them. `again`:
+    what every opening begins with, where reasoning may be opened more than once, and at any place: when there is none left,
+    nothing that opens may follow this. None: it stands at the beginning, or nowhere."""
+
+    pairs: tuple[tuple[str, str], ...]
+    begun: bool = False
+    again: str | None = None
+
+
+def thinking_budget(limit: int, marks: Marks, tokenizer: Tokenizer, vocab_size: int) -> MatcherFactory:
+    """`limit`: tokens between the marks, all blocks together."""
+    pairs = [
+        (open.encode(), close.encode(), tokenizer.encode(close, add_special_tokens=False))
+        for open, close in marks.pairs
+    ]
+    banned: dict[bytes, list[int]] = {}
+    if marks.again is not None:
+        openings = [open.removeprefix(marks.again) for open, _ in marks.pairs]
+        banned[marks.again.encode()] = [tokenizer.encode(text, add_special_tokens=False)[0] for text in openings]
+    return lambda: _Budget(limit, pairs, banned, tokenizer, vocab_size, begun=marks.begun)
+
+
+class _Budget:
+    """Marks are looked for in the bytes of what is written, so that it does not matter which tokens spell them."""
+
+    def __init__(
+        self,
+        limit: int,
+        pairs: Sequence[tuple[bytes, bytes, Sequence[int]]],
+        banned: dict[bytes, list[int]],
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        *,
+        begun: bool,
+    ) -> None:
+        self._left = limit
+        self._pairs = pairs
+        self._banned = banned
+        self._only_first = not banned
+        self._over = False  # what follows is the answer, whatever it mentions
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._longest = max(len(mark) for open, close, _ in pairs for mark in (open, close))
+        self._tail = b""
+        self._closes = b""  # of the block that is open, else b""
+        self._forced: list[int] = []  # what has to come next, last first
+        if begun:
+            self._open(*pairs[0][1:])
+
+    def allowed(self) -> Bitmask | None:
+        if self._forced:
+            return _only(self._forced[-1])
+        if self._left <= 0:
+            for behind, token_ids in self._banned.items():
+                if self._tail.endswith(behind):
+                    return _all_but(token_ids, self._vocab_size)
+        return None
+
+    def accept(self, token_id: int) -> None:
+        forced = bool(self._forced)
+        if forced:
+            self._forced.pop()
+        self._tail = (self._tail + self._tokenizer.token_bytes(token_id))[-self._longest :]
+        if self._closes:
+            self._inside(paid=not forced)
+        elif not self._over:
+            self._outside()
+
+    def _inside(self, *, paid: bool) -> None:
+        if self._tail.endswith(self._closes):
+            self._closes, self._over = b"", self._only_first
+            return
+        self._left -= paid
+        if self._left <= 0 and not self._forced:
+            self._force()
+
+    def _outside(self) -> None:
+        for open, close, close_ids in self._pairs:
+            if self._tail.endswith(open):
+                self._open(close, close_ids)
+                return
+        begun = self._tail.lstrip()
+        self._over = self._only_first and not any(open.startswith(begun) for open, _, _ in self._pairs)
+
+    def _open(self, close: bytes, close_ids: Sequence[int]) -> None:
+        self._closes, self._close_ids = close, close_ids
+        if self._left <= 0:
+            self._force()
+
+    def _force(self) -> None:
+        self._forced = list(reversed(self._close_ids))
+
+
+def _only(token_id: int) -> bytearray:
+    words = bytearray((token_id // 32 + 1) * 4)
+    words[token_id >> 3] = 1 << (token_id & 7)
+    return words
+
+
+def _all_but(token_ids: Sequence[int], vocab_size: int) -> bytearray:
+    words = bytearray(b"\xff") * ((vocab_size + 31) // 32 * 4)
+    for token_id in token_ids:
+        words[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+    return words

@@ -1,0 +1,134 @@
+"""The form of an answer in a chat: calls in the model's own dialect, with arguments that keep to their schemas, and where they
+are not all there is, what else may stand in it.
+
+What a dialect writes it says itself (`text/tools/`, as a CallForm); here that becomes a Lark grammar, whose rules a RuleWriter
+writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from server.errors import clip
+from server.structured.grammar import MAX_CHARS, GrammarError, check_length, check_schema
+from server.structured.rules import COMBINING, RuleWriter
+from server.text.tools.dialect import Dialect
+from server.text.tools.registry import named
+from server.text.tools.schemas import Schema
+from server.tokenizer import Tokenizer
+
+# Of objects that may hold what is not listed.
+_OPEN_ENDED = COMBINING | {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+_STRING: Schema = {"type": "string"}
+
+
+class Function(Struct, frozen=True):
+    """`schema`: of its arguments, an object."""
+
+    name: str
+    schema: Any
+
+
+class ChatForm(Struct, frozen=True, tag=True):
+    """`functions`: that may be called, each call held to its schema. `must_call`: an answer is calls and nothing else. `answer`:
+    the form of an answer that calls nothing, None for any text. `several`: calls in one answer."""
+
+    dialect: str
+    functions: tuple[Function, ...]
+    must_call: bool
+    several: bool
+    answer: Any = None  # a Grammar
+
+    def source(self, tokenizer: Tokenizer) -> str:
+        check_length("the tools", json.dumps([function.schema for function in self.functions]), MAX_CHARS)
+        dialect = named(self.dialect)
+        writer = RuleWriter(tokenizer)
+        try:
+            calls = _Calls(writer, dialect, self.functions, several=self.several)
+            start = self._channels(calls, writer) if dialect.channels else self._text(calls, writer, dialect)
+        except GrammarError:
+            raise
+        except ValueError as error:
+            raise GrammarError(str(error)) from None
+        others = [] if self.answer is None else _named("answer", self.answer.source(tokenizer))
+        return json.dumps({"grammars": [{"lark_grammar": writer.grammar(start)}, *others]})
+
+    def _text(self, calls: _Calls, writer: RuleWriter, dialect: type[Dialect]) -> str:
+        if self.must_call:
+            return calls.whole()
+        if self.answer is not None:
+            return f"({calls.whole()}) | @answer"
+        if calls.trigger is None:
+            return f"({calls.whole()}) | {writer.free(dialect.starts.strings, not_first=dialect.bare)}?"
+        others = [string for string in dialect.starts.strings if string != calls.trigger]
+        head = writer.until(calls.trigger, others)
+        return f"({head} {calls.whole(opened=True)})* {writer.free(dialect.starts.strings)}"
+
+    def _channels(self, calls: _Calls, writer: RuleWriter) -> str:
+        channels = named(self.dialect).channels
+        assert channels is not None, "the caller has looked"
+        end = channels.end + channels.again
+        asides = [
+            f"{writer.text(begin)} {writer.raw(_STRING, end, channels.end)}"
+            for begin in (channels.reasoning, channels.remark)
+        ]
+        answer = f"{writer.text(channels.answer)} {'ANY' if self.answer is None else '@answer'}"
+        last = [calls.whole()] if self.functions else []
+        return f"{writer.either(asides)}* {writer.either(last if self.must_call else [*last, answer])}"
+
+
+def _named(name: str, source: str) -> list[dict[str, Any]]:
+    """A compiled grammar's parts, to stand beside others."""
+    first, *others = json.loads(source)["grammars"]
+    return [{**first, "name": name}, *others]
+
+
+class _Calls:
+    """`trigger`: the marker a list of calls begins with, None where it has none."""
+
+    def __init__(
+        self, writer: RuleWriter, dialect: type[Dialect], functions: Sequence[Function], *, several: bool
+    ) -> None:
+        self._writer = writer
+        self._form = form = writer.fitting(dialect.forms)
+        self._several = several and form.several
+        self._calls = [(function.name, _arguments(writer, dialect, function.schema)) for function in functions]
+        beginning = form.before or form.begin
+        self.trigger = next((start for start in dialect.starts.strings if beginning.startswith(start)), None)
+
+    def whole(self, *, opened: bool = False) -> str:
+        """`opened`: the trigger has been written."""
+        form, taken = self._form, self.trigger if opened else None
+        before, begin = form.before, form.begin
+        if taken is not None:
+            before, begin = (before.removeprefix(taken), begin) if before else ("", begin.removeprefix(taken))
+        calls = self._one(begin)
+        if self._several:
+            calls = f"{calls} ({self._text(form.between)} {self._one(form.begin)})*"
+        return f"{self._text(before)} {calls} {self._text(form.after)}"
+
+    def _one(self, begin: str) -> str:
+        calls = [
+            f"{self._begin(begin, name)} {arguments} {self._text(self._form.end)}" for name, arguments in self._calls
+        ]
+        return self._writer.rule(" | ".join(calls))
+
+    def _begin(self, begin: str, name: str) -> str:
+        return " /[0-9]{1,3}/ ".join(self._text(piece.replace("NAME", name, 1)) for piece in begin.split("NUMBER"))
+
+    def _text(self, text: str) -> str:
+        return self._writer.text(text) if text else ""
+
+
+def _arguments(writer: RuleWriter, dialect: type[Dialect], schema: Schema) -> str:
+    schema = {"type": "object", **schema}
+    if schema["type"] != "object":
+        raise GrammarError(f"the parameters of a function are an object, not {clip(json.dumps(schema['type']))}")
+    if "properties" in schema and not schema.keys() & _OPEN_ENDED:
+        schema["additionalProperties"] = False  # what a function does not name it would not understand
+    check_schema(schema)
+    writer.root = schema
+    return dialect.arguments(writer, schema)

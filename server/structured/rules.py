@@ -1,0 +1,170 @@
+"""RuleWriter: rules of a Lark grammar as they come up while a dialect writes its calls.
+
+Free text goes up to the next marker, values between tags are held to what a schema says of them. One limit is left: a string
+inside JSON between tags may spell the closing tag, unless that is a special token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+
+from server.structured.grammar import GrammarError, JsonSchema, literal
+from server.structured.strings import patterns_of
+from server.text.tools.forms import CallForm
+from server.text.tools.schemas import Schema, as_schema, dereferenced
+from server.tokenizer import Tokenizer
+
+# By which a schema is made of others.
+COMBINING = frozenset({"anyOf", "oneOf", "allOf", "not", "if", "$ref"})
+# What a list of an object's properties alone cannot say.
+_NOT_LISTED = COMBINING | {
+    "const", "enum", "minProperties", "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas",
+}  # fmt: skip
+_TELLING_NOTHING = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+_ANY = r"ANY: /(?s:.*)/"
+
+
+class RuleWriter:
+    """The rules as they come up. `text.tools.forms.Writer` has more to say of its methods."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = set(tokenizer.token_strings(sorted(tokenizer.special_ids)))
+        self._rules = [_ANY]
+        self._made: dict[str, str] = {}  # body to name
+        self.root: Schema = {}  # to which references are
+
+    def grammar(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def fitting(self, forms: Sequence[CallForm]) -> CallForm:
+        return next(form for form in forms if form.only_with is None or form.only_with in self._special)
+
+    # --- expressions ----------------------------------------------------------------------------------------------
+
+    def rule(self, body: str, options: str = "") -> str:
+        return self._define(f"r{len(self._rules)}", options, body)
+
+    def _terminal(self, body: str) -> str:
+        return self._define(f"T{len(self._rules)}", "", body)
+
+    def _define(self, name: str, options: str, body: str) -> str:
+        definition = f"{options}: {body}"
+        if definition not in self._made:
+            self._made[definition] = name
+            self._rules.append(f"{name}{definition}")
+        return self._made[definition]
+
+    def text(self, text: str) -> str:
+        return literal(text, self._tokenizer)
+
+    def either(self, expressions: Iterable[str]) -> str:
+        return f"({' | '.join(expressions)})"
+
+    def free(self, markers: Sequence[str], not_first: str = "") -> str:
+        """Any text without `markers`, that does not begin with white space or `not_first`, if there are such characters."""
+        spelled = [marker for marker in markers if marker not in self._special]
+        bodies = ["ANY"] if not not_first else [f"/[^{_in_class(not_first)}\\s](?s:.*)/"]
+        if spelled:
+            bodies.append(f"~(ANY {self.either(map(json.dumps, spelled))} ANY)")
+        return "ANY" if bodies == ["ANY"] else self._terminal(" & ".join(bodies))
+
+    def until(self, marker: str, others: Sequence[str]) -> str:
+        """Any text without `others`, and the first `marker`."""
+        free = self.free(others)
+        return (
+            f"{free} {self.text(marker)}"
+            if marker in self._special
+            else self.rule(f"{free} {self.text(marker)}", "[lazy]")
+        )
+
+    def json(self, schema: Schema) -> str:
+        definitions = {name: self.root[name] for name in ("$defs", "definitions") if name in self.root}
+        return self.rule(f"%json {json.dumps(JsonSchema({**definitions, **schema}).checked())}")
+
+    def raw(self, schema: Schema, end: str, marker: str) -> str:
+        return self.either([self._raw(kind, end, marker) for kind in self.kinds(schema)])
+
+    def _raw(self, schema: Schema, end: str, marker: str) -> str:
+        if "enum" in schema:
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in schema["enum"]]
+            return f"{self.either(map(self.text, texts))} {self.text(end)}"
+        if schema.get("type") != "string":
+            return f"{self.json(schema)} {self.text(end)}"
+        if marker in self._special:  # which no text can spell, so that nothing needs to be held back for it
+            return f"{self._string(schema, [])} {self.text(end.lstrip(chr(10)))}"
+        return self.rule(f"{self._string(schema, [marker])} {self.text(end)}", "[lazy]")
+
+    def _string(self, schema: Schema, without: Sequence[str]) -> str:
+        """Text that the schema allows as a string."""
+        if unwritten := schema.keys() & COMBINING:
+            raise GrammarError(f"{', '.join(unwritten)} is more than this model's way to write strings takes")
+        free = self.free(without)
+        patterns = patterns_of(schema)
+        if free != "ANY":
+            patterns.append(free)
+        return "ANY" if not patterns else self._terminal(" & ".join(patterns))
+
+    # --- schemas --------------------------------------------------------------------------------------------------
+
+    def kinds(self, schema: Schema) -> list[Schema]:
+        schema = dereferenced(schema, self.root)
+        for name in ("anyOf", "oneOf"):
+            if isinstance(schema.get(name), list):
+                rest = {key: value for key, value in schema.items() if key != name}
+                return [kind for branch in schema[name] for kind in self.kinds(_both(rest, as_schema(branch)))]
+        if "const" in schema:
+            return [{"enum": [schema["const"]]}]
+        if isinstance(schema.get("enum"), list):
+            return [{"enum": schema["enum"]}]
+        types = schema.get("type")
+        if isinstance(types, list):
+            return [{**schema, "type": each} for each in types]
+        if types is None and not schema.keys() & COMBINING:
+            types = "object" if "properties" in schema else "array" if "items" in schema else "string"
+        return [schema if types is None else {**schema, "type": types}]
+
+    def members(self, schema: Schema, separator: str, write: Callable[[str, Schema], str]) -> str:
+        schema = self._object(schema)
+        properties, required = schema.get("properties") or {}, schema.get("required") or []
+        first = following = ""  # what may come yet, if nothing has been written so far and if something has
+        between = self.text(separator) if separator else ""
+        for name, described in reversed(properties.items()):
+            one = self.rule(write(name, as_schema(described)))
+            bodies = f"{one} {following}", f"{between} {one} {following}"
+            if name in required:
+                first, following = map(self.rule, bodies)
+            else:
+                first, following = (
+                    self.rule(f"{body} | {other or chr(34) * 2}")
+                    for body, other in zip(bodies, (first, following), strict=True)
+                )
+        return first
+
+    def _object(self, schema: Schema) -> Schema:
+        """An object whose properties are listed."""
+        schema = dereferenced(schema, self.root)
+        listed = as_schema(schema.get("properties"))
+        open_ended = schema.get("additionalProperties") not in (None, False, True) or "patternProperties" in schema
+        if (
+            (open_ended and not listed)
+            or schema.keys() & _NOT_LISTED
+            or set(schema.get("required") or ()) - listed.keys()
+        ):
+            raise GrammarError("this model's way to write arguments needs a schema that lists them as properties")
+        return schema
+
+
+def _both(schema: Schema, branch: Schema) -> Schema:
+    """Both of them at once."""
+    twice = schema.keys() & branch.keys() - _TELLING_NOTHING
+    if any(schema[name] != branch[name] for name in twice):
+        raise GrammarError(
+            f"anyOf beside the same keyword ({', '.join(twice)}) is more than this model's way to write takes"
+        )
+    return {**schema, **branch}
+
+
+def _in_class(characters: str) -> str:
+    """As they stand in the brackets of a regular expression."""
+    return "".join(f"\\{char}" for char in characters)

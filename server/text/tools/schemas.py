@@ -1,0 +1,77 @@
+"""Schemas: what a tool's JSON schema says of its parameters, its references followed.
+
+Clients send any object: what makes no sense says nothing here, and is refused elsewhere if it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+_MAX_DEPTH = 8
+_MAX_STEPS = 32
+
+
+def as_schema(found: object) -> Schema:
+    """true is a schema as well, and says nothing."""
+    return found if isinstance(found, Mapping) else {}
+
+
+def properties_of(schema: Schema) -> Schema:
+    """Of the schema of a call's arguments, by name."""
+    return as_schema(dereferenced(schema, schema).get("properties"))
+
+
+def dereferenced(schema: Schema, root: Schema) -> Schema:
+    """Without references at its top, and without an allOf that has only one part; as it is, where a reference leads nowhere.
+
+    `root`: to which references are. Raises ValueError for one that leads to itself."""
+    for _ in range(_MAX_STEPS):
+        parts, reference = schema.get("allOf"), schema.get("$ref")
+        if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], Mapping):
+            schema = {**{key: value for key, value in schema.items() if key != "allOf"}, **parts[0]}
+        elif isinstance(reference, str) and (found := _referred(reference, root)) is not None:
+            schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
+        else:
+            return schema
+    raise ValueError("the schema refers to itself without end")
+
+
+def _referred(reference: str, root: Schema) -> Schema | None:
+    found: Any = root
+    head, *path = reference.split("/")
+    for part in path:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found if head == "#" and isinstance(found, Mapping) else None
+
+
+def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
+    """The JSON types a schema allows; none if it does not say."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return frozenset()
+    try:
+        schema = dereferenced(schema, root)
+    except ValueError:
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset((named,))
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset(map(type_of, values))
+    branches = schema.get("anyOf") or schema.get("oneOf")
+    allowed = [types_of(branch, root, depth + 1) for branch in branches] if isinstance(branches, list) else []
+    return frozenset().union(*allowed) if all(allowed) else frozenset()
+
+
+def type_of(value: Any) -> str:
+    """JSON's name for the type of a value, as Python has it."""
+    if isinstance(value, bool):
+        return "boolean"
+    for kind, name in ((str, "string"), (int, "integer"), (float, "number"), (list, "array"), (Mapping, "object")):
+        if isinstance(value, kind):
+            return name
+    return "null"
