@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import SLIDING, HfConfig, every, layer_types, window
 from runtime.models.llama import llama
-from runtime.models.mixture import mixture, num_experts
+from runtime.models.mixture import STACKED_BY_KIND, mixture, num_experts
 from runtime.models.spec import LLAMA_RULES, ClampedSwiglu, DecoderSpec, Layer, MoE, Router
 from runtime.weights.rules import HalvesInTurn, Transposed, recode, rename, stack
 
@@ -60,4 +60,4 @@ def gpt_oss(config: HfConfig) -> DecoderSpec:
     spec = spec.with_layers(
         lambda index, layer: Layer(windowed if types[index] == SLIDING else attention, moe, layer.norm)
     )
-    return replace(spec, rules=_RULES, other_rules=(_MXFP4,))
+    return replace(spec, rules=_RULES, other_rules=(_MXFP4, STACKED_BY_KIND))

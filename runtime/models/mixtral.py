@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig
 from runtime.models.mistral import mistral
-from runtime.models.mixture import MIXTRAL, STACKED, mixture, num_experts, with_mlps
+from runtime.models.mixture import MIXTRAL, STACKED, STACKED_BY_KIND, mixture, num_experts, with_mlps
 from runtime.models.spec import DecoderSpec, MoE, Router
 
 
@@ -16,4 +16,4 @@ def mixtral(config: HfConfig) -> DecoderSpec:
     router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
     moe = MoE(num_experts(config, 8), config.count("intermediate_size"), router)
     spec = with_mlps(mistral(config), mixture(moe))
-    return replace(spec, architecture="MixtralForCausalLM", rules=MIXTRAL, other_rules=(STACKED,))
+    return replace(spec, architecture="MixtralForCausalLM", rules=MIXTRAL, other_rules=(STACKED, STACKED_BY_KIND))

@@ -19,6 +19,12 @@ STACKED: tuple[Rule, ...] = (
     rename("gate_up_proj", into="gate_up.weight"),
     rename("down_proj", into="down.weight"),
 )
+STACKED_BY_KIND: tuple[Rule, ...] = (  # in GGUF files
+    *LLAMA_RULES,
+    stack("experts"),
+    merge("gate_proj up_proj", into="gate_up"),
+    rename("down_proj", into="down"),
+)
 SEPARATE: tuple[Rule, ...] = (
     *LLAMA_RULES,
     merge("gate_proj up_proj", into="gate_up"),
@@ -64,5 +70,5 @@ def with_mlps(spec: DecoderSpec, moe: MLP, is_sparse: Callable[[int], bool] = la
 
 
 def with_expert_rules(spec: DecoderSpec, *more: Rule) -> DecoderSpec:
-    """Experts are written one by one or stacked; `more` holds either way."""
-    return replace(spec, rules=(*SEPARATE, *more), other_rules=((*STACKED, *more),))
+    """Experts are written one by one or stacked; `more` holds either way, but in a GGUF file."""
+    return replace(spec, rules=(*SEPARATE, *more), other_rules=((*STACKED, *more), STACKED_BY_KIND))

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from runtime.weights import hub
 from runtime.weights.builtin import BUILTIN_MODELS, FetchError, cache_folder, fetch_wheel_model
 from runtime.weights.gguf import GgufFile
-from runtime.weights.gguf_checkpoint import GgufCheckpoint, config_from_gguf, generation_config_from_gguf
+from runtime.weights.gguf_checkpoint import GgufCheckpoint
+from runtime.weights.gguf_config import config_from_gguf, generation_config_from_gguf
 from runtime.weights.rules import Report, Shape, WeightsError
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
 from runtime.weights.stream import DummyCheckpoint, TensorStream

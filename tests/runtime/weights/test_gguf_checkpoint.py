@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from runtime.weights.gguf import GgufFile
-from runtime.weights.gguf_checkpoint import GgufCheckpoint, config_from_gguf, generation_config_from_gguf
+from runtime.weights.gguf_checkpoint import GgufCheckpoint
+from runtime.weights.gguf_config import config_from_gguf, generation_config_from_gguf
 from runtime.weights.rules import WeightsError
 from tests.runtime.weights import smollm2
 from tests.runtime.weights.gguf_bytes import gguf, key, string, tensor
-from tests.runtime.weights.gguf_models import FAMILIES, make
+from tests.runtime.weights.gguf_models import FAMILIES, as_converted, make
 
 
 def read(checkpoint: GgufCheckpoint, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
@@ -31,11 +32,7 @@ def family(request, tmp_path):
 def test_names_and_rows_are_those_of_the_original(family):
     model, file = family
     checkpoint = GgufCheckpoint(file)
-    originals = {
-        name: weight
-        for name, weight in model.state_dict().items()
-        if not (name == "lm_head.weight" and model.config.tie_word_embeddings)
-    }
+    originals = as_converted(model)
     assert set(checkpoint.shapes) == set(originals)
     for name, weight in originals.items():
         torch.testing.assert_close(read(checkpoint, name), weight, rtol=0, atol=3e-7 if "norm" in name else 0.0)
@@ -166,7 +163,7 @@ def test_ends_of_turn_are_ends_too(tmp_path):
         ({"attention.layer_norm_rms_epsilon": None}, "epsilon is None"),
         ({"attention.value_length": (UINT32, 8)}, "another size than keys"),
         ({"rope.dimension_count": (UINT32, 8)}, "part of the head"),
-        ({"expert_count": (UINT32, 8)}, "mixture of experts"),
+        ({"expert_count": (UINT32, 8)}, "expert_used_count is None"),
     ],
 )
 def test_metadata_that_cannot_be_served_is_named(tmp_path, changes, says):
@@ -178,6 +175,10 @@ def test_metadata_that_cannot_be_served_is_named(tmp_path, changes, says):
 def test_other_architectures_and_split_files_are_refused(tmp_path):
     with pytest.raises(WeightsError, match=r"'bloom' is not supported; supported: llama, qwen2, qwen3"):
         config_of(tmp_path, architecture="bloom")
+    with pytest.raises(WeightsError, match="a mixture of experts is not supported in GGUF architecture 'qwen3'"):
+        config_of(tmp_path, {"expert_count": (UINT32, 8)}, architecture="qwen3")
+    with pytest.raises(WeightsError, match="a model without experts is not supported in GGUF architecture 'qwen3moe'"):
+        config_of(tmp_path, architecture="qwen3moe")
     with pytest.raises(WeightsError, match="split over 3 files"):
         config_of(tmp_path, keys=[key("split.count", 2, struct.pack("<H", 3))])
     with pytest.raises(WeightsError, match="no token_embd"):

@@ -1,0 +1,180 @@
+"""The config.json and generation_config.json that a GGUF file's model would have, from its metadata and its tensors' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.weights.gguf import GgufFile
+from runtime.weights.gguf_architecture import DENSE, MIXTURES, Architecture, architecture_of
+from runtime.weights.rules import WeightsError
+
+ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies: how llama.cpp writes Llama 3.1's scaling
+LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+
+
+def config_from_gguf(file: GgufFile) -> dict[str, Any]:
+    """What the model's config.json would say, from the metadata and from which tensors there are. `file` is open.
+
+    Raises WeightsError where it is incomplete or asks for what is not supported."""
+    metadata = Metadata(f"{file.path}: ", file.metadata)
+    architecture = metadata.architecture()
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise WeightsError(f"{file.path}: no token_embd.weight: not a language model")
+    config = {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": metadata.count("embedding_length"),
+        "intermediate_size": metadata.count("feed_forward_length"),
+        "num_hidden_layers": metadata.count("block_count"),
+        "max_position_embeddings": metadata.count("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(file, metadata),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        "hidden_act": "gelu_pytorch_tanh" if architecture.plus_one else "silu",
+        **metadata.heads(),
+        **_gemma(file, metadata),
+        **architecture.config,
+        **_experts(metadata),
+        **generation_config_from_gguf(file),
+    }
+    if (window := metadata.optional("attention.sliding_window")) is not None:
+        config |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+        if architecture.model_type == "llama":
+            config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    return config
+
+
+def generation_config_from_gguf(file: GgufFile) -> dict[str, Any]:
+    """Token ids as generation_config.json has them: `eos_token_id` is a list if a turn ends with a token of its own."""
+    ids = {kind: file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "eot", "eom")}
+    ends = [i for i in dict.fromkeys((ids["eos"], ids["eot"], ids["eom"])) if i is not None]
+    found: dict[str, Any] = {}
+    if ids["bos"] is not None:
+        found["bos_token_id"] = ids["bos"]
+    if ends:
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return found
+
+
+def _rope_scaling(file: GgufFile, metadata: Metadata) -> dict[str, Any] | None:
+    if ROPE_FACTORS in file.tensors:
+        return {"rope_type": "factors", "factors": file.read(ROPE_FACTORS).reshape(-1).tolist()}
+    if LONGROPE["long_factor"] in file.tensors:
+        factors = {key: file.read(name).reshape(-1).tolist() for key, name in LONGROPE.items()}
+        return {"rope_type": "longrope", **factors, **_scaling_numbers(metadata)}
+    kind = metadata.optional("rope.scaling.type")
+    if kind in (None, "none"):
+        return None
+    return {"rope_type": kind, **_scaling_numbers(metadata)}
+
+
+def _scaling_numbers(metadata: Metadata) -> dict[str, Any]:
+    scaling = {
+        "factor": metadata.optional("rope.scaling.factor"),
+        "original_max_position_embeddings": metadata.optional("rope.scaling.original_context_length"),
+        "attention_factor": metadata.optional("rope.scaling.attn_factor"),
+        "beta_fast": metadata.optional("rope.scaling.yarn_beta_fast"),
+        "beta_slow": metadata.optional("rope.scaling.yarn_beta_slow"),
+        "truncate": False if metadata.architecture().model_type == "gpt_oss" else None,
+    }
+    return {key: value for key, value in scaling.items() if value is not None}
+
+
+def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
+    """What only Gemma 2 and 3 have. Their largest models scale scores by another width than a head's, which llama.cpp tells by
+    the number of layers."""
+    largest = {"gemma2": 46, "gemma3": 62}.get(file.metadata["general.architecture"])
+    if largest is None:
+        return {}
+    heads = metadata.heads()
+    is_largest = metadata.count("block_count") == largest
+    width = metadata.count("embedding_length") // heads["num_attention_heads"] if is_largest else heads["head_dim"]
+    return {
+        "query_pre_attn_scalar": width,
+        "attn_logit_softcapping": metadata.optional("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.optional("final_logit_softcapping"),
+        "rope_local_base_freq": metadata.optional("rope.freq_base_swa"),
+        "sliding_window_pattern": metadata.optional("attention.sliding_window_pattern"),
+    }
+
+
+def _experts(metadata: Metadata) -> dict[str, Any]:
+    if not metadata.optional("expert_count"):
+        return {}
+    found = {
+        "num_experts_per_tok": metadata.count("expert_used_count"),
+        "num_experts": metadata.count("expert_count"),
+        "moe_intermediate_size": metadata.optional("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.optional("expert_shared_feed_forward_length"),
+        "norm_topk_prob": metadata.optional("expert_weights_norm"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+class Metadata:
+    """Metadata of one architecture, with complaints that name the file and the key."""
+
+    def __init__(self, origin: str, values: Mapping[str, Any]) -> None:
+        self._origin = origin
+        self._values = values
+
+    def architecture(self) -> Architecture:
+        name = self._values.get("general.architecture")
+        if self._values.get("split.count", 0) not in (0, 1):
+            raise WeightsError(
+                f"{self._origin}one part of a model split over {self._values['split.count']} files; "
+                "join them with llama-gguf-split --merge"
+            )
+        architecture = architecture_of(self._values)
+        if architecture is None and (name in DENSE or name in MIXTURES):
+            what = "a mixture of experts" if name in DENSE else "a model without experts"
+            raise WeightsError(f"{self._origin}{what} is not supported in GGUF architecture {name!r}")
+        if architecture is None:
+            supported = ", ".join(dict.fromkeys([*DENSE, *MIXTURES]))
+            raise WeightsError(f"{self._origin}GGUF architecture {name!r} is not supported; supported: {supported}")
+        return architecture
+
+    def optional(self, key: str) -> Any:
+        return self._values.get(f"{self._values.get('general.architecture')}.{key}")
+
+    def count(self, key: str) -> int:
+        value = self.optional(key)
+        if type(value) is not int or value < 1:
+            raise WeightsError(f"{self._origin}metadata {key} is {value!r}, not a positive count")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.optional(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise WeightsError(f"{self._origin}metadata {key} is {value!r}, not a number")
+        return float(value)
+
+    def heads(self) -> dict[str, Any]:
+        heads = self.count("attention.head_count")
+        kv_heads = heads if self.optional("attention.head_count_kv") is None else self.count("attention.head_count_kv")
+        keyed = self.optional("attention.key_length") is not None
+        head_dim = self.count("attention.key_length") if keyed else self.count("embedding_length") // heads
+        if self.optional("attention.value_length") not in (None, head_dim):
+            raise WeightsError(f"{self._origin}values of another size than keys are not supported")
+        return {
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            **self._part(head_dim),
+        }
+
+    def _part(self, head_dim: int) -> dict[str, float]:
+        """How much of a head turns, where it is not all of it."""
+        turned = self.optional("rope.dimension_count")
+        if turned in (None, head_dim):
+            return {}
+        if self.architecture().reordered:
+            raise WeightsError(f"{self._origin}a rotary embedding of part of the head is not supported")
+        return {"partial_rotary_factor": self.count("rope.dimension_count") / head_dim}
