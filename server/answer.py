@@ -61,7 +61,13 @@ def answer_id(http: HttpRequest, shape: Shape) -> str:
 
 
 async def chat_generation(
-    service: Service, served: Served, wire: ChatRequest, *, id: str, arrival_s: float
+    service: Service,
+    served: Served,
+    wire: ChatRequest,
+    *,
+    id: str,
+    arrival_s: float,
+    default_max_tokens: int | None = None,
 ) -> tuple[Generation, tuple[str, ...]]:
     """What a chat asks of the engine, by whichever API it came, and the fields of it that the model's template does not look
     at, of which the client has to be told. One choice's Outputs become events by `Choice.events`, with their log-probabilities
@@ -80,7 +86,7 @@ async def chat_generation(
         arrival_s=arrival_s,
         continues_prompt=prompt.goes_on,
         max_tokens=wanted,
-        default_max_tokens=None,
+        default_max_tokens=default_max_tokens,
         param="messages",
         forms=await forms_of(served, wire, prompt.reading),
         reading=prompt.reading,

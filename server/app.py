@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.auth import Keys, RequireKey, is_loopback
 from server.cors import CrossOrigin
-from server.endpoints import chat, completions, health, metrics, models, openapi, tokenize, version, web
+from server.endpoints import chat, completions, health, messages, metrics, models, openapi, tokenize, version, web
 from server.middleware import Surroundings
 from server.service import Service
 
@@ -26,6 +26,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/", web.page),
     ("POST", "/v1/chat/completions", chat.create),
     ("POST", "/v1/completions", completions.create),
+    ("POST", "/v1/messages", messages.create),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", models.list_all),
     ("GET", "/v1/models/{model_id:path}", models.retrieve),
     ("POST", "/tokenize", tokenize.tokenize),

@@ -19,12 +19,6 @@ from server.errors import AdminOnly, InvalidApiKey, MissingApiKey
 
 OPEN_PATHS = frozenset({"/health"})
 ADMIN_PATHS = frozenset({"/metrics"})
-ANTHROPIC_PREFIX = "/v1/messages"
-
-
-def speaks_anthropic(path: str) -> bool:
-    """Whether clients of this path expect Anthropic's shape of an error."""
-    return path == ANTHROPIC_PREFIX or path.startswith(ANTHROPIC_PREFIX + "/")
 
 
 def is_loopback(host: str) -> bool:
@@ -113,5 +107,4 @@ class RequireKey:
             if needs_admin:
                 raise AdminOnly(path)
             return
-        anthropic = speaks_anthropic(path)
-        raise InvalidApiKey(anthropic=anthropic) if given else MissingApiKey(anthropic=anthropic)
+        raise InvalidApiKey if given else MissingApiKey

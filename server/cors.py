@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import OriginNotAllowed
 
 MAX_AGE_S = 600  # how long a browser may remember a preflight
-EXPOSED = b"x-request-id, retry-after, x-ignored-fields"  # what scripts may read beside the body
+EXPOSED = b"x-request-id, request-id, retry-after, x-ignored-fields"  # what scripts may read beside the body
 _FIELD_NAMES = re.compile(rb"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 Headers = list[tuple[bytes, bytes]]
 

@@ -21,9 +21,9 @@
     ├── InternalError              500  our fault; the log knows, the body does not
     └── Unavailable                503  loading, draining or failed: Retry-After
 
-The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; 401 has Anthropic's,
-{"type": "error", "error": {"type", "message"}}, where clients expect that. Errors of the engine
-become these at one border, `server/admission.py`. Standard library only."""
+The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
+same in `server/anthropic/errors.py`. Errors of the engine become these at one border, `server/admission.py`. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -99,15 +99,8 @@ class _Unauthorized(ApiError):
     text: ClassVar[str]
     challenge: ClassVar[str] = 'Bearer realm="oneloop"'
 
-    def __init__(self, *, anthropic: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(self.text)
-        self.anthropic = anthropic
-
-    def body(self) -> bytes:
-        if not self.anthropic:
-            return super().body()
-        error = {"type": "authentication_error", "message": self.message}
-        return json.dumps({"type": "error", "error": error}, separators=(",", ":")).encode("ascii")
 
     def headers(self) -> dict[str, str]:
         return {"www-authenticate": self.challenge}

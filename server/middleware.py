@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
 from server.admission import refusal_of
+from server.anthropic.errors import error_body, speaks_anthropic
 from server.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
 from server.metrics import HttpStats
 from server.sse import ClientLeft
@@ -88,7 +89,10 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            own = [(b"x-request-id", self.id.encode("latin-1")), (b"date", self._date)]
+            id = self.id.encode("latin-1")
+            own = [(b"x-request-id", id), (b"date", self._date)]
+            if speaks_anthropic(self._scope["path"]):
+                own.append((b"request-id", id))
             if ignored := self._scope.get("ignored_fields"):
                 own.append((b"x-ignored-fields", _as_header(ignored)))
             message = {**message, "headers": [*message.get("headers", ()), *own]}
@@ -126,7 +130,7 @@ class Surroundings:
         except Exception as error:
             if exchange.status:
                 raise  # half an answer is out: the connection has to be cut
-            await send_error(_answer_to(error, scope), exchange.send)
+            await send_error(_answer_to(error, scope), scope, exchange.send)
         finally:
             self._stats.in_flight -= 1
             self._note(scope, exchange)
@@ -165,8 +169,8 @@ def _printable(scope: Scope) -> str:
     return path.encode("unicode_escape").decode("ascii")
 
 
-async def send_error(error: ApiError, send: Send) -> None:
-    body = error.body()
+async def send_error(error: ApiError, scope: Scope, send: Send) -> None:
+    body = error_body(error, request_id(scope)) if speaks_anthropic(scope["path"]) else error.body()
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})

@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 from orjson import dumps
 
 from server import __version__, errors, schema
+from server.anthropic import answers, wire
 from server.auth import ADMIN_PATHS, OPEN_PATHS
 
 Json = dict[str, Any]
@@ -265,6 +266,7 @@ class Operation:
     answers: Mapping[str, Any]
     request: Any = None
     refusals: tuple[int, ...] = ()
+    error: Any = ErrorBody
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -276,6 +278,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/completions"): Operation(
         "createCompletion", "Generation", "Continue one or several prompts; with `stream`, as server-sent events",
         {_JSON: TextCompletion, _EVENTS: TextCompletionChunk}, schema.CompletionRequest, _GENERATION,
+    ),
+    ("POST", "/v1/messages"): Operation(
+        "createMessage", "Generation", "Answer a conversation, as Anthropic has it; with `stream`, as server-sent events",
+        {_JSON: answers.AnthropicMessage, _EVENTS: answers.MessageEvent}, wire.MessagesRequest, _GENERATION, answers.AnthropicError,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "countMessageTokens", "Tokens", "How many tokens a conversation's prompt has, as Anthropic has it",
+        {_JSON: answers.InputTokens}, wire.CountRequest, _BODY, answers.AnthropicError,
     ),
     ("GET", "/v1/models"): Operation("listModels", "Models", "The names this server answers to", {_JSON: ModelList}, None, (503,)),
     ("GET", "/v1/models/{model_id}"): Operation(
@@ -305,18 +315,21 @@ def document(routes: Iterable[tuple[str, str]], *, user_key: bool, admin_key: bo
     the operations need. Raises KeyError for a route OPERATIONS does not know."""
     schemas, components = _schemas()
     paths: dict[str, Json] = {}
-    statuses: set[int] = set()
+    refused: set[tuple[int, Any]] = set()
     for method, route in routes:
         path = re.sub(r"{(\w+):\w+}", r"{\1}", route)
         operation = OPERATIONS[method, path]
         refusals = _refusals(operation, path, user_key=user_key, admin_key=admin_key)
-        statuses |= refusals
+        refused |= {(status, operation.error) for status in refusals}
         paths.setdefault(path, {})[method.lower()] = _operation(
             operation, path, schemas, sorted(refusals), _security(path, user_key=user_key, admin_key=admin_key)
         )
     components_used: Json = {
         "schemas": components,
-        "responses": {_name_of(status): _refusal(status, schemas[ErrorBody]) for status in sorted(statuses)},
+        "responses": {
+            _name_of(status, kind): _refusal(status, schemas[kind], with_codes=kind is ErrorBody)
+            for status, kind in sorted(refused, key=lambda each: (each[0], each[1].__name__))
+        },
         "parameters": {"RequestId": _REQUEST_ID},
         "headers": _HEADERS,
     }
@@ -342,7 +355,7 @@ def _schemas() -> tuple[dict[Any, Json], Json]:
         for kind in (operation.request, *operation.answers.values())
         if kind is not None and kind is not Json
     ]
-    types = list(dict.fromkeys([*types, ErrorBody]))
+    types = list(dict.fromkeys([*types, *(operation.error for operation in OPERATIONS.values())]))
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     return dict(zip(types, references, strict=True)), components
 
@@ -374,7 +387,9 @@ def _operation(
     responses: Json = {"200": {"description": "OK", "headers": _references(headers), "content": content}}
     if operation.id == "health":
         responses["503"] = {**responses["200"], "description": "Requests may not enter"}
-    responses |= {str(status): {"$ref": f"#/components/responses/{_name_of(status)}"} for status in refusals}
+    responses |= {
+        str(status): {"$ref": f"#/components/responses/{_name_of(status, operation.error)}"} for status in refusals
+    }
     made["responses"] = responses
     return made
 
@@ -402,8 +417,9 @@ def _references(headers: Iterable[str]) -> Json:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in headers}
 
 
-def _name_of(status: int) -> str:
-    return HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
+def _name_of(status: int, error: Any) -> str:
+    phrase = HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
+    return phrase if error is ErrorBody else f"Anthropic{phrase}"
 
 
 def _tree(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
@@ -412,9 +428,9 @@ def _tree(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:
         yield from _tree(child)
 
 
-def _refusal(status: int, body: Json) -> Json:
+def _refusal(status: int, body: Json, *, with_codes: bool) -> Json:
     codes = sorted({kind.code for kind in _tree(errors.ApiError) if kind.status == status and kind.code is not None})
-    named = f" (`code`: {', '.join(codes)})" if codes else ""
+    named = f" (`code`: {', '.join(codes)})" if codes and with_codes else ""
     return {
         "description": HTTPStatus(status).phrase + named,
         "headers": _references(["X-Request-Id", *_HEADERS_OF.get(status, ())]),

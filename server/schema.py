@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -626,13 +626,17 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
 class Wire(Generic[T]):
-    """Decodes one kind of request. The refused fields are fields of a subclass that only the decoder knows."""
+    """Decodes one kind of request. The refused fields are fields of a subclass that only the decoder knows; those of them that
+    `may_be_ignored` are, if the client can be told."""
 
-    def __init__(self, kind: type[T], refused: Mapping[str, tuple[Any, ...]]) -> None:
+    def __init__(
+        self, kind: type[T], refused: Mapping[str, tuple[Any, ...]], may_be_ignored: Collection[str] = _MAY_BE_IGNORED
+    ) -> None:
         fields = [(name, Any, None) for name in refused]
         wire = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
         self._decoder = msgspec.json.Decoder(wire)
         self._refused = refused
+        self._may_be_ignored = may_be_ignored
         self._refused_values: Callable[[T], Any] | None = attrgetter(*refused) if refused else None
         self._all_null = (None,) * len(refused)
         self._names = [info.name for info in msgspec.structs.fields(wire)]
@@ -670,7 +674,7 @@ class Wire(Generic[T]):
         for name, idle in self._refused.items():
             if _asks_for_nothing(getattr(request, name), idle):
                 continue
-            if ignored is None or name not in _MAY_BE_IGNORED:
+            if ignored is None or name not in self._may_be_ignored:
                 raise UnsupportedParameter(name, instead=_REPLACED.get(name))
             ignored.append(name)
 

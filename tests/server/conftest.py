@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -57,6 +58,10 @@ class Running:
 
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
+
+    def anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+        base = f"http://127.0.0.1:{self.port}"
+        return anthropic.AsyncAnthropic(base_url=base, api_key="none", max_retries=0, **options)
 
     async def open_stream(self, path: str, **fields: Any) -> RawAnswer:
         """A connection on which `fields` were posted, to be read (or not) byte by byte."""

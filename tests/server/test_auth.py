@@ -37,7 +37,8 @@ async def test_every_route_but_health_needs_a_key(serve, method, path):
     response = await server.http.request(method, path.replace("{model_id:path}", "tiny"))
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == 'Bearer realm="oneloop"'
-    assert response.json()["error"]["code"] == "invalid_api_key"
+    error = response.json()["error"]
+    assert error.get("code", error["type"]) in ("invalid_api_key", "authentication_error")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,9 @@ async def test_anthropics_route_refuses_in_anthropics_shape(serve, path):
     for headers, text in (({}, MissingApiKey.text), ({"x-api-key": "no"}, InvalidApiKey.text)):
         response = await server.post(path, {}, headers=headers)
         assert response.status_code == 401
-        assert response.json() == {"type": "error", "error": {"type": "authentication_error", "message": text}}
+        id = response.headers["request-id"]
+        error = {"type": "authentication_error", "message": text}
+        assert response.json() == {"type": "error", "error": error, "request_id": id}
     assert "code" in (await server.post("/v1/messagesque", {})).json()["error"]
 
 

@@ -1,0 +1,34 @@
+"""Errors as Anthropic's clients read them: {"type": "error", "error": {"type", "message"}, "request_id"}.
+
+The statuses are those of every route; Anthropic's words for them are here, and a field at fault stands in the message, since
+the shape has no place for it. Knows nothing of what goes wrong."""
+
+from __future__ import annotations
+
+from orjson import dumps
+
+from server.errors import ApiError
+
+_PREFIX = "/v1/messages"
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether clients of this path expect Anthropic's shape of an error."""
+    return path == _PREFIX or path.startswith(_PREFIX + "/")
+
+
+def error_body(error: ApiError, request_id: str) -> bytes:
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    return dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})

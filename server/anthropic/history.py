@@ -1,0 +1,165 @@
+"""History: Anthropic's messages as the messages of a chat, in the order they were said.
+
+One turn of a user becomes a message for every tool result in it and one for every text between them; neighbours of one role are
+one turn. Whoever is called has to answer in the next turn, as Anthropic wants it: templates need to know whose result it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from server.anthropic.blocks import (
+    Block,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from server.anthropic.wire import InputMessage
+from server.errors import InvalidRequest, clip
+from server.schema import CalledFunction, Message, PastCall, TextPart
+
+BILLING = "x-anthropic-billing-header"
+TOOL_PREFIX = "toolu_"
+FAILED = "Error: "  # templates know no other way to say of a result that it is none
+_ALLOWED: dict[str, tuple[type, ...]] = {
+    "system": (TextBlock,),
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+}
+
+
+def tool_use_id(call_id: str) -> str:
+    """The core's id of a call as Anthropic's look; `_call_id` is the way back."""
+    return TOOL_PREFIX + call_id.removeprefix("call_")
+
+
+def _call_id(id: str) -> str:
+    return id.removeprefix(TOOL_PREFIX)
+
+
+def system_message(system: str | Sequence[TextBlock] | None) -> tuple[list[Message], list[str]]:
+    """No message or one, and the names of what was left out of it: Claude Code's first block is a header for Anthropic's
+    accounting, different in every request, behind which no prefix would ever be found again."""
+    if not system:
+        return [], []
+    texts = [system] if isinstance(system, str) else [block.text for block in system]
+    said = [text for text in texts if not _is_billing(text)]
+    left_out = [BILLING] if len(said) < len(texts) else []
+    return ([Message(role="system", content=_content(said))] if said else []), left_out
+
+
+def _is_billing(text: str) -> bool:
+    return text.startswith(BILLING + ":") and "\n" not in text.strip()
+
+
+def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[Message], list[str]]:
+    """The messages, and the names of what was left out of them. Raises InvalidRequest."""
+    found: list[Message] = []
+    left_out: list[str] = []
+    called: set[str] = set()  # and not answered yet
+    for role, turn in groupby(_spoken(messages), key=lambda message: message[1].role):
+        blocks: list[Block] = []
+        for index, message in turn:
+            own = _blocks(message, f"messages[{index}]")
+            if any(isinstance(block, RedactedThinkingBlock) for block in own):
+                left_out = ["redacted_thinking"]
+            if role == "user":
+                _check_results(own, called, index)
+            blocks += own
+        if role == "user":
+            _check_answered(called, index)
+            found += _user_turn(blocks)
+        elif role == "assistant":
+            found.append(_assistant_turn(blocks))
+            called |= {block.id for block in blocks if isinstance(block, ToolUseBlock)}
+        else:
+            found.append(Message(role="system", content=_content(_texts(blocks))))
+    _check_answered(called, len(messages) - 1)
+    return found, left_out
+
+
+def _spoken(messages: Sequence[InputMessage]) -> Iterator[tuple[int, InputMessage]]:
+    """Each with its place. Only an assistant's last message may be empty: then there is nothing to go on with."""
+    for index, message in enumerate(messages):
+        if message.content:
+            yield index, message
+        elif message.role != "assistant" or index < len(messages) - 1 or not index:
+            raise InvalidRequest(f"messages[{index}].content is empty", param=f"messages[{index}].content")
+
+
+def _blocks(message: InputMessage, where: str) -> list[Block]:
+    if isinstance(message.content, str):
+        return [TextBlock(text=message.content)]
+    for index, block in enumerate(message.content):
+        if not isinstance(block, _ALLOWED[message.role]):
+            kind = block.__struct_config__.tag
+            place = f"{where}.content[{index}]"
+            raise InvalidRequest(f"{place}: {kind} is not content of role {message.role}", param=place)
+    return message.content
+
+
+def _check_results(blocks: Iterable[Block], called: set[str], index: int) -> None:
+    """Takes the answered calls out of `called`."""
+    for block in blocks:
+        if not isinstance(block, ToolResultBlock):
+            continue
+        if block.tool_use_id not in called:
+            raise InvalidRequest(
+                f"messages[{index}]: the tool_use_id {clip(block.tool_use_id)!r} of a tool_result is that of no tool_use in the "
+                "turn before, or it has its result",
+                param=f"messages[{index}].content",
+            )
+        called.remove(block.tool_use_id)
+
+
+def _check_answered(called: set[str], index: int) -> None:
+    if called:
+        raise InvalidRequest(
+            f"messages[{index}]: there is no tool_result for the tool_use {clip(sorted(called)[0])!r}",
+            param=f"messages[{index}].content",
+        )
+
+
+def _user_turn(blocks: Iterable[Block]) -> Iterator[Message]:
+    for is_text, group in groupby(blocks, key=lambda block: isinstance(block, TextBlock)):
+        if is_text:
+            yield Message(role="user", content=_content(_texts(group)))
+            continue
+        for block in group:
+            if isinstance(block, ToolResultBlock):
+                yield Message(role="tool", content=_result(block), tool_call_id=_call_id(block.tool_use_id))
+
+
+def _result(block: ToolResultBlock) -> str | list[TextPart]:
+    given = block.content
+    texts = [given or ""] if isinstance(given, str | None) else list(_texts(given)) or [""]
+    if block.is_error:
+        texts[0] = FAILED + texts[0]
+    return _content(texts)
+
+
+def _assistant_turn(blocks: Sequence[Block]) -> Message:
+    texts = list(_texts(blocks))
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
+    calls = [
+        PastCall(id=_call_id(block.id), function=CalledFunction(name=block.name, arguments=block.input))
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    return Message(
+        role="assistant",
+        content=_content(texts) if texts or not calls else None,
+        reasoning="\n".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
+
+
+def _texts(blocks: Iterable[object]) -> Iterator[str]:
+    return (block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _content(texts: Iterable[str]) -> str | list[TextPart]:
+    found = list(texts)
+    return "".join(found) if len(found) < 2 else [TextPart(text=text) for text in found]

@@ -1,0 +1,62 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the core of chats."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server import admission
+from server.answer import chat_generation, transcripts
+from server.anthropic import wire
+from server.anthropic.asked import asked, in_the_clients_name, in_the_clients_words
+from server.anthropic.content import blocks, message, stop, usage
+from server.anthropic.events import MessageFrames
+from server.conversation import chat_ids
+from server.frames import json_response
+from server.intake import note_ignored, read_request
+from server.middleware import arrival_s, request_id
+from server.service import Service
+from server.sse import EventStream
+
+
+async def create(service: Service, http: Request) -> ASGIApp:
+    served = service.lifecycle.served()
+    request = await read_request(http, wire.MESSAGES, service.config)
+    admission.check_model(request.model, served.names)
+    wish = asked(request, served.chat_template)
+    id = f"msg_{request_id(http.scope)}"
+    with in_the_clients_words():
+        # As Anthropic has it, max_tokens may be more than the context has room for.
+        generation, unheard = await chat_generation(
+            service, served, wish.chat, id=id, arrival_s=arrival_s(http.scope), default_max_tokens=request.max_tokens
+        )
+    ignored = [*wish.ignored, *map(in_the_clients_name, unheard)]
+    if wish.wants_thinking and not generation.reasons:
+        ignored.append("thinking")
+    note_ignored(http, ignored, service.config)
+    context_was_short = generation.requests[0].params.max_tokens < request.max_tokens
+    if request.stream:
+        frames = MessageFrames(
+            id,
+            served.name,
+            request_id(http.scope),
+            generation,
+            context_was_short=context_was_short,
+            shows_thinking=wish.shows_thinking,
+        )
+        return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval, done=b"")
+    said = await transcripts(http, generation)
+    content = blocks(said[0], shows_thinking=wish.shows_thinking)
+    stopped = stop(generation.choices[0], context_was_short=context_was_short)
+    return json_response(message(id, served.name, content, stopped, usage(generation)))
+
+
+async def count_tokens(service: Service, http: Request) -> ASGIApp:
+    served = service.lifecycle.served()
+    request = await read_request(http, wire.COUNT, service.config)
+    admission.check_model(request.model, served.names)
+    wish = asked(request, served.chat_template)
+    note_ignored(http, wish.ignored, service.config)
+    with in_the_clients_words():
+        ids = await chat_ids(served, service.offload, wish.chat)
+    return json_response({"input_tokens": len(ids)})

@@ -1,0 +1,258 @@
+"""Anthropic's history as a chat's messages: turns, blocks, calls and their results, and what cannot be said."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from server.anthropic import wire
+from server.anthropic.asked import Asked, asked
+from server.anthropic.history import FAILED, tool_use_id
+from server.conversation import messages_json
+from server.errors import InvalidRequest
+from server.prompt import ChatTemplate
+from server.schema import JsonSchemaFormat, NamedTool
+
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+SWITCHED = ChatTemplate("{% if enable_thinking %}{{ messages }}{% endif %}")
+USER = {"role": "user", "content": "Hi"}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"name": "weather", "input_schema": SCHEMA}
+
+
+def ask(messages: Any = (USER,), template: ChatTemplate = TEMPLATE, **fields: Any) -> Asked:
+    body = {"model": "tiny", "max_tokens": 2000, "messages": list(messages), **fields}
+    return asked(wire.MESSAGES.decode(json.dumps(body).encode(), []), template)
+
+
+def said(*messages: Any, **fields: Any) -> list[dict[str, Any]]:
+    return messages_json(ask(messages, **fields).chat.messages)
+
+
+def text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def use(id: str, **input: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": "weather", "input": input}
+
+
+def result(id: str, content: Any = "Rain.", **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": id, "content": content, **more}
+
+
+CALLED = (
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": [text("Hm."), use("toolu_1", city="Paris")]},
+)
+
+
+# --- turns --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
+def test_the_system_prompt_stands_first(system):
+    assert said(USER, system=system) == [{"role": "system", "content": "Be brief."}, USER]
+
+
+def test_several_blocks_of_text_stay_several_parts():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert said({"role": "user", "content": [text("a"), text("b")]}) == [{"role": "user", "content": parts}]
+
+
+def test_neighbours_of_one_role_are_one_turn():
+    found = said(USER, {"role": "user", "content": "there"}, {"role": "assistant", "content": "Yes"}, USER)
+    assert [message["role"] for message in found] == ["user", "assistant", "user"]
+    assert [part["text"] for part in found[0]["content"]] == ["Hi", "there"]
+
+
+def test_a_system_message_may_stand_between_turns():
+    found = said(USER, {"role": "system", "content": [text("Now in French.")]}, USER)
+    assert found[1] == {"role": "system", "content": "Now in French."}
+
+
+def test_calls_and_their_results_find_each_other():
+    found = said(*CALLED, {"role": "user", "content": [result("toolu_1"), text("And tomorrow?")]})
+    assert found[1:] == [
+        {
+            "role": "assistant",
+            "content": "Hm.",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+            ],
+        },
+        {"role": "tool", "content": "Rain.", "name": "weather", "tool_call_id": "1"},
+        {"role": "user", "content": "And tomorrow?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_error", "shown"),
+    [
+        (None, None, ""),
+        ([], False, ""),
+        ([{"type": "text", "text": "Rain."}], None, "Rain."),
+        ("no such city", True, FAILED + "no such city"),
+        ([{"type": "text", "text": "no"}], True, FAILED + "no"),
+        (None, True, FAILED),
+    ],
+)
+def test_a_result_is_text_and_says_when_it_is_an_error(content, is_error, shown):
+    turn = {"role": "user", "content": [result("toolu_1", content, is_error=is_error)]}
+    assert said(*CALLED, turn)[2]["content"] == shown
+
+
+def test_thinking_is_given_back_to_the_model_without_its_signature():
+    thought = {"type": "thinking", "thinking": "Simple.", "signature": "x"}
+    found = said(USER, {"role": "assistant", "content": [thought, text("4")]}, USER)
+    assert found[1] == {"role": "assistant", "content": "4", "reasoning": "Simple."}
+
+
+def test_what_only_its_maker_can_read_is_left_out_and_named():
+    sealed = {"type": "redacted_thinking", "data": "x"}
+    made = ask([USER, {"role": "assistant", "content": [sealed, text("4")]}, USER])
+    assert made.ignored == ["redacted_thinking"]
+    assert made.chat.messages[1].reasoning is None
+
+
+def test_a_header_for_accounting_is_left_out_and_named_so_that_prefixes_stay_the_same():
+    header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1f3;"}
+    made = ask(system=[header, text("Be brief.")])
+    assert made.chat.messages[0].content == "Be brief."
+    assert made.ignored == ["x-anthropic-billing-header"]
+    mentioned = "x-anthropic-billing-header: is what the first line said.\nWhat is it?"
+    assert ask(system=mentioned).chat.messages[0].content == mentioned
+    assert ask(system=[header]).chat.messages[0].role == "user"
+
+
+def test_an_answer_may_be_begun_by_the_client():
+    made = ask([USER, {"role": "assistant", "content": "The answer is ("}])
+    assert made.chat.continue_final_message
+    assert not ask().chat.continue_final_message
+    assert not ask([USER, {"role": "assistant", "content": ""}]).chat.continue_final_message
+
+
+def test_ids_of_calls_come_back_as_the_model_gave_them():
+    for id in ("functions.weather:0", "abcdefghi"):
+        assert tool_use_id(id) == f"toolu_{id}"
+        called = {"role": "assistant", "content": [use(tool_use_id(id))]}
+        found = said(USER, called, {"role": "user", "content": [result(tool_use_id(id))]})
+        assert found[1]["tool_calls"][0]["id"] == found[2]["tool_call_id"] == id
+    assert tool_use_id("call_0a1b") == "toolu_0a1b"
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user", "content": [IMAGE]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [text("a"), {"type": "document", "source": {}}]}], "messages[0].content[1]"),
+        ([*CALLED, {"role": "user", "content": [result("toolu_1", [IMAGE])]}], "messages[2].content[0].content[0]"),
+        ([{"role": "user", "content": [use("toolu_1")]}], "messages[0].content[0]"),
+        ([USER, {"role": "assistant", "content": [result("toolu_1")]}], "messages[1].content[0]"),
+        ([{"role": "system", "content": [{"type": "thinking", "thinking": "a"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": ""}], "messages[0].content"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([USER, {"role": "assistant", "content": []}, USER], "messages[1].content"),
+        ([{"role": "assistant", "content": ""}], "messages[0].content"),
+        ([{"role": "user", "content": [result("toolu_1")]}], "messages[0].content"),
+        ([*CALLED, {"role": "user", "content": [result("toolu_2")]}], "messages[2].content"),
+        ([*CALLED, {"role": "user", "content": [result("toolu_1"), result("toolu_1")]}], "messages[2].content"),
+        ([*CALLED, USER], "messages[2].content"),
+        (CALLED, "messages[1].content"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_with_its_place(messages, param):
+    with pytest.raises(InvalidRequest) as caught:
+        ask(messages)
+    assert caught.value.param == param
+    assert param.partition(".")[0] in caught.value.message
+
+
+# --- everything else ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "theirs", "parallel"),
+    [
+        (None, None, None),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto", False),
+        ({"type": "any", "disable_parallel_tool_use": False}, "required", True),
+        ({"type": "none"}, "none", None),
+    ],
+)
+def test_choices_of_tools_have_their_counterpart(choice, theirs, parallel):
+    chat = ask(tools=[WEATHER], tool_choice=choice).chat
+    assert (chat.tool_choice, chat.parallel_tool_calls) == (theirs, parallel)
+
+
+def test_one_tool_may_be_chosen():
+    choice = ask(tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"}).chat.tool_choice
+    assert isinstance(choice, NamedTool)
+    assert choice.function.name == "weather"
+
+
+def test_a_tools_examples_stand_in_its_schema():
+    tool = {**WEATHER, "type": "custom", "description": "d", "strict": True, "input_examples": [{"city": "Paris"}]}
+    (made,) = ask(tools=[tool]).chat.tools or []
+    assert made.function.parameters == {**SCHEMA, "examples": [{"city": "Paris"}]}
+    assert (made.function.name, made.function.description, made.function.strict) == ("weather", "d", True)
+    assert ask(tools=[]).chat.tools is None
+
+
+def test_sampling_has_its_counterpart():
+    chat = ask(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=5,
+        stop_sequences=["END"],
+        metadata={"user_id": "me"},
+        cache_salt="s",
+        priority=2,
+    ).chat
+    assert (chat.temperature, chat.top_p, chat.top_k, chat.stop) == (0.5, 0.9, 5, ["END"])
+    assert (chat.user, chat.cache_salt, chat.priority) == ("me", "s", 2)
+
+
+@pytest.mark.parametrize("place", ["output_config", "output_format"])
+def test_a_form_of_the_answer_is_a_response_format(place):
+    form = {"type": "json_schema", "schema": SCHEMA}
+    format = ask(**{place: {"format": form} if place == "output_config" else form}).chat.response_format
+    assert isinstance(format, JsonSchemaFormat)
+    assert format.json_schema.schema == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("thinking", "switch", "budget", "shown"),
+    [
+        ({"type": "enabled", "budget_tokens": 1500}, True, 1500, None),
+        ({"type": "adaptive"}, True, None, None),
+        ({"type": "disabled"}, False, None, False),
+    ],
+)
+def test_thinking_is_switched_where_the_template_has_a_switch(thinking, switch, budget, shown):
+    made = ask(template=SWITCHED, thinking=thinking, output_config={"effort": "low"})
+    assert made.chat.chat_template_kwargs == {"enable_thinking": switch, "thinking": switch}
+    assert (made.chat.thinking_token_budget, made.chat.include_reasoning) == (budget, shown)
+    assert made.chat.reasoning_effort == "low"
+    assert made.wants_thinking == switch
+
+
+def test_thinking_is_ended_as_it_begins_where_the_template_has_no_switch():
+    assert ask(thinking={"type": "disabled"}).chat.thinking_token_budget == 0
+    assert ask().chat.thinking_token_budget is None
+
+
+def test_what_the_client_tells_the_template_wins():
+    made = ask(thinking={"type": "adaptive"}, chat_template_kwargs={"thinking": False, "mood": "good"})
+    assert made.chat.chat_template_kwargs == {"enable_thinking": True, "thinking": False, "mood": "good"}
+
+
+def test_thinking_may_be_left_out_of_the_answer():
+    assert not ask(thinking={"type": "adaptive", "display": "omitted"}).shows_thinking
+    assert ask(thinking={"type": "adaptive", "display": "summarized"}).shows_thinking
