@@ -651,7 +651,7 @@ class Wire(Generic[T]):
             refusal = self._refusal(str(error))
             if ignored is None or not isinstance(refusal, UnknownParameter) or "." in (refusal.param or ""):
                 raise refusal from None
-            return self.decode(self._without_unknown(body, ignored))
+            return self.decode(self._without_unknown(body, ignored), ignored)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnreadableBody(f"We could not parse the JSON body of your request: {clip(error)}") from None
         except RecursionError:

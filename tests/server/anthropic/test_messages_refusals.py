@@ -110,7 +110,7 @@ async def test_statuses_have_anthropics_words(serve):
 async def test_a_full_queue_and_a_server_that_ends_ask_to_come_again(serve, streamed):
     server = await serve()
     for refusal, status, kind in (
-        (QueueFull("3 waiting"), 429, "rate_limit_error"),
+        (QueueFull(3, 3), 429, "rate_limit_error"),
         (EngineStopped("over"), 503, "overloaded_error"),
     ):
         server.engine.refuse = refusal
