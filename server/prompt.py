@@ -98,6 +98,13 @@ class ChatTemplate:
             raise PromptError("the chat template does not write the last message's content, so it cannot be continued")
         return before
 
+    def writes(self, text: str, messages: Sequence[Message]) -> bool:
+        """Whether the template takes `messages`, and `text`, which stands in one of them, comes out."""
+        try:
+            return text in self.render(messages)
+        except PromptError:
+            return False
+
     def _compiled(self, environment: jinja2.Environment, name: str, source: str) -> _Compiled:
         compiled = _Compiled.of(environment, name, source)
         if "tool_calls" not in compiled.words or compiled.writes_probe(self._named_tokens):

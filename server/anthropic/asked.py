@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from server.anthropic.history import chat_messages, system_message
+from server.anthropic.history import chat_messages, reminded, system_message, takes_system_turns
 from server.anthropic.wire import (
     AnyTool,
     CustomTool,
@@ -57,7 +57,10 @@ class Asked:
 def asked(wire: PromptRequest, template: ChatTemplate) -> Asked:
     """Raises InvalidRequest, in the client's words."""
     head, left_out = system_message(wire.system)
-    messages, left_out_too = chat_messages(wire.messages)
+    turns = wire.messages
+    if any(turn.role == "system" for turn in turns) and not takes_system_turns(template):
+        turns = reminded(turns)
+    messages, left_out_too = chat_messages(turns)
     continued = messages[-1].role == "assistant"
     choice = wire.tool_choice
     chat = ChatRequest(

@@ -1,7 +1,8 @@
 """History: Anthropic's messages as the messages of a chat, in the order they were said.
 
 One turn of a user becomes a message for every tool result in it and one for every text between them; neighbours of one role are
-one turn. Whoever is called has to answer in the next turn, as Anthropic wants it: templates need to know whose result it is."""
+one turn. Whoever is called has to answer in the next turn, as Anthropic wants it: templates need to know whose result it is.
+A system message between the turns, which many templates refuse or leave out, is a reminder in the user's turn then."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ from server.anthropic.blocks import (
 )
 from server.anthropic.wire import InputMessage
 from server.errors import InvalidRequest, clip
+from server.prompt import ChatTemplate
 from server.schema import CalledFunction, Message, PastCall, TextPart
 
 BILLING = "x-anthropic-billing-header"
 TOOL_PREFIX = "toolu_"
 FAILED = "Error: "  # templates know no other way to say of a result that it is none
+_PROBE, _ROLES = "probed-turn", ("system", "user", "system", "assistant", "user")
 _ALLOWED: dict[str, tuple[type, ...]] = {
     "system": (TextBlock,),
     "user": (TextBlock, ToolResultBlock),
@@ -52,6 +55,28 @@ def system_message(system: str | Sequence[TextBlock] | None) -> tuple[list[Messa
 
 def _is_billing(text: str) -> bool:
     return text.startswith(BILLING + ":") and "\n" not in text.strip()
+
+
+def takes_system_turns(template: ChatTemplate) -> bool:
+    """Whether system messages may stand between the others."""
+    return template.writes(
+        _PROBE, [{"role": role, "content": _PROBE if at == 2 else "a"} for at, role in enumerate(_ROLES)]
+    )
+
+
+def reminded(messages: Sequence[InputMessage]) -> list[InputMessage]:
+    """Without system messages: the user tells what they say."""
+    return [
+        InputMessage(role="user", content=[*map(_reminder, _blocks(message, f"messages[{index}]"))])
+        if message.role == "system" and message.content
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _reminder(block: Block) -> Block:
+    assert isinstance(block, TextBlock), "a system message has nothing else"
+    return TextBlock(text=f"<system-reminder>\n{block.text}\n</system-reminder>")
 
 
 def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[Message], list[str]]:

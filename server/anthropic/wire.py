@@ -163,14 +163,14 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "container": (),
     "thread": (),
     "compaction": (),
-    "context_management": ({}, {"edits": []}),
+    "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "speed": ("standard",),
     "fallbacks": ([],),
     "inference_geo": (),
     "diagnostics": (),
     "user_profile_id": (),
 }
-# What may as well be left undone if the client is told: Claude Code sends the first, to have less in a context that is full.
+# What may as well be left undone if the client is told.
 _MAY_BE_IGNORED = frozenset(_REFUSED) - {"mcp_servers", "container", "thread", "compaction"}
 
 

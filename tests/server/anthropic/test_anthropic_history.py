@@ -73,6 +73,21 @@ def test_a_system_message_may_stand_between_turns():
     assert found[1] == {"role": "system", "content": "Now in French."}
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}",
+    ],
+)
+def test_where_the_template_has_no_place_for_it_the_user_tells_what_it_says(source):
+    between = {"role": "system", "content": [text("In French."), text("Please.")]}
+    (message,) = messages_json(ask([USER, between], template=ChatTemplate(source)).chat.messages)
+    assert [part["text"] for part in message["content"]] == [
+        "Hi", "<system-reminder>\nIn French.\n</system-reminder>", "<system-reminder>\nPlease.\n</system-reminder>",
+    ]  # fmt: skip
+
+
 def test_calls_and_their_results_find_each_other():
     found = said(*CALLED, {"role": "user", "content": [result("toolu_1"), text("And tomorrow?")]})
     assert found[1:] == [
