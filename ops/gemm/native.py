@@ -16,7 +16,9 @@ from torch import Tensor
 from ops.gemm.weight import BlockRows, LinearWeight
 from ops.native import module as native
 
-BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"})
+# MXFP4's sixteen numbers, twice as large, as Q5_0 would write them: plus 16.
+_E2M1 = torch.tensor([16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4], dtype=torch.uint8)
 
 
 class _NativeWeight(LinearWeight):
@@ -46,14 +48,29 @@ class NativeLinearWeight(_NativeWeight):
 
 
 class NativeBlockWeight(_NativeWeight):
-    """Rows of several types may follow each other: a merged projection's need not agree."""
+    """Rows of several types may follow each other: a merged projection's need not agree. MXFP4 is kept as Q5_0, which has
+    all of its numbers; its scales, whole powers of two, must be less than 2^16, and those below 2^-24 become zero."""
 
     def __init__(self, parts: Sequence[BlockRows], bias: Tensor | None) -> None:
         biases: Sequence[Tensor | None] = [bias] * len(parts)
         if bias is not None and len(parts) > 1:
             biases = bias.split([len(part.data) for part in parts])
-        packed = [native.QuantLinear(part.type, part.data, b) for part, b in zip(parts, biases, strict=True)]
+        rows = [_as_q5_0(part) if part.type == "MXFP4" else part for part in parts]
+        packed = [native.QuantLinear(part.type, part.data, b) for part, b in zip(rows, biases, strict=True)]
         super().__init__(packed[0] if len(packed) == 1 else native.StackedLinear(packed))
+
+
+def _as_q5_0(mxfp4: BlockRows) -> BlockRows:
+    blocks = mxfp4.data.unflatten(1, (-1, 17))
+    exponents = blocks[..., :1].int() - 128
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents).half()
+    if scales.isinf().any():
+        raise ValueError("MXFP4 with a scale of 2^16 or more")
+    numbers = torch.cat([_E2M1[(blocks[..., 1:] & 15).int()], _E2M1[(blocks[..., 1:] >> 4).int()]], -1)
+    fifth = (numbers >> 4).unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8)
+    low = numbers[..., :16] & 15 | numbers[..., 16:] << 4
+    packed = torch.cat([scales.view(torch.uint8), fifth.sum(-1, dtype=torch.uint8), low], -1)
+    return BlockRows("Q5_0", packed.flatten(1))
 
 
 class NativeInt8Weight(_NativeWeight):

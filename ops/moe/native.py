@@ -4,11 +4,14 @@ A token's parts are added in the order of their experts' numbers, so its result 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ops.activation import native as activation
-from ops.gemm.native import NativeLinearWeight
+from ops.gemm.native import NativeBlockWeight, NativeInt8Weight, NativeLinearWeight
+from ops.gemm.weight import BlockRows, LinearWeight
 from ops.moe.reference import by_expert, gate, route
 from ops.moe.routing import Routing
 from ops.moe.weights import ExpertShape, ExpertWeights, Half
@@ -18,10 +21,19 @@ class NativeExpertWeights(ExpertWeights):
     def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.nbytes = 0
-        self._packed: dict[tuple[Half, int], NativeLinearWeight] = {}
+        self._packed: dict[tuple[Half, int], LinearWeight] = {}
 
     def fill(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
-        packed = self._packed[half, expert] = NativeLinearWeight(weight, bias)
+        self._take(half, expert, NativeLinearWeight(weight, bias))
+
+    def fill_blocks(self, half: Half, expert: int, parts: Sequence[BlockRows], bias: Tensor | None) -> None:
+        self._take(half, expert, NativeBlockWeight(parts, bias))
+
+    def fill_int8(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
+        self._take(half, expert, NativeInt8Weight(weight, bias))
+
+    def _take(self, half: Half, expert: int, packed: LinearWeight) -> None:
+        self._packed[half, expert] = packed
         self.nbytes += packed.nbytes
 
     def mix(

@@ -5,11 +5,13 @@ Expert e computes down_e(activation(gate_e(x), up_e(x))); gate and up are one ma
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from ops.gemm.weight import BlockRows
 from ops.moe.routing import Routing
 
 Half = Literal["gate_up", "down"]
@@ -48,6 +50,14 @@ class ExpertWeights(ABC):
     @abstractmethod
     def fill(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
         """Take over one expert's matrix [out, in] and bias [out], as `shape.matrix` says; they are copied."""
+
+    def fill_blocks(self, half: Half, expert: int, parts: Sequence[BlockRows], bias: Tensor | None) -> None:
+        """The same from rows that stay quantised. Where there are `ops.block_types`."""
+        raise TypeError(f"{type(self).__name__} keeps no blocks")
+
+    def fill_int8(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
+        """`fill`, rounded as by `ops.prepare_int8_linear`, and where that is."""
+        raise TypeError(f"{type(self).__name__} keeps no blocks")
 
     @abstractmethod
     def mix(

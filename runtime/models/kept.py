@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runtime.config import WeightStorage
-from runtime.weights.rules import BLOCKS, Load
+from runtime.weights.rules import BLOCKS, Load, moves_rows
 
 _NARROW = {"BF16": "bfloat16", "F16": "float16"}
 
@@ -23,10 +23,11 @@ class Kept:
     types: Mapping[str, str]
     block_types: frozenset[str]
 
-    def storage(self, load: Load, *, blocks: bool = True) -> str:
-        """A dtype or BLOCKS, the latter only if `blocks`."""
+    def storage(self, load: Load) -> str:
+        """A dtype or BLOCKS."""
         types = {self.types[piece.name] for piece in load.pieces}
-        if blocks and load.form is None and self.wanted.blocks == "stored" and types <= self.block_types:
+        whole_rows = load.form is None or (moves_rows(load.form) and len(load.pieces) == 1)
+        if whole_rows and self.wanted.blocks == "stored" and types <= self.block_types:
             return BLOCKS
         if self.wanted.numbers != "stored":
             return self.wanted.numbers

@@ -67,17 +67,13 @@ def _read(
     tensors: dict[str, Tensor] = {}
     experts = {each.name: ops.prepare_experts(_shape(each), DTYPES[kept.dtype], device) for each in spec.experts()}
     matrices = linear_names.keys() | places.keys() | {_TABLE}
-    storage = {
-        load.parameter.name: kept.storage(load, blocks=load.parameter.name not in places)
-        for load in loads
-        if load.parameter.name in matrices
-    }
+    storage = {load.parameter.name: kept.storage(load) for load in loads if load.parameter.name in matrices}
     for parameter, values in source.stream(loads, kept.dtype, progress, storage):
         name = parameter.name
         bias_name = name.removesuffix("weight") + "bias"
         if name in places:  # copied to where it belongs, wherever that is
-            place = places[name]
-            experts[place.experts].fill(place.half, place.number, _as_torch(values), tensors.pop(bias_name, None))
+            place, bias = places[name], tensors.pop(bias_name, None)
+            _fill(experts[place.experts], place, values, bias, rounded=kept.wanted.rounded)
         elif name in linear_names:
             rounded = kept.wanted.rounded and name not in exact
             bias = tensors.pop(bias_name, None)
@@ -89,12 +85,20 @@ def _read(
     return Weights(linears, tensors, experts)
 
 
+def _fill(experts: ops.ExpertWeights, place: _Place, values: Any, bias: Tensor | None, *, rounded: bool) -> None:
+    if isinstance(values, list):
+        experts.fill_blocks(place.half, place.number, _block_rows(values), bias)
+    elif rounded:
+        experts.fill_int8(place.half, place.number, _as_torch(values), bias)
+    else:
+        experts.fill(place.half, place.number, _as_torch(values), bias)
+
+
 def _prepare(
     values: Any, bias: Tensor | None, activations: torch.dtype, device: torch.device, *, rounded: bool = False
 ) -> ops.LinearWeight:
     if isinstance(values, list):
-        parts = [ops.BlockRows(part.type, torch.from_numpy(part.rows)) for part in values]
-        return ops.prepare_block_linear(parts, bias)
+        return ops.prepare_block_linear(_block_rows(values), bias)
     weight = _as_torch(values).to(device)
     if rounded:
         return ops.prepare_int8_linear(weight, bias)
@@ -132,6 +136,10 @@ def _shape(experts: Experts) -> ops.ExpertShape:
     return ops.ExpertShape(
         experts.num_experts, experts.hidden_size, experts.intermediate_size, experts.bias, activation
     )
+
+
+def _block_rows(values: list[Any]) -> list[ops.BlockRows]:
+    return [ops.BlockRows(part.type, torch.from_numpy(part.rows)) for part in values]
 
 
 def _as_torch(values: Any) -> Tensor:

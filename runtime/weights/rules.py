@@ -95,6 +95,11 @@ class OneRow:
 Form = Transposed | LessOne | PairsTogether | GroupsTogether | HalvesInTurn | OneRow
 
 
+def moves_rows(form: Form) -> bool:
+    """Whether what is stored is the same rows in another order."""
+    return isinstance(form, HalvesInTurn) and not form.as_columns
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A tensor that the decoder needs. `parts`: the rows that each of several stored tensors brings, if it is merged.

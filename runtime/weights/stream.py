@@ -56,8 +56,10 @@ class _InFlight:
         for read in self.reads:
             read.result()
         parameter, form = self.load.parameter, self.load.form
-        if form is None or isinstance(self.values, list):
+        if form is None:
             return parameter, self.values
+        if isinstance(self.values, list):
+            return parameter, [Blocks(kind, decode(form, rows, rows.shape)) for kind, rows in self.values]
         return parameter, decode(form, self.values, parameter.shape)
 
 
@@ -119,9 +121,10 @@ class TensorStream:
     def _begin_blocks(self, load: Load, pool: ThreadPoolExecutor) -> _InFlight:
         values, reads = [], []
         for piece in load.pieces:
-            rows = np.empty((piece.shape[0], self._stored_bytes(piece) // piece.shape[0]), np.uint8)
+            rows = np.empty((piece.rows[0], self._stored_bytes(piece) // piece.rows[0]), np.uint8)
             values.append(Blocks(self.types[piece.name], rows))
-            reads.append(pool.submit(self._checkpoint.read_rows, piece.name, 0, rows))
+            out, first = (rows, 0) if piece.index is None else (rows.reshape(1, -1), piece.index)
+            reads.append(pool.submit(self._checkpoint.read_rows, piece.name, first, out))
         return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.pieces)))
 
     def _stored_bytes(self, piece: Piece) -> int:

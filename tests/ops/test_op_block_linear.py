@@ -27,7 +27,9 @@ def random_rows(kind: str, n: int, k: int, seed: int = 0) -> tuple[ops.BlockRows
     rng = np.random.default_rng(seed)
     weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (n, k // weights, size), dtype=np.uint8)
-    scales = {"Q6_K": [208], "Q8_0": [0], "Q4_0": [0], "Q5_0": [0]}.get(kind, [0, 2])
+    if kind == "MXFP4":
+        blocks[..., 0] = rng.integers(115, 125, blocks.shape[:2])
+    scales = {"MXFP4": [], "Q6_K": [208], "Q8_0": [0], "Q4_0": [0], "Q5_0": [0]}.get(kind, [0, 2])
     for at in scales:
         halves = (rng.standard_normal((n, k // weights, 1)) * 0.01).astype(np.float16)
         blocks[..., at : at + 2] = halves.view(np.uint8)
@@ -139,7 +141,17 @@ def test_tiny_and_huge_activations_stay_finite(isa: str) -> None:
 def test_a_packed_weight_takes_little_more_than_its_file() -> None:
     for kind in TYPES:
         rows, _ = random_rows(kind, 64, 1024)
-        assert ops.prepare_block_linear([rows]).nbytes <= 1.05 * rows.data.nbytes
+        widened = 22 / 17 if kind == "MXFP4" else 1
+        assert ops.prepare_block_linear([rows]).nbytes <= 1.05 * widened * rows.data.nbytes
+
+
+def test_mxfp4_scales_beyond_half_precision_are_refused_or_zero() -> None:
+    rows, _ = random_rows("MXFP4", 16, 32)
+    rows.data[:, 0] = 128 - 25
+    assert not ops.embedding(torch.arange(16), ops.prepare_block_linear([rows])).any()
+    rows.data[3, 0] = 128 + 16
+    with pytest.raises(ValueError, match="scale of 2"):
+        ops.prepare_block_linear([rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -10,6 +10,7 @@ import torch
 import ops
 from ops.moe.reference import route
 from tests.ops.moe_case import moe_case
+from tests.ops.test_op_block_linear import random_rows
 
 SMALL = ops.ExpertShape(6, 24, 20)
 CLAMPED = ops.ExpertShape(5, 17, 33, bias=True, activation=ops.ClampedSwiglu(1.702, 1.0))
@@ -76,6 +77,26 @@ def test_moe_is_the_weighted_sum_of_the_chosen_experts(kernel, num_tokens, shape
     experts = case.fill(ops.prepare_experts(shape, torch.float32, torch.device("cpu")), torch.float32)
     out = ops.moe(**case.inputs(torch.float32), experts=experts, routing=routing)
     torch.testing.assert_close(out.double(), case.expected(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q5_K", "MXFP4", "int8"])
+def test_experts_may_stay_quantised(isa, kind, biased):
+    case = moe_case(9, ops.ExpertShape(4, 256, 256, bias=biased), ops.Routing(2, renormalize=True), plus=True)
+    experts = ops.prepare_experts(case.shape, torch.float32, torch.device("cpu"))
+    for half, weights in case.weights.items():
+        for expert, weight in enumerate(weights):
+            bias = case.biases[half][expert].float() if biased else None
+            if kind == "int8":
+                experts.fill_int8(half, expert, weight.float(), bias)
+                continue
+            rows, values = random_rows(kind, *weight.shape, seed=expert)
+            experts.fill_blocks(half, expert, [rows], bias)
+            weight.copy_(torch.from_numpy(values))
+    out = ops.moe(**case.inputs(torch.float32), experts=experts, routing=case.routing)
+    expected = case.expected()
+    assert (out - expected).norm() < 0.02 * (expected - case.plus).norm()
+    assert experts.nbytes < 0.4 * 4 * 3 * 256 * 256 * 4
 
 
 def test_a_tokens_result_does_not_depend_on_the_tokens_beside_it(isa):

@@ -11,10 +11,10 @@ from runtime.weights.rules import BLOCKS, Load, Parameter, Piece
 BLOCK_TYPES = frozenset({"Q4_K", "Q6_K"})
 
 
-def storage(types: list[str], wanted: WeightStorage, block_types: frozenset[str] = BLOCK_TYPES, **options) -> str:
+def storage(types: list[str], wanted: WeightStorage, block_types: frozenset[str] = BLOCK_TYPES) -> str:
     pieces = tuple(Piece(f"t{i}", i, (1, 256)) for i in range(len(types)))
     kept = Kept(wanted, "float32", {f"t{i}": kind for i, kind in enumerate(types)}, block_types)
-    return kept.storage(Load(Parameter("w", (len(types), 256)), pieces), **options)
+    return kept.storage(Load(Parameter("w", (len(types), 256)), pieces))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,6 @@ def test_as_stored_means_what_a_kernel_reads_in_one_piece(types, kept):
 def test_quantised_weights_become_numbers_when_asked():
     assert storage(["Q4_K"], WeightStorage("stored")) == "float32"
     assert storage(["Q4_K"], WeightStorage("bfloat16")) == "bfloat16"
-    assert storage(["Q4_K"], WeightStorage("stored", blocks="stored"), blocks=False) == "float32"
 
 
 def test_a_dtype_is_for_numbers_not_for_blocks():

@@ -11,6 +11,8 @@ import transformers
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+import ops
+from runtime.config import WeightStorage
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
@@ -85,3 +87,18 @@ def test_blocks_without_scales_are_not_values(tmp_path):
     assert set(checkpoint.shapes) == {"a_blocks", "a_scales"}
     with pytest.raises(WeightsError, match="a_blocks is U8, which is not supported"):
         checkpoint.read_rows("a_blocks", 0, np.empty(blocks.shape, np.float32))
+
+
+@torch.inference_mode()
+def test_on_a_cpu_the_experts_keep_their_numbers_in_five_bits(theirs, tmp_path):
+    if not ops.block_types(torch.device("cpu")):
+        pytest.skip("oneloop_native is not built")
+    files = resolve(str(tmp_path), None, lambda progress: None)
+    options = {"dtype": "float32", "load_format": "auto", "seed": 0, "progress": lambda progress: None}
+    ours = load_model(files, **options, weights=WeightStorage("stored", blocks="stored"))
+    wide = load_model(files, **options)
+    num_in_experts = 2 * EXPERTS * 3 * HIDDEN * INNER
+    assert wide.weights_bytes - ours.weights_bytes > 0.8 * 4 * num_in_experts
+    ids = torch.randint(50, (40,), generator=torch.Generator().manual_seed(2))
+    logits, expected = Paged(ours, 1, 40).step({0: ids.tolist()})[0], theirs(ids[None]).logits[0]
+    assert torch.nn.functional.cosine_similarity(logits, expected).median() > 0.999
