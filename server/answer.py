@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -185,17 +185,22 @@ def _stream(service: Service, generation: Generation, envelope: Envelope, wire: 
 
 
 async def transcripts(http: HttpRequest, generation: Generation) -> list[Transcript]:
-    """What each choice says, once all have ended.
+    """What each choice says, once all have ended. Raises as `hear` does."""
+    said = [Transcript() for _ in generation.requests]
+    await hear(http, generation, lambda output: said[output.index].add(generation.choices[output.index].events(output)))
+    return said
+
+
+async def hear(http: HttpRequest, generation: Generation, feed: Callable[[api.Output], object]) -> None:
+    """Generates, and feeds every Output to `feed`.
 
     Raises ApiError, and ClientLeft where nobody waits for it any more."""
-    said = [Transcript() for _ in generation.requests]
     async with generation.open() as stream, ClientWatch(http.receive) as watch:
         async for outputs in stream:
             for output in outputs:
-                said[output.index].add(generation.choices[output.index].events(output))
+                feed(output)
     if watch.gone:
         raise ClientLeft
     if generation.aborted:
         # Half an answer without a word about it would pass for a whole one.
         raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
-    return said

@@ -14,7 +14,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.auth import Keys, RequireKey, is_loopback
 from server.cors import CrossOrigin
-from server.endpoints import chat, completions, health, messages, metrics, models, openapi, tokenize, version, web
+from server.endpoints import (
+    chat,
+    completions,
+    health,
+    messages,
+    metrics,
+    models,
+    openapi,
+    responses,
+    tokenize,
+    version,
+    web,
+)
 from server.middleware import Surroundings
 from server.service import Service
 
@@ -28,6 +40,11 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", completions.create),
     ("POST", "/v1/messages", messages.create),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
+    ("POST", "/v1/responses", responses.create),
+    ("GET", "/v1/responses/{response_id}", responses.retrieve),
+    ("DELETE", "/v1/responses/{response_id}", responses.delete),
+    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
+    ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
     ("GET", "/v1/models", models.list_all),
     ("GET", "/v1/models/{model_id:path}", models.retrieve),
     ("POST", "/tokenize", tokenize.tokenize),

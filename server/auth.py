@@ -49,20 +49,25 @@ class Keys:
         return self.has_user or self.has_admin
 
     def is_user(self, given: Iterable[bytes]) -> bool:
-        return self._matches(given, self._user)
+        return self.user(given) is not None
+
+    def user(self, given: Iterable[bytes]) -> bytes | None:
+        """What stands for the user's key among those given, in this process."""
+        return self._match(given, self._user)
 
     def is_admin(self, given: Iterable[bytes]) -> bool:
-        return self._matches(given, self._admin)
+        return self._match(given, self._admin) is not None
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._secret, digest_size=32).digest()
 
-    def _matches(self, given: Iterable[bytes], digests: list[bytes]) -> bool:
-        found = False
+    def _match(self, given: Iterable[bytes], digests: list[bytes]) -> bytes | None:
+        found = None
         for key in given:
             digest = self._digest(key)
             for known in digests:
-                found |= hmac.compare_digest(digest, known)  # no early exit: time would tell which one is near
+                if hmac.compare_digest(digest, known):  # no early exit: time would tell which one is near
+                    found = known
         return found
 
 
@@ -79,6 +84,17 @@ def presented(scope: Scope) -> list[bytes]:
     if scheme.lower() == b"bearer" and token.strip():
         keys.append(token.strip())
     return keys
+
+
+def caller_key(scope: Scope) -> bytes | None:
+    """What stands for the user's key a request came with; None where there are none."""
+    found: bytes | None = scope.get("caller_key")
+    return found
+
+
+def is_admin(scope: Scope) -> bool:
+    """Whether a request came with the administrator's key."""
+    return bool(scope.get("is_admin"))
 
 
 class RequireKey:
@@ -99,11 +115,12 @@ class RequireKey:
     def _check(self, scope: Scope) -> None:
         """Raises MissingApiKey, InvalidApiKey or AdminOnly."""
         keys, path, given = self._keys, scope["path"], presented(scope)
-        is_admin, is_user = keys.is_admin(given), keys.is_user(given)
+        is_admin, user = keys.is_admin(given), keys.user(given)
+        scope["caller_key"], scope["is_admin"] = user, is_admin
         needs_admin = path in ADMIN_PATHS and keys.has_admin
         if is_admin or not (needs_admin or keys.has_user):
             return
-        if is_user:
+        if user is not None:
             if needs_admin:
                 raise AdminOnly(path)
             return

@@ -165,6 +165,20 @@ class ServerConfig:
     strict_fields: bool = option(
         False, "refuse requests with fields nobody knows, instead of naming those in X-Ignored-Fields", group=_HTTP
     )
+    max_stored_responses: int = option(
+        1000,
+        "responses of /v1/responses kept in memory to be retrieved or continued; 0 keeps none",
+        group=_HTTP,
+        minimum=0,
+    )
+    max_stored_bytes: int = option(
+        256 * 1024**2,
+        "memory for them, such as 256MiB; beyond either limit the oldest go",
+        group=_HTTP,
+        minimum=0,
+        parse=parse_size,
+        metavar="SIZE",
+    )
     ping_interval: float = option(
         15.0,
         "seconds of silence before a stream gets a comment as ping; 0 is never",

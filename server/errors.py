@@ -12,6 +12,8 @@
     ├── AdminOnly                  403  a user's key, where the administrator's is needed
     ├── OriginNotAllowed           403  a browser asks for a page of an origin that --cors-origin does not name
     ├── ModelNotFound              404  `model` names none of ours
+    ├── ResponseNotFound           404  no response of that id is stored, and why
+    │   └── PreviousResponseNotFound  404  the same of previous_response_id
     ├── RouteNotFound              404
     ├── MethodNotAllowed           405
     ├── BodyTooLarge               413
@@ -136,6 +138,19 @@ class ModelNotFound(ApiError):
         super().__init__(
             f"The model {clip(model)!r} does not exist; this server has {', '.join(map(repr, served))}", param="model"
         )
+
+
+class ResponseNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "response_not_found"
+    kind: ClassVar[str] = "Response"
+    field: ClassVar[str | None] = None
+
+    def __init__(self, id: str, why: str) -> None:
+        super().__init__(f"{self.kind} with id '{clip(id)}' not found: {why}", param=self.field)
+
+
+class PreviousResponseNotFound(ResponseNotFound):
+    code, kind, field = "previous_response_not_found", "Previous response", "previous_response_id"
 
 
 class RouteNotFound(ApiError):

@@ -20,6 +20,8 @@ from orjson import dumps
 from server import __version__, errors, schema
 from server.anthropic import answers, wire
 from server.auth import ADMIN_PATHS, OPEN_PATHS
+from server.responses import documented
+from server.responses.query import InputItemsQuery, RetrieveQuery
 
 Json = dict[str, Any]
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -258,7 +260,7 @@ _JSON, _EVENTS, _HTML, _TEXT = "application/json", "text/event-stream", "text/ht
 @dataclass(frozen=True, slots=True)
 class Operation:
     """`answers`: media type to the type of a successful answer, None for plain text. `refusals`: the statuses of its errors
-    beside those every route has."""
+    beside those every route has. `query`: the type of what stands behind the question mark."""
 
     id: str
     tag: str
@@ -267,6 +269,7 @@ class Operation:
     request: Any = None
     refusals: tuple[int, ...] = ()
     error: Any = ErrorBody
+    query: Any = None
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -287,6 +290,25 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "countMessageTokens", "Tokens", "How many tokens a conversation's prompt has, as Anthropic has it",
         {_JSON: answers.InputTokens}, wire.CountRequest, _BODY, answers.AnthropicError,
     ),
+    ("POST", "/v1/responses"): Operation(
+        "createResponse", "Responses", "Answer a conversation; with `stream`, as server-sent events, with `background`, later",
+        {_JSON: documented.Response, _EVENTS: documented.ResponseEvent}, documented.CreateResponse, _GENERATION,
+    ),
+    ("GET", "/v1/responses/{response_id}"): Operation(
+        "retrieveResponse", "Responses", "A stored response; with `stream`, the events of one in the background",
+        {_JSON: documented.Response, _EVENTS: documented.ResponseEvent}, None, (400, 404), RetrieveQuery,
+    ),
+    ("DELETE", "/v1/responses/{response_id}"): Operation(
+        "deleteResponse", "Responses", "Forget a stored response; one that is being made is cancelled",
+        {_JSON: documented.DeletedResponse}, None, (404,),
+    ),
+    ("POST", "/v1/responses/{response_id}/cancel"): Operation(
+        "cancelResponse", "Responses", "End a response in the background", {_JSON: documented.Response}, None, (400, 404)
+    ),
+    ("GET", "/v1/responses/{response_id}/input_items"): Operation(
+        "listInputItems", "Responses", "What a stored response answers, earlier responses included",
+        {_JSON: documented.InputItems}, None, (400, 404), InputItemsQuery,
+    ),
     ("GET", "/v1/models"): Operation("listModels", "Models", "The names this server answers to", {_JSON: ModelList}, None, (503,)),
     ("GET", "/v1/models/{model_id}"): Operation(
         "retrieveModel", "Models", "One of those names", {_JSON: ModelCard}, None, (404, 503)
@@ -304,7 +326,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/docs"): Operation("docsPage", "Pages", "This document as a page", {_HTML: None}),
 }  # fmt: skip
 
-PARAMETERS: Mapping[str, str] = {"model_id": "A name of a model, slashes included"}
+PARAMETERS: Mapping[str, str] = {
+    "model_id": "A name of a model, slashes included",
+    "response_id": "The id of a response",
+}
 
 
 # --- the document -------------------------------------------------------------------------------------------------
@@ -378,6 +403,7 @@ def _operation(
             }
             for name in names
         ),
+        *_query(operation.query),
         {"$ref": "#/components/parameters/RequestId"},
     ]
     if operation.request is not None:
@@ -392,6 +418,14 @@ def _operation(
     }
     made["responses"] = responses
     return made
+
+
+def _query(kind: Any) -> Iterator[Json]:
+    """The fields of `kind` as parameters."""
+    if kind is not None:
+        (schema,) = msgspec.json.schema(kind)["$defs"].values()
+        for name, described in schema["properties"].items():
+            yield {"name": name, "in": "query", "required": False, "schema": described}
 
 
 def _schema_of(kind: Any, schemas: Mapping[Any, Json]) -> Json:

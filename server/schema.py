@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -627,16 +627,21 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 class Wire(Generic[T]):
     """Decodes one kind of request. The refused fields are fields of a subclass that only the decoder knows; those of them that
-    `may_be_ignored` are, if the client can be told."""
+    `may_be_ignored` are, if the client can be told. `replaced`: what to use instead of some."""
 
     def __init__(
-        self, kind: type[T], refused: Mapping[str, tuple[Any, ...]], may_be_ignored: Collection[str] = _MAY_BE_IGNORED
+        self,
+        kind: type[T],
+        refused: Mapping[str, tuple[Any, ...]],
+        may_be_ignored: Collection[str] = _MAY_BE_IGNORED,
+        replaced: Mapping[str, str] = _REPLACED,
     ) -> None:
         fields = [(name, Any, None) for name in refused]
         wire = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
         self._decoder = msgspec.json.Decoder(wire)
         self._refused = refused
         self._may_be_ignored = may_be_ignored
+        self._replaced = replaced
         self._refused_values: Callable[[T], Any] | None = attrgetter(*refused) if refused else None
         self._all_null = (None,) * len(refused)
         self._names = [info.name for info in msgspec.structs.fields(wire)]
@@ -648,7 +653,7 @@ class Wire(Generic[T]):
         try:
             request = cast("T", self._decoder.decode(body))
         except msgspec.ValidationError as error:
-            refusal = self._refusal(str(error))
+            refusal = refusal_of(str(error), self._names)
             if ignored is None or not isinstance(refusal, UnknownParameter) or "." in (refusal.param or ""):
                 raise refusal from None
             return self.decode(self._without_unknown(body, ignored), ignored)
@@ -675,24 +680,29 @@ class Wire(Generic[T]):
             if _asks_for_nothing(getattr(request, name), idle):
                 continue
             if ignored is None or name not in self._may_be_ignored:
-                raise UnsupportedParameter(name, instead=_REPLACED.get(name))
+                raise UnsupportedParameter(name, instead=self._replaced.get(name))
             ignored.append(name)
 
-    def _refusal(self, message: str) -> InvalidRequest:
-        what, _, path = message.partition(" - at `$")
-        path = path.rstrip("`").lstrip(".").removesuffix("[...]") if path else ""
-        if unknown := _UNKNOWN.fullmatch(what):
-            name = unknown[1]
-            close = difflib.get_close_matches(name, self._names, n=1, cutoff=0.75) if not path else []
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            return UnknownParameter(name, param=f"{path}.{name}".lstrip("."), hint=hint)
-        missing = re.fullmatch(r"Object missing required field `(.*)`", what)
-        if missing:
-            path = f"{path}.{missing[1]}".lstrip(".")
-            return InvalidRequest(f"Missing required parameter: {path}", param=path)
-        if not path:
-            return InvalidRequest(f"The request body is invalid: {clip(what[:1].lower() + what[1:])}")
-        return InvalidRequest(f"Invalid {path!r}: {clip(what[:1].lower() + what[1:])}", param=path)
+
+def refusal_of(message: str, names: Sequence[str] = (), where: str = "") -> InvalidRequest:
+    """What a client is told of a ValidationError. `names`: of the fields there are; `where`: the path of what was decoded."""
+    what, _, path = message.partition(" - at `$")
+    path = (where + path.rstrip("`")).lstrip(".").removesuffix("[...]") if path else where
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = unknown[1]
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.75) if not path else []
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        return UnknownParameter(name, param=f"{path}.{name}".lstrip("."), hint=hint)
+    missing = re.fullmatch(r"Object missing required field `(.*)`", what)
+    if missing:
+        path = f"{path}.{missing[1]}".lstrip(".")
+        return InvalidRequest(f"Missing required parameter: {path}", param=path)
+    kind = re.fullmatch(r"Invalid value '(.*)'", what)
+    if kind and path.endswith(".type"):
+        return UnsupportedParameter(f"{path.removesuffix('.type')} of type {clip(kind[1])!r}", param=path)
+    if not path:
+        return InvalidRequest(f"The request body is invalid: {clip(what[:1].lower() + what[1:])}")
+    return InvalidRequest(f"Invalid {path!r}: {clip(what[:1].lower() + what[1:])}", param=path)
 
 
 CHAT: Wire[ChatRequest] = Wire(ChatRequest, _REFUSED_BY_CHAT)

@@ -15,7 +15,7 @@ from server.config import ServerConfig
 from server.lifecycle import Served
 
 ENDPOINTS = (
-    "POST /v1/chat/completions  /v1/completions  /tokenize  /detokenize",
+    "POST /v1/chat/completions  /v1/responses  /v1/completions  /tokenize  /detokenize",
     "GET  /v1/models  /health  /metrics  /version",
 )
 
@@ -83,6 +83,7 @@ def summary(served: Served, config: ServerConfig, url: str, seconds: dict[str, f
             f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks of {model.kv_block_size} hold {capacity:,} tokens, "
             f"{capacity / model.max_model_len:.1f} sequences of full length; prefix caching {caching}",
         ),
+        ("responses", _kept(config)),
         *(("endpoints" if number == 0 else "", line) for number, line in enumerate(ENDPOINTS)),
         ("started", f"in {total_s:.1f} s ({phases})" if phases else f"in {total_s:.1f} s"),
     ]
@@ -90,6 +91,13 @@ def summary(served: Served, config: ServerConfig, url: str, seconds: dict[str, f
     return (
         f"\noneloop {__version__} serves on {url}\n\n{body}\n\n  Ctrl-C ends it when what is in flight has finished\n"
     )
+
+
+def _kept(config: ServerConfig) -> str:
+    if not config.max_stored_responses:
+        return "none is stored (--max-stored-responses 0)"
+    size = _size(config.max_stored_bytes)
+    return f"the last {config.max_stored_responses:,} are stored, in up to {size} of memory (--max-stored-responses)"
 
 
 def url_of(address: Any) -> str:

@@ -46,6 +46,9 @@ class Running:
     async def complete(self, **fields: Any) -> httpx.Response:
         return await self.post("/v1/completions", {"prompt": "Hi", **fields})
 
+    async def respond(self, **fields: Any) -> httpx.Response:
+        return await self.post("/v1/responses", {"input": "Hi", **fields})
+
     async def events(self, path: str, **fields: Any) -> list[dict[str, Any]]:
         """The JSON of a whole stream's events, which has to end as streams do."""
         response = await self.post(path, {"stream": True, **fields})

@@ -55,7 +55,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "ping_interval": 0.5,
         "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False, "model": "m",
         "api_key": ("k",), "api_key_file": config_file("k2"), "admin_api_key": "a", "cors_origin": ("https://a.example",),
-        "cors_credentials": True,
+        "cors_credentials": True, "max_stored_responses": 5, "max_stored_bytes": 4096,
     }  # fmt: skip
     assert set(values) | {"config"} == {spec.name for spec in dataclasses.fields(ServerConfig)}
     for name, value in values.items():

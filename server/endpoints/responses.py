@@ -1,0 +1,141 @@
+"""POST /v1/responses, and what can be asked of a response that is stored: retrieve, cancel, delete, input items."""
+
+from __future__ import annotations
+
+from orjson import Fragment
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from server import admission
+from server.answer import hear
+from server.errors import InvalidRequest, clip
+from server.frames import json_response
+from server.intake import read_request
+from server.responses.asking import Asked, ask, caller_of
+from server.responses.background import BackgroundRun, Replay, ReplayFrames
+from server.responses.body import render
+from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
+from server.responses.store import Entry
+from server.responses.streaming import BegunStream, EventFrames
+from server.responses.wire import RESPONSES
+from server.service import Service
+from server.sse import EventStream
+
+ENDED = "it ended before it was complete: its client left, or the server failed"
+
+
+async def create(service: Service, http: Request) -> ASGIApp:
+    served = service.lifecycle.served()
+    wire = await read_request(http, RESPONSES, service.config)
+    admission.check_model(wire.model, served.names)
+    asked = await ask(service, served, http, wire)
+    if wire.background:
+        return _in_background(service, asked, streams=bool(wire.stream))
+    if asked.entry is not None:
+        service.responses.note(asked.entry.id, caller_of(http), ENDED)  # until it is there
+
+    def finished() -> bytes:
+        body = asked.settle()
+        if asked.entry is not None:
+            service.responses.add(asked.entry)
+        return body
+
+    if wire.stream:
+        return EventStream(
+            lambda: BegunStream(asked.generation.open()), EventFrames(asked.narration, finished),
+            ping_interval_s=service.config.ping_interval, done=b"",
+        )  # fmt: skip
+    await hear(http, asked.generation, asked.narration.feed)
+    asked.narration.end()
+    return _json(finished())
+
+
+def _in_background(service: Service, asked: Asked, *, streams: bool) -> ASGIApp:
+    entry, store = asked.entry, service.responses
+    assert entry is not None, "what is in the background is stored"
+
+    def finished() -> None:
+        asked.settle()
+        store.finish(entry)
+
+    stream = asked.generation.open()
+    run = entry.ongoing = BackgroundRun(asked.narration, stream, keeps_events=streams, finished=finished)
+    entry.events = run.events
+    store.add(entry)
+    return _replay(service, entry, 0) if streams else _json(run.body)
+
+
+async def retrieve(service: Service, http: Request) -> ASGIApp:
+    query = read_query(http, RetrieveQuery, service.config)
+    entry = _entry(service, http)
+    if not query.stream:
+        if query.starting_after is not None:
+            raise InvalidRequest("starting_after is only allowed when stream is true", param="starting_after")
+        return _json(entry.body_now)
+    if entry.events is None:
+        raise InvalidRequest(
+            "only a response that was made with background true and stream true can be streamed again", param="stream"
+        )
+    return _replay(service, entry, 0 if query.starting_after is None else query.starting_after + 1)
+
+
+async def cancel(service: Service, http: Request) -> ASGIApp:
+    """Of one that has ended, the response as it is."""
+    entry = _entry(service, http)
+    if not entry.is_background:
+        raise InvalidRequest("Cannot cancel a synchronous response.")
+    await _stop(entry)
+    return _json(entry.body_now)
+
+
+async def delete(service: Service, http: Request) -> ASGIApp:
+    entry = _entry(service, http)
+    service.responses.delete(entry)
+    await _stop(entry)
+    return json_response({"id": entry.id, "object": "response", "deleted": True})
+
+
+async def input_items(service: Service, http: Request) -> ASGIApp:
+    """All that the model was told beside the instructions: of an earlier response, its input and output come first."""
+    query = read_query(http, InputItemsQuery, service.config)
+    items = [*_entry(service, http).conversation()]
+    if query.order == "desc":
+        items.reverse()
+    first = 0
+    if query.after is not None:
+        first = 1 + next((number for number, item in enumerate(items) if item.id == query.after), -1)
+        if not first:
+            raise InvalidRequest(f"after names {clip(query.after)!r}, which is none of the items", param="after")
+    page = items[first : first + query.limit]
+    return _json(
+        render(
+            {
+                "object": "list",
+                "data": [Fragment(item.json) for item in page],
+                "first_id": page[0].id if page else None,
+                "last_id": page[-1].id if page else None,
+                "has_more": first + len(page) < len(items),
+            }
+        )
+    )
+
+
+def _entry(service: Service, http: Request) -> Entry:
+    """Raises ResponseNotFound."""
+    return service.responses.get(http.path_params["response_id"], caller_of(http))
+
+
+async def _stop(entry: Entry) -> None:
+    if entry.ongoing is not None:
+        await entry.ongoing.cancel()
+
+
+def _replay(service: Service, entry: Entry, first: int) -> ASGIApp:
+    assert entry.events is not None, "who asks has looked"
+    source = Replay(entry.events, first, entry.ongoing)
+    return EventStream(lambda: source, ReplayFrames(), ping_interval_s=service.config.ping_interval, done=b"")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

@@ -1,0 +1,117 @@
+"""From a request to a response that can begin: its conversation found and read, its ChatRequest asked of the core.
+
+What is stored of an earlier response stands before the input; its instructions do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request as HttpRequest
+
+from server.answer import chat_generation
+from server.auth import caller_key, is_admin
+from server.errors import InvalidRequest
+from server.generation import Generation
+from server.intake import note_ignored
+from server.lifecycle import Served
+from server.middleware import arrival_s
+from server.responses import input_items
+from server.responses.body import Head, render
+from server.responses.chat_request import chat_request, our_name, our_words
+from server.responses.input_items import Item, ItemReference, new_id
+from server.responses.messages import messages_of
+from server.responses.narration import Narration
+from server.responses.store import Caller, Entry, Kept, ResponseStore
+from server.responses.wire import ResponsesRequest
+from server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A response that has not begun. `entry`: what the store would keep of it, None where it is to keep nothing."""
+
+    narration: Narration
+    generation: Generation
+    entry: Entry | None
+
+    def settle(self) -> bytes:
+        """The response, which is finished. The entry gets what there is to keep of it; the store has still to be told."""
+        final = self.narration.body
+        rendered = render(final)
+        if self.entry is not None:
+            self.entry.output = tuple(Kept(item["id"], render(item)) for item in final["output"])
+            self.entry.final_status = self.narration.status
+            self.entry.body = rendered
+        return rendered
+
+
+def caller_of(http: HttpRequest) -> Caller:
+    return Caller(caller_key(http.scope), is_admin(http.scope))
+
+
+async def ask(service: Service, served: Served, http: HttpRequest, wire: ResponsesRequest) -> Asked:
+    """Raises ApiError."""
+    store, caller = service.responses, caller_of(http)
+    is_stored = _is_stored(store, wire)
+    previous = None
+    if wire.previous_response_id is not None:
+        previous = _previous(store, wire.previous_response_id, caller)
+    given = _resolved(store, caller, input_items.read(wire.input))
+    said = [] if previous is None else [*previous.conversation(), *previous.output]
+    num_chars = sum(len(kept.json) for kept in said)
+    items = await service.offload.run(num_chars, lambda: [*map(_read, said), *given])
+    input_items.check_outputs(items)
+
+    request = chat_request(wire, messages_of(items, wire.instructions))
+    id = new_id("resp_")
+    with our_words():
+        generation, ignored = await chat_generation(service, served, request, id=id, arrival_s=arrival_s(http.scope))
+    note_ignored(http, [*wire.left_undone(), *map(our_name, ignored)], service.config)
+
+    head = Head.of(id, wire, generation, model=served.name, stored=is_stored)
+    narration = Narration(head, generation, in_background=bool(wire.background))
+    entry = None
+    if is_stored:
+        kept = tuple(Kept(item.id or "", render(input_items.to_json(item))) for item in given)
+        entry = Entry(id, caller.key, kept, previous, is_background=bool(wire.background))
+    return Asked(narration, generation, entry)
+
+
+def _is_stored(store: ResponseStore, wire: ResponsesRequest) -> bool:
+    if store.keeps:
+        return wire.store is not False
+    if wire.store or wire.background:
+        raise InvalidRequest(
+            "this server stores no responses (--max-stored-responses 0)", param="store" if wire.store else "background"
+        )
+    return False
+
+
+def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
+    entry = store.get_previous(id, caller)
+    if entry.status not in ("completed", "incomplete"):
+        raise InvalidRequest(
+            f"Response {id} is {entry.status}: only what has been completed can be continued",
+            param="previous_response_id",
+        )
+    return entry
+
+
+def _read(kept: Kept) -> Item:
+    return input_items.from_json(kept.json)
+
+
+def _resolved(store: ResponseStore, caller: Caller, given: Sequence[Item | ItemReference]) -> list[Item]:
+    """With the items that references stand for."""
+    wanted = {item.id for item in given if isinstance(item, ItemReference)}
+    there = store.items(wanted, caller) if wanted else {}
+    found: list[Item] = []
+    for number, item in enumerate(given):
+        if not isinstance(item, ItemReference):
+            found.append(item)
+        elif item.id in there:
+            found.append(_read(there[item.id]))
+        else:
+            raise InvalidRequest(f"Item with id '{item.id}' not found.", param=f"input[{number}].id")
+    return found

@@ -1,0 +1,123 @@
+"""BackgroundRun: a response that is made whether or not anybody waits for it.
+
+A task reads the engine's stream to its end and keeps the events, if the response was asked to be streamed; any number of clients
+read them, each from where it wants to and at its own speed, and leaving ends nothing. It ends once: finished, failed or
+cancelled; then `finished` is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from runtime.api import TokenStream
+from server.frames import Json
+from server.responses.body import render
+from server.responses.narration import Narration, frame
+from server.responses.store import Ongoing
+
+logger = logging.getLogger("oneloop.http")
+
+
+class BackgroundRun:
+    def __init__(
+        self, narration: Narration, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
+    ) -> None:
+        """`stream`: not yet entered. Needs the running loop."""
+        self.is_over = False
+        self.events: list[bytes] | None = [] if keeps_events else None  # by sequence number
+        self._narration = narration
+        self._finished = finished
+        self._waiting: list[asyncio.Future[None]] = []
+        self._note(narration.begin())
+        # Nobody can cancel it before its first step, in which it takes charge of the stream: nobody knows its id yet.
+        self._task = asyncio.create_task(self._live(stream))
+
+    @property
+    def body(self) -> bytes:
+        """The response as it is now."""
+        return render(self._narration.body)
+
+    @property
+    def status(self) -> str:
+        return self._narration.status
+
+    async def cancel(self) -> None:
+        """What is generated so far stays. Returns once it has ended."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def news(self) -> None:
+        """Waits for more events, or the end."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    async def _live(self, stream: TokenStream) -> None:
+        try:
+            async with stream:
+                async for outputs in stream:
+                    for output in outputs:
+                        self._note(self._narration.feed(output))
+            last = self._narration.end()
+        except asyncio.CancelledError:
+            last = self._narration.cancel()
+        except Exception:
+            logger.exception("%s failed in the background", self._narration.id)
+            last = self._narration.fail("The server had an error while it made the response")
+        self.is_over = True
+        self._note(last)
+        self._finished()
+
+    def _note(self, events: list[Json]) -> None:
+        if self.events is not None:
+            self.events += map(frame, events)
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():  # done: its reader was cancelled where it waited
+                waiter.set_result(None)
+
+
+class Replay:
+    """The events of a response from number `first` on: those there are at once, further ones as they come."""
+
+    def __init__(self, events: list[bytes], first: int, run: Ongoing | None) -> None:
+        """`run`: which still adds to `events`."""
+        self._events = events
+        self._next = first
+        self._run = run
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while self._next >= len(self._events):
+            if self._run is None or self._run.is_over:
+                raise StopAsyncIteration
+            await self._run.news()
+        found = self._events[self._next :]
+        self._next = len(self._events)
+        return b"".join(found)
+
+
+class ReplayFrames:
+    """Events that are bytes already."""
+
+    def feed(self, item: bytes) -> bytes:
+        return item
+
+    def end(self) -> bytes:
+        return b""
+
+    def fail(self, error: Exception) -> bytes:
+        raise error

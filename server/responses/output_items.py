@@ -1,0 +1,118 @@
+"""Output items: what an answer consists of, each with the events that tell how it grows.
+
+The events have no numbers yet: of which item of which response they are is for `narration` to say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from server.frames import Json
+from server.responses.body import rendered
+from server.responses.input_items import new_id
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class MessageItem:
+    """`logprobs`: each rendered already."""
+
+    def __init__(self) -> None:
+        self.id = new_id("msg_")
+        self._pieces: list[str] = []
+        self._logprobs: list[bytes] = []
+
+    def begin(self) -> list[Json]:
+        return _text_begins(self.id, self.json("in_progress"), self._part())
+
+    def add(self, text: str, logprobs: list[bytes]) -> Json:
+        self._pieces.append(text)
+        self._logprobs += logprobs
+        event = _delta("response.output_text.delta", self.id, text)
+        return {**event, "content_index": 0, "logprobs": rendered(logprobs)}
+
+    def end(self, status: ItemStatus) -> list[Json]:
+        part = self._part()
+        done = {"type": "response.output_text.done", "text": part["text"], "logprobs": part["logprobs"]}
+        return _text_ends(self.id, done, part, self.json(status))
+
+    def json(self, status: ItemStatus) -> Json:
+        content = [self._part()] if self._pieces or status != "in_progress" else []
+        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _part(self) -> Json:
+        text = "".join(self._pieces)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": rendered(self._logprobs)}
+
+
+class ReasoningItem:
+    def __init__(self) -> None:
+        self.id = new_id("rs_")
+        self._pieces: list[str] = []
+
+    def begin(self) -> list[Json]:
+        return _text_begins(self.id, self.json("in_progress"), self._part())
+
+    def add(self, text: str) -> Json:
+        self._pieces.append(text)
+        return {**_delta("response.reasoning_text.delta", self.id, text), "content_index": 0}
+
+    def end(self, status: ItemStatus) -> list[Json]:
+        part = self._part()
+        done = {"type": "response.reasoning_text.done", "text": part["text"]}
+        return _text_ends(self.id, done, part, self.json(status))
+
+    def json(self, status: ItemStatus) -> Json:
+        content = [self._part()] if self._pieces or status != "in_progress" else []
+        return {"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}
+
+    def _part(self) -> Json:
+        return {"type": "reasoning_text", "text": "".join(self._pieces)}
+
+
+class CallItem:
+    def __init__(self, call_id: str, name: str) -> None:
+        self.id = new_id("fc_")
+        self._call_id = call_id
+        self._name = name
+        self._pieces: list[str] = []
+
+    def begin(self) -> list[Json]:
+        return [{"type": "response.output_item.added", "item": self.json("in_progress")}]
+
+    def add(self, text: str) -> Json:
+        self._pieces.append(text)
+        return _delta("response.function_call_arguments.delta", self.id, text)
+
+    def end(self, status: ItemStatus) -> list[Json]:
+        done = {"type": "response.function_call_arguments.done", "item_id": self.id, "name": self._name}
+        return [
+            {**done, "arguments": "".join(self._pieces)},
+            {"type": "response.output_item.done", "item": self.json(status)},
+        ]
+
+    def json(self, status: ItemStatus) -> Json:
+        call = {"id": self.id, "type": "function_call", "status": status, "call_id": self._call_id, "name": self._name}
+        return {**call, "arguments": "".join(self._pieces)}
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem
+
+
+def _delta(type: str, item_id: str, delta: str) -> Json:
+    return {"type": type, "item_id": item_id, "delta": delta}
+
+
+def _text_begins(item_id: str, item: Json, part: Json) -> list[Json]:
+    return [
+        {"type": "response.output_item.added", "item": item},
+        {"type": "response.content_part.added", "item_id": item_id, "content_index": 0, "part": part},
+    ]
+
+
+def _text_ends(item_id: str, done: Json, part: Json, item: Json) -> list[Json]:
+    place = {"item_id": item_id, "content_index": 0}
+    return [
+        {**done, **place},
+        {"type": "response.content_part.done", **place, "part": part},
+        {"type": "response.output_item.done", "item": item},
+    ]

@@ -1,0 +1,63 @@
+"""A response streamed to the client who asked for it: its events as they happen, the first ones before there is a token."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from runtime.api import Output, TokenStream
+from server.responses.narration import Narration, frame
+
+logger = logging.getLogger("oneloop.http")
+
+
+class BegunStream:
+    """A TokenStream before whose first Outputs comes an empty batch: what there is to say of a beginning can be said."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        self._stream = stream
+        self._begun = False
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stream.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[Output]:
+        if not self._begun:
+            self._begun = True
+            return ()
+        return await self._stream.__anext__()
+
+
+class EventFrames:
+    """`finished` is told once, when all is said, unless the client has left before."""
+
+    def __init__(self, narration: Narration, finished: Callable[[], object]) -> None:
+        self._narration = narration
+        self._finished = finished
+
+    def feed(self, outputs: Sequence[Output]) -> bytes:
+        if not outputs:
+            return b"".join(map(frame, self._narration.begin()))
+        return b"".join(frame(event) for output in outputs for event in self._narration.feed(output))
+
+    def end(self) -> bytes:
+        last = b"".join(map(frame, self._narration.end()))
+        self._finished()
+        return last
+
+    def fail(self, error: Exception) -> bytes:
+        logger.error("%s failed while it streamed", self._narration.id, exc_info=error)
+        last = b"".join(map(frame, self._narration.fail("The server had an error while it made the response")))
+        self._finished()
+        return last
