@@ -24,21 +24,27 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import Policy
 from runtime.sequence import Sequence, Status
 
+_TILE = 64  # tokens
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
     max_num_seqs: int  # rows of the device tables
     max_num_batched_tokens: int  # budget of one step; more than max_num_seqs, so a prompt moves on beside any decodes
     eos_token_ids: frozenset[int]
-    max_num_mixed_tokens: int | None = (
-        None  # of prompts in a step that decodes share, so that they never wait long for one
-    )
+    max_num_mixed_tokens: int | None = None  # of prompts in a step that decodes share: they never wait long for one
 
     def __post_init__(self) -> None:
         if not 0 < self.max_num_seqs < self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be above max_num_seqs ({self.max_num_seqs})"
             )
+
+
+def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
+    """Tokens of a step with so many of both, less what would only begin a further tile of a device's matrix units."""
+    total = num_decodes + num_prompt_tokens
+    return total if num_prompt_tokens < 2 * _TILE else total - total % _TILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Scheduler:
         rows: list[ScheduledRow] = []
         decodes = sum(sequence.num_to_compute == 1 for sequence in self.running)
         if decodes and self.limits.max_num_mixed_tokens is not None:
-            budget = min(budget, decodes + self.limits.max_num_mixed_tokens)
+            budget = min(budget, _whole_tiles(decodes, self.limits.max_num_mixed_tokens))
         index = 0
         while index < len(self.running):
             sequence = self.running[index]

@@ -123,7 +123,8 @@ class ServerConfig:
     max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=_ENGINE, minimum=1)
     max_num_mixed_tokens: int | None = option(
         None,
-        "tokens of prompts in a step that running answers share: fewer keep streams even, and prompts wait (default: no limit)",
+        "tokens of prompts in a step that running answers share: fewer keep streams even, and prompts wait "
+        "(default: as many as take 25 ms on CUDA, no limit on a CPU)",
         group=_ENGINE,
         minimum=1,
     )

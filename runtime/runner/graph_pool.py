@@ -25,7 +25,7 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
     """Token counts an eighth apart or less where a step is long enough for its padding to show, a half apart below; each for few
     lines, many, and all rows."""
-    finer = {16: 8, 32: 16, 64: 32, 128: 64, 512: 128, 2048: 256, 4096: 512}  # from a count on, to the next
+    finer = {16: 8, 32: 16, 64: 32, 128: 64, 1024: 128, 2048: 256, 4096: 512}  # from a count on, to the next
     sizes, size, step = [], 16, 8
     while size < max_num_tokens:
         sizes.append(size)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -28,6 +30,8 @@ log = logging.getLogger("oneloop.start")
 
 Report = Callable[[LoadProgress], None]
 
+MIXED_STEP_S = 0.025  # about as long as a prompt may keep other people's streams waiting
+_MIXED_PIECE = 512  # tokens
 _GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
 
 
@@ -84,12 +88,14 @@ def build_runner(
     Raises PlanError."""
     report(LoadProgress("kernels"))
     with out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
-        step_bytes = _measure_step(first_plan, decoder, eos_token_ids)
+        step_bytes, step_s = _measure_step(first_plan, decoder, eos_token_ids)
     graphs = GraphPool(first_plan.max_num_seqs, first_plan.max_num_batched_tokens)
     graph_bytes = 0
     if config.captures:
         graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
     final = plan(config, decoder.spec, step_bytes + graph_bytes)
+    if config.max_num_mixed_tokens is None:
+        final = replace(final, max_num_mixed_tokens=_mixed_tokens(final.max_num_batched_tokens, step_s))
     with out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
         runner, inputs = _parts(final, decoder, eos_token_ids, final.num_kv_blocks, graphs)
         _run_each_kind(runner, final, final.num_kv_blocks)
@@ -98,20 +104,30 @@ def build_runner(
     return runner, final
 
 
-def _measure_step(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int]) -> int:
-    """Bytes that the largest step takes on top of weights and KV; compiles the kernels it needs on the way."""
+def _measure_step(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int]) -> tuple[int, float]:
+    """Bytes that the largest step takes on top of weights and KV, and seconds; compiles the kernels it needs on the way."""
     before = torch.cuda.memory_allocated()
     runner, _ = _parts(plan, decoder, eos_token_ids, num_blocks=64, graphs=GraphPool(1, 2))
     torch.cuda.reset_peak_memory_stats()
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
-    runner.run(prompts(lengths[: plan.max_num_seqs], plan.layout, 64))
+    batch = prompts(lengths[: plan.max_num_seqs], plan.layout, 64)
+    runner.run(batch)
+    began_s = time.perf_counter()
+    runner.run(batch)
+    seconds = time.perf_counter() - began_s
     peak = torch.cuda.max_memory_allocated()
     runner.stop()
     del runner
     gc.collect()
     torch.cuda.empty_cache()
-    return peak - before
+    return peak - before, seconds
+
+
+def _mixed_tokens(num_tokens: int, step_s: float) -> int:
+    """Tokens of prompts beside decodes that take MIXED_STEP_S, where `num_tokens` take `step_s`: at most all, and whole pieces."""
+    fitting = int(num_tokens * MIXED_STEP_S / step_s) // _MIXED_PIECE * _MIXED_PIECE
+    return min(num_tokens, max(_MIXED_PIECE, fitting))
 
 
 def _parts(

@@ -457,3 +457,13 @@ def test_without_decodes_a_prompt_has_the_whole_budget():
     scheduler = make(budget=16, mixed=5)
     scheduler.add(sequence(0, range(10, 30)))
     assert [row.num_tokens for row in scheduler.schedule().rows] == [16]
+
+
+@pytest.mark.parametrize(("decodes", "limit", "total"), [(1, 5, 6), (32, 512, 512), (128, 512, 640), (100, 512, 576)])
+def test_prompts_beside_decodes_fill_tiles(decodes, limit, total):
+    scheduler = make(num_blocks=4000, seqs=200, budget=2000, mixed=limit)
+    for number in range(decodes):
+        scheduler.add(sequence(number, [number + 10], max_tokens=8))
+    scheduler.settle(scheduler.schedule(), [1] * decodes)
+    scheduler.add(sequence(decodes, range(1000, 3000)))
+    assert scheduler.schedule().num_tokens == total
