@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.kv.layout import KVLayout, LayerShape
+from runtime.kv.layout import KVLayout, MemoryShape
 from runtime.policy import POLICIES, Policy
 
 GIB = 1 << 30
@@ -96,9 +96,14 @@ class EnginePlan:
     def kv_cache_bytes(self) -> int:
         return self.num_kv_blocks * self.layout.block_bytes
 
+    @property
+    def most_long_sequences(self) -> float:
+        """Of the greatest length, that the KV cache holds at a time."""
+        return self.num_kv_blocks / self.layout.most_blocks(self.max_model_len, self.max_num_batched_tokens)
+
     @classmethod
     def resolve(
-        cls, config: EngineConfig, *, dtype: str, layers: tuple[LayerShape, ...], model_len: int,
+        cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryShape | None, ...], model_len: int,
         defaults: DeviceDefaults, free_bytes: int, weights: WeightStorage | None = None,
     ) -> EnginePlan:  # fmt: skip
         """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights;
@@ -123,6 +128,8 @@ class EnginePlan:
         max_model_len, notes = config.max_model_len or model_len, []
         if len(layout.groups) > 1:
             notes.append(layout.describe())
+        if config.enable_prefix_caching and layout.num_state_tables:
+            notes.append("prefix caching is off: of what recurrent layers have read only the latest state is kept")
         capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:
@@ -143,7 +150,7 @@ class EnginePlan:
             layout=layout,
             kv_cache_dtype=kv_cache_dtype,
             num_kv_blocks=num_blocks,
-            enable_prefix_caching=config.enable_prefix_caching,
+            enable_prefix_caching=config.enable_prefix_caching and not layout.num_state_tables,
             policy=POLICIES[config.scheduling_policy],
             steps_in_flight=config.steps_in_flight,
             notes=tuple(notes),

@@ -128,6 +128,10 @@ class Engine:
                 reason = f"a step has been running for {age_s:.0f} s"
         return EngineHealth(reason is None, reason, len(self._scheduler.running), len(self._scheduler.waiting))
 
+    def most_blocks(self, num_tokens: int) -> int:
+        """KV blocks that a sequence of so many tokens has at a time."""
+        return self._scheduler.most_blocks(num_tokens)
+
     def metrics(self) -> list[Metric]:
         scheduler = self._scheduler
         usage = 1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks

@@ -213,7 +213,7 @@ class Prompter:
 def check_room(engine: Engine, batch: int, num_tokens: int) -> None:
     """Raises MeasureError where they would wait for one another: that would be another figure."""
     model = engine.model
-    blocks = batch * -(-num_tokens // model.kv_block_size)
+    blocks = batch * engine.most_blocks(num_tokens)
     if batch > model.max_num_seqs:
         raise MeasureError(f"a batch of {batch} is more than max-num-seqs {model.max_num_seqs}")
     if num_tokens > model.max_model_len:

@@ -64,7 +64,7 @@ class Scheduler:
         self.cache = cache
         self.policy = policy
         self._has_windows = any(group.window is not None for group in cache.groups)
-        self._blocks_per_entry = sum(group.width for group in cache.groups)
+        self._blocks_per_entry = sum(group.width for group in cache.groups if not group.state)
         self.waiting: list[Sequence] = []  # both lists in policy order
         self.running: list[Sequence] = []
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
@@ -127,6 +127,11 @@ class Scheduler:
                 self.finish(sequence, finish)
             settled.append(Settled(sequence, token_id, finish))
         return settled
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """That a sequence of so many tokens has at a time."""
+        size, most_new = self.cache.block_size, self.limits.max_num_batched_tokens
+        return sum(group.most_blocks(num_tokens, most_new, size) for group in self.cache.groups)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End it now, whatever it was doing: its row and blocks are free when this returns."""
@@ -228,6 +233,8 @@ class Scheduler:
     def _register_blocks(self, sequence: Sequence) -> None:
         """Offer the blocks that this step fills. Before they are written: whoever hits them runs in this step or later,
         and within a step every layer stores all keys before any query reads."""
+        if not self.cache.enabled:
+            return
         full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.cache.block_size
         if full > sequence.num_registered_blocks:
             self.cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)

@@ -156,5 +156,7 @@ def _model_info(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int
         num_kv_blocks=plan.num_kv_blocks,
         kv_block_size=plan.layout.block_size,
         kv_cache_bytes=plan.kv_cache_bytes,
+        most_long_sequences=plan.most_long_sequences,
+        prefix_caching=plan.enable_prefix_caching,
         max_num_seqs=plan.max_num_seqs,
     )

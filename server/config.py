@@ -137,7 +137,9 @@ class ServerConfig:
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "type of the KV cache", group=_ENGINE
     )
-    num_kv_blocks: int | None = option(None, "blocks of 16 tokens in the KV cache", group=_ENGINE, minimum=2)
+    num_kv_blocks: int | None = option(
+        None, "blocks in the KV cache, of 16 tokens, or more where layers are recurrent", group=_ENGINE, minimum=2
+    )
     enable_prefix_caching: bool = option(True, "share the KV blocks of common prompt beginnings", group=_ENGINE)
     scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", "who is admitted first", group=_ENGINE)
     steps_in_flight: int = option(

@@ -11,7 +11,6 @@ from typing import Any, TextIO
 
 from runtime.api import LoadProgress
 from server import __version__
-from server.config import ServerConfig
 from server.lifecycle import Served
 
 ENDPOINTS = (
@@ -69,19 +68,18 @@ class StartupDisplay:
         self._bar.update(progress.done - self._bar.n)
 
 
-def summary(served: Served, config: ServerConfig, url: str, seconds: dict[str, float], total_s: float) -> str:
+def summary(served: Served, url: str, seconds: dict[str, float], total_s: float) -> str:
     model = served.engine.model
-    capacity = model.num_kv_blocks * model.kv_block_size
     phases = ", ".join(f"{phase} {duration:.1f}" for phase, duration in seconds.items() if duration >= 0.05)
-    caching = "on" if config.enable_prefix_caching else "off"
+    caching = "on" if model.prefix_caching else "off"
     lines = [
         ("model", f"{', '.join(served.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
         ("weights", f"{_size(model.weights_bytes)}, {model.dtype} on {model.device}"),
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (
             "KV cache",
-            f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks of {model.kv_block_size} hold {capacity:,} tokens, "
-            f"{capacity / model.max_model_len:.1f} sequences of full length; prefix caching {caching}",
+            f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks hold {model.most_long_sequences:,.1f} sequences "
+            f"of {model.max_model_len:,} tokens; prefix caching {caching}",
         ),
         ("responses", _kept(config)),
         *(("endpoints" if number == 0 else "", line) for number, line in enumerate(ENDPOINTS)),

@@ -25,10 +25,10 @@ def check_tables(scheduler: Scheduler) -> None:
         assert len(set(_ids(sequence))) == len(_ids(sequence))
         for group, table in zip(scheduler.cache.groups, sequence.tables, strict=True):
             assert table.num_slots >= sequence.num_computed_tokens
-            assert table.first_entry * table.block_size <= group.first_seen(sequence.num_computed_tokens)
-            assert len(table.ids) == (table.num_slots // table.block_size - table.first_entry) * group.width
+            assert table.first_entry * table.entry_tokens <= group.first_seen(sequence.num_computed_tokens)
+            assert len(table.ids) == (table.num_slots // table.entry_tokens - table.first_entry) * group.width
             budget = scheduler.limits.max_num_batched_tokens
-            assert len(table.ids) <= group.most_blocks(sequence.num_tokens, budget, table.block_size)
+            assert len(table.ids) <= group.most_blocks(sequence.num_tokens, budget, scheduler.cache.block_size)
         assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING

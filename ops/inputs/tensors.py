@@ -11,9 +11,9 @@ from torch import Tensor
 class StepTensors:
     """The model's and the sampler's inputs, for up to T tokens and L lines, and the tables by row R that outlive a step.
 
-    ids, positions [T] int64; slots [G, T] int64, for G block tables of each row. rows, context_lens, sample_rows [L] int32;
-    query_starts [L + 1] int32; sample_positions, last_tokens [L] int64, the latter each line's last token. last_ids [R] int64,
-    block_tables [G, R, B] int32."""
+    ids, positions [T] int64; slots [G, T] int64, for G block tables of each row, of tokens or lines. rows, context_lens,
+    sample_rows [L] int32; query_starts [L + 1] int32; sample_positions, last_tokens [L] int64, the latter each line's last
+    token. last_ids [R] int64, block_tables [G, R, B] int32."""
 
     ids: Tensor
     positions: Tensor

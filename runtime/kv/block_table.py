@@ -2,7 +2,7 @@
 
 Bookkeeping only; KVCache turns ids into tensors. A table grows only at its tail, so ids already sent to the device stay valid;
 that of a group with a window gives up blocks at its head once no later query sees them. Entry e is about the tokens from
-e * block_size on, and has as many ids as the group is wide."""
+e * entry_tokens on, and has as many ids as the group is wide; a state is an entry about all tokens."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class NewBlocks(NamedTuple):
 class BlockTable:
     """For a sequence that will be computed from token `start` on."""
 
-    __slots__ = ("_ids", "_num_sent", "block_size", "first_entry", "group", "num_slots")
+    __slots__ = ("_ids", "_num_sent", "entry_tokens", "first_entry", "group", "num_slots")
 
     def __init__(self, block_size: int, group: LayerGroup, start: int = 0) -> None:
-        self.block_size = block_size
+        self.entry_tokens = group.entry_tokens(block_size)
         self.group = group
-        self.first_entry = group.first_seen(start) // block_size
-        self.num_slots = self.first_entry * block_size  # tokens that fit without another block
+        self.first_entry = group.first_seen(start) // self.entry_tokens
+        self.num_slots = self.first_entry * self.entry_tokens  # tokens that fit without another block
         self._ids: list[int] = []
         self._num_sent = 0  # of the ids, those that a scheduled batch has carried to the device
 
@@ -45,15 +45,15 @@ class BlockTable:
 
     def num_missing(self, num_tokens: int) -> int:
         """Ids to add before `num_tokens` tokens fit."""
-        return max(0, -(-(num_tokens - self.num_slots) // self.block_size)) * self.group.width
+        return max(0, -(-(num_tokens - self.num_slots) // self.entry_tokens)) * self.group.width
 
     def append(self, ids: Iterable[int]) -> None:
         self._ids.extend(ids)
-        self.num_slots = (self.first_entry + len(self._ids) // self.group.width) * self.block_size
+        self.num_slots = (self.first_entry + len(self._ids) // self.group.width) * self.entry_tokens
 
     def take_unseen(self, position: int) -> list[int]:
         """Ids that no query at `position` or behind it sees; the table has them no more."""
-        first_entry = self.group.first_seen(position) // self.block_size
+        first_entry = self.group.first_seen(position) // self.entry_tokens
         if first_entry <= self.first_entry:
             return []
         num = (first_entry - self.first_entry) * self.group.width

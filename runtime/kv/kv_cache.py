@@ -1,4 +1,4 @@
-"""KV cache: the tensors behind block ids, one of keys and one of values for each column of a block.
+"""KV cache: the tensors behind block ids, one for each column of a block.
 
 Layers of different groups share a column: which of them a block belongs to, only the block tables tell."""
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kv.layout import KVLayout, LayerPlace, LayerShape
+from runtime.kv.layout import KVLayout, LayerPlace, LayerShape, MemoryShape, StateShape
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """Keys and values, [num_blocks, num_kv_heads, block_size, head_size] each: a block of one head is contiguous, which is what
-    attention streams. Where values are part of the keys, they are the same tensor. `table`: which of a step's block tables
-    tells which blocks are this layer's."""
+    """Of attention keys and values, [num_blocks, num_kv_heads, block_size, head_size] each: a block of one head is contiguous,
+    which is what attention streams. Where values are part of the keys, they are the same tensor. Of a recurrent layer its
+    state's tensors, [num_blocks, *shape] float32, of which only a block is contiguous. `table`: which of a step's block
+    tables tells which blocks are this layer's."""
 
     tensors: tuple[torch.Tensor, ...]
     table: int = 0
@@ -25,20 +26,34 @@ class KVCache:
     """Memory is reserved, not touched: on a CPU a block costs resident memory when it is first written."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
-        def columns() -> list[torch.Tensor]:
-            size = num_blocks * layout.block_size * layout.column_elements
-            return [torch.empty(size, dtype=dtype, device=device) for _ in range(layout.num_columns)]
-
-        def layer_of(column: torch.Tensor, layer: LayerShape, place: LayerPlace) -> torch.Tensor:
-            """Blocks of one layer, of which `place.parts` lie in one of the column's."""
-            shape = layer.num_kv_heads, layout.block_size, layer.head_size
-            return column.view(-1, *shape)[place.part :]
-
-        keys = columns()
-        values = keys if layout.latent else columns()
-        self.layers = [
-            LayerMemory(
-                (layer_of(keys[place.column], layer, place), layer_of(values[place.column], layer, place)), place.table
-            )
-            for layer, place in zip(layout.layers, layout.places, strict=True)
+        self._layout = layout
+        self._columns = [
+            torch.empty(num_blocks * layout.column_bytes, dtype=torch.uint8, device=device)
+            for _ in range(layout.num_columns)
         ]
+        self.layers = [
+            self._memory(layer, place, dtype) for layer, place in zip(layout.layers, layout.places, strict=True)
+        ]
+
+    def _memory(self, layer: MemoryShape | None, place: LayerPlace | None, dtype: torch.dtype) -> LayerMemory:
+        if layer is None or place is None:
+            return LayerMemory(())
+        if isinstance(layer, StateShape):
+            return LayerMemory(self._state(layer, place), place.table)
+        keys, *values = (self._blocks(layer, place, column, dtype) for column in place.columns)
+        return LayerMemory((keys, *(values or [keys])), place.table)
+
+    def _blocks(self, layer: LayerShape, place: LayerPlace, column: int, dtype: torch.dtype) -> torch.Tensor:
+        """Blocks of one layer as kernels count them, of which `place.parts` or more lie in one of the pool's."""
+        shape = layer.num_kv_heads, self._layout.kernel_block_size, layer.head_size
+        return self._columns[column].view(dtype).view(-1, *shape)[place.part :]
+
+    def _state(self, state: StateShape, place: LayerPlace) -> tuple[torch.Tensor, ...]:
+        slots = self._columns[place.columns[0]].view(-1, self._layout.column_bytes)
+        start = place.part * state.num_bytes
+        tensors = []
+        for shape, offset in zip(state.shapes, state.offsets, strict=False):
+            size = 4 * torch.Size(shape).numel()
+            flat = slots[:, start + offset : start + offset + size].view(torch.float32)
+            tensors.append(flat.view(-1, *shape))
+        return tuple(tensors)

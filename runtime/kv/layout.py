@@ -1,17 +1,23 @@
-"""KV layout: what one block holds in every layer, what that costs in bytes, and which layers share a block table.
+"""KV layout: what one block holds, what that costs in bytes, and which layers share a block table.
 
-Layers that see equally far, and are of one shape, are a group: they keep and free blocks together. A block holds 16 tokens of
-as many layers as all groups agree on, so that any group can use any block of one pool; a group of more layers takes several
-blocks for the same tokens. Numbers only, no tensors."""
+A block is a row of columns of equal size. A column holds, of one layer, the keys of `block_size` tokens or their values, or
+the state that a recurrent layer has of a whole sequence. Layers that see equally far, and are of one shape, are a group: they
+keep and free blocks together. Any group can use any block of the one pool; a group of more layers than a block has columns
+takes several blocks for the same tokens. Where states are larger than the keys of 16 tokens, blocks are of more tokens, and
+kernels, which know only small blocks, count those in them. Numbers only, no tensors."""
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from dataclasses import dataclass
-from math import lcm
+from itertools import accumulate
+from math import lcm, prod
 
-BLOCK_SIZE = 16  # tokens in a block
-_MOST_WASTE = 1 / 8  # of a group's places in blocks, for the sake of fewer block tables
+BLOCK_SIZE = 16  # tokens in a block as kernels count them
+_ALL = sys.maxsize  # tokens that an entry is about which holds a state
+_ALIGNMENT = 16  # bytes: of a state's tensors
+_MOST_WASTE = 1 / 8  # of a group's columns, for the sake of fewer block tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +34,47 @@ class LayerShape:
     def key_elements(self) -> int:
         return self.num_kv_heads * self.head_size
 
+    @property
+    def num_columns(self) -> int:
+        return 1 if self.latent else 2
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a recurrent layer remembers of a sequence, whatever its length: float32 tensors of these shapes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_columns(self) -> int:
+        return 1
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor begins, in bytes, and where all end."""
+        sizes = (-(-4 * prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in self.shapes)
+        return tuple(accumulate(sizes, initial=0))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.offsets[-1]
+
+
+MemoryShape = LayerShape | StateShape
+
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that see `window` tokens, None for all. `width`: the blocks they take for the tokens of one."""
+    """Layers that see `window` tokens, None for all. `width`: the blocks they take for the tokens of one, or, where what they
+    keep is a `state`, for a sequence."""
 
     window: int | None = None
     width: int = 1
+    state: bool = False
+
+    def entry_tokens(self, block_size: int) -> int:
+        """Tokens that one entry of a block table is about."""
+        return _ALL if self.state else block_size
 
     def first_seen(self, position: int) -> int:
         """The first token that queries at `position` and behind it see."""
@@ -49,7 +89,7 @@ class LayerGroup:
 
     def most_blocks(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
         """That a sequence of `num_tokens` has at a time."""
-        entries = -(-num_tokens // block_size)
+        entries = -(-num_tokens // self.entry_tokens(block_size))
         if self.window is not None:
             seen_or_new = self.window - 1 + max_step_tokens
             entries = min(entries, (seen_or_new + block_size - 2) // block_size + 1)  # wherever they begin in a block
@@ -58,71 +98,86 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlace:
-    """Where a layer's keys lie: in the blocks of which of a step's block `table`s, in which of a block's `column`s, and in which
-    `part` of the `parts` equal parts of that."""
+    """Where a layer's memory lies: in the blocks of which of a step's block `table`s, in which of a block's `columns` (that of
+    keys and that of values, or the only one), and in which `part` of the `parts` equal parts of these."""
 
     table: int
-    column: int
+    columns: tuple[int, ...]
     part: int = 0
     parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """`layers` and their `places`, one entry each. A group has `width` of a step's tables, one behind another. A column holds
-    `column_elements` numbers a token, and as many values unless all layers are `latent`."""
+    """`layers` and their `places`, one entry each, None for a layer that remembers nothing. A group has `width` of a step's
+    tables, one behind another; groups of states are the last.
 
-    layers: tuple[LayerShape, ...]
-    places: tuple[LayerPlace, ...]
+    A block is `num_columns` of `column_bytes`. `element_bytes`: of a number in the cache. `block_size` tokens are a whole
+    number of blocks of `kernel_block_size`."""
+
+    layers: tuple[MemoryShape | None, ...]
+    places: tuple[LayerPlace | None, ...]
     groups: tuple[LayerGroup, ...]
     num_columns: int
-    column_elements: int
+    column_bytes: int
     element_bytes: int
-    block_size: int = BLOCK_SIZE
+    block_size: int
+    kernel_block_size: int
 
     @classmethod
-    def of(cls, layers: tuple[LayerShape, ...], element_bytes: int, block_size: int = BLOCK_SIZE) -> KVLayout:
+    def of(
+        cls, layers: tuple[MemoryShape | None, ...], element_bytes: int, kernel_block_size: int = BLOCK_SIZE
+    ) -> KVLayout:
         """`element_bytes`: the size of a cache element."""
-        if len({layer.latent for layer in layers}) > 1:
-            raise ValueError("layers with values of their own and layers without cannot share blocks")
-        column_elements = lcm(*(layer.key_elements for layer in layers))
-        members: dict[LayerShape, list[int]] = {}
+        members: dict[MemoryShape, list[int]] = {}
         for index, layer in enumerate(layers):
-            members.setdefault(layer, []).append(index)
-        kinds = sorted(members, key=lambda kind: kind.window is not None)  # those that see everything first
-        sizes = [-(-len(members[kind]) * kind.key_elements // column_elements) for kind in kinds]
-        num_columns = _columns(sizes)
+            if layer is not None:
+                members.setdefault(layer, []).append(index)
+        kinds = sorted(members, key=_order)
+        elements = lcm(*(kind.key_elements for kind in kinds if isinstance(kind, LayerShape)))
+        state_bytes = max((kind.num_bytes for kind in kinds if isinstance(kind, StateShape)), default=0)
+        small_bytes = kernel_block_size * elements * element_bytes
+        if all(isinstance(kind, StateShape) for kind in kinds):  # then no token takes any
+            small_bytes = max(_ALIGNMENT, state_bytes)
+        size = max(1, -(-state_bytes // small_bytes))
+        column_bytes = size * small_bytes
+
+        def parts(kind: MemoryShape) -> int:
+            return elements // kind.key_elements if isinstance(kind, LayerShape) else column_bytes // kind.num_bytes
+
+        num_columns = _columns([(-(-len(members[kind]) // parts(kind)), kind.num_columns) for kind in kinds])
         places: dict[int, LayerPlace] = {}
         groups: list[LayerGroup] = []
         for kind in kinds:
-            first_table = sum(group.width for group in groups)
-            parts = column_elements // kind.key_elements
+            first_table, taken = sum(group.width for group in groups), kind.num_columns
             for number, index in enumerate(members[kind]):
-                column, part = divmod(number, parts)
-                table, column = divmod(column, num_columns)
-                places[index] = LayerPlace(first_table + table, column, part, parts)
-            groups.append(LayerGroup(kind.window, table + 1))
-        in_order = tuple(places[index] for index in range(len(layers)))
-        return cls(layers, in_order, tuple(groups), num_columns, column_elements, element_bytes, block_size)
+                turn, part = divmod(number, parts(kind))
+                table, turn = divmod(turn, num_columns // taken)
+                columns = tuple(range(turn * taken, (turn + 1) * taken))
+                places[index] = LayerPlace(first_table + table, columns, part, parts(kind))
+            window = kind.window if isinstance(kind, LayerShape) else None
+            groups.append(LayerGroup(window, table + 1, isinstance(kind, StateShape)))
+        return cls(
+            layers, tuple(places.get(index) for index in range(len(layers))), tuple(groups), num_columns, column_bytes,
+            element_bytes, size * kernel_block_size, kernel_block_size,
+        )  # fmt: skip
 
     @property
     def num_tables(self) -> int:
         return sum(group.width for group in self.groups)
 
     @property
-    def block_bytes(self) -> int:
-        return (
-            self.num_columns * self.column_elements * (1 if self.latent else 2) * self.element_bytes * self.block_size
-        )
+    def num_state_tables(self) -> int:
+        return sum(group.width for group in self.groups if group.state)
 
     @property
-    def latent(self) -> bool:
-        return all(layer.latent for layer in self.layers)
+    def block_bytes(self) -> int:
+        return self.num_columns * self.column_bytes
 
     @property
     def parts(self) -> tuple[int, ...]:
         """Of a column, in each table: kernels count blocks of one layer, which are that many to a block of the pool."""
-        by_table = {place.table: place.parts for place in self.places}
+        by_table = {place.table: place.parts for place in self.places if place is not None}
         return tuple(by_table[table] for table in range(self.num_tables))
 
     def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -136,26 +191,39 @@ class KVLayout:
         )
 
     def describe(self) -> str:
-        """For people: who shares blocks, and how much of them stays empty."""
+        """For people: who shares blocks."""
         shares, first = [], 0
         for group in self.groups:
-            num = sum(first <= place.table < first + group.width for place in self.places)
-            reach = "everything" if group.window is None else f"{group.window:,} tokens"
-            shares.append(f"{num} layers see {reach} and take {group.width} for {self.block_size} tokens")
+            num = sum(place is not None and first <= place.table < first + group.width for place in self.places)
+            reach = "all tokens" if group.window is None else f"{group.window:,} tokens"
+            if group.state:
+                shares.append(f"{num} layers keep a state: {group.width} for a sequence")
+            else:
+                shares.append(f"{num} layers see {reach}: {group.width} for {self.block_size} tokens")
             first += group.width
-        held = sum(layer.key_elements for layer in self.layers)
-        waste = 1 - held / (self.num_tables * self.num_columns * self.column_elements)
-        return f"KV blocks hold {self.num_columns} layers: {'; '.join(shares)}; {waste:.0%} of their room stays empty"
+        return f"KV blocks of {self.block_bytes:,} bytes are shared by groups of layers; {'; '.join(shares)}"
 
 
-def _columns(sizes: list[int]) -> int:
-    """How many to a block, for groups of so many: those that make the fewest tables, and among them waste least."""
+def _order(kind: MemoryShape) -> int:
+    """Those that see everything, then windows, then states."""
+    return 2 if isinstance(kind, StateShape) else int(kind.window is not None)
 
-    def tables(num: int) -> list[int]:
-        return [-(-size // num) for size in sizes]
 
-    def is_thrifty(num: int) -> bool:
-        return all(size >= (1 - _MOST_WASTE) * num * each for size, each in zip(sizes, tables(num), strict=True))
+def _columns(kinds: list[tuple[int, int]]) -> int:
+    """How many to a block, for kinds of layers that take so many times so many columns, the latter in one block: those that make
+    the fewest tables among those that waste little, and of them those that waste least."""
 
-    thrifty = filter(is_thrifty, range(1, max(sizes) + 1))
-    return min(thrifty, key=lambda num: (sum(tables(num)), num * sum(tables(num))))
+    def num_tables(num: int) -> list[int]:
+        return [-(-times // (num // columns)) for times, columns in kinds]
+
+    def waste(num: int) -> float:
+        """Of the kind that has most of it."""
+        each = zip(kinds, num_tables(num), strict=True)
+        return max(1 - times * columns / (num * tables) for (times, columns), tables in each)
+
+    def cost(num: int) -> tuple[float, int, int]:
+        tables = sum(num_tables(num))
+        return max(_MOST_WASTE, waste(num)), tables, num * tables
+
+    least = max(columns for _, columns in kinds)
+    return min(range(least, max(times * columns for times, columns in kinds) + 1), key=cost)

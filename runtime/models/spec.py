@@ -12,7 +12,7 @@ from math import prod
 from typing import Literal
 
 from runtime.config import ELEMENT_BYTES
-from runtime.kv.layout import LayerShape
+from runtime.kv.layout import LayerShape, MemoryShape
 from runtime.weights.rules import Parameter, Rule, WeightsError, merge
 
 
@@ -543,5 +543,6 @@ class DecoderSpec:
         """Of all parameters, stored as `dtype`."""
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
-    def kv_shapes(self) -> tuple[LayerShape, ...]:
+    def kv_shapes(self) -> tuple[MemoryShape | None, ...]:
+        """What each layer remembers."""
         return tuple(layer.attention.kv_shape for layer in self.layers)

@@ -96,13 +96,14 @@ class DeviceInputs:
     def view(self, shape: StepShape, spans: tuple[tuple[int, int, int], ...] | None) -> StepInputs:
         """`spans` None: for any lines, which is what a captured graph sees."""
         tensors, tokens, lines = self._tensors, shape.num_tokens, shape.num_lines
+        first_state = self._tables.first_state
         query_starts, context_lens, rows = (
             tensors.query_starts[: lines + 1], tensors.context_lens[:lines], tensors.rows[:lines]
         )  # fmt: skip
         return StepInputs(
             ids=tensors.ids[:tokens],
             positions=tensors.positions[:tokens],
-            slots=tuple(tensors.slots[:, :tokens]),
+            slots=(*tensors.slots[:first_state, :tokens], *tensors.slots[first_state:, :lines]),
             logit_tokens=None if shape.uniform else tensors.last_tokens[:lines],
             sample_rows=tensors.sample_rows[:lines],
             sample_positions=tensors.sample_positions[:lines],
@@ -151,7 +152,10 @@ class DeviceInputs:
             positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(ends - stops, spans)
             token_rows = np.repeat(row_ids, spans)
         slots = self._tables.slots(token_rows, positions)
-        return [np.array(ids, np.int32), positions, slots.ravel(), row_ids, starts, ends, facts[3]]
+        states = self._tables.states(row_ids)
+        if len(states):  # one a line, which there are no more of than tokens; the rest is padding, as behind the tokens
+            states = np.pad(states, ((0, 0), (0, num_tokens - len(rows))), constant_values=-1)
+        return [np.array(ids, np.int32), positions, slots.ravel(), states.ravel(), row_ids, starts, ends, facts[3]]
 
     def _unpack(
         self, packed: torch.Tensor, num_tokens: int, num_lines: int, num_updates: int, shape: StepShape

@@ -19,7 +19,7 @@ from runtime.runner.step_inputs import StepInputs
 
 class InputBuffers:
     def __init__(self, max_num_seqs: int, max_model_len: int, layout: KVLayout) -> None:
-        self._block_size = layout.block_size
+        self._block_size = layout.kernel_block_size
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
         self._tables = HostTables(layout, max_num_seqs, max_model_len)
         self._block_tables = list(torch.from_numpy(self._tables.entries))  # the same memory
@@ -33,6 +33,7 @@ class InputBuffers:
         context_lens = np.array([row.end for row in rows], dtype=np.int32)
         positions = np.arange(batch.num_tokens) + np.repeat(context_lens - ends, spans)
         slots = self._tables.slots(np.repeat(row_ids, spans), positions)
+        states = self._tables.states(row_ids).astype(np.int64)
         max_context = int(context_lens.max())
         sampling = [index for index, row in enumerate(rows) if row.samples]
         query_starts = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32))
@@ -41,7 +42,7 @@ class InputBuffers:
         return StepInputs(
             ids=self._ids(batch, ends),
             positions=torch.from_numpy(positions),
-            slots=tuple(torch.from_numpy(each) for each in slots),
+            slots=tuple(torch.from_numpy(each) for each in (*slots, *states)),
             logit_tokens=torch.from_numpy(ends[sampling] - 1),
             sample_rows=torch.tensor([rows[index].row for index in sampling], dtype=torch.int32),
             sample_positions=torch.tensor([rows[index].end for index in sampling], dtype=torch.int64),

@@ -60,7 +60,7 @@ def build_runner(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[in
 
 def warm_up(runner: CpuRunner, plan: EnginePlan) -> None:
     """One prompt of two blocks, then a token."""
-    length = min(plan.layout.block_size + 1, plan.max_model_len - 1)
+    length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
     batch = prompts([length], plan.layout, plan.num_kv_blocks)
     runner.run(batch)
     runner.run(next_tokens(batch))

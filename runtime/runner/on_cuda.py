@@ -148,7 +148,7 @@ def _parts(
 
 def _run_each_kind(runner: CudaRunner, plan: EnginePlan, num_blocks: int) -> None:
     """One step of each kind that will be captured or run: kernels are compiled, and nothing is left to be allocated late."""
-    length = min(plan.layout.block_size + 1, plan.max_model_len - 2)
+    length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 2)
     for num_lines in sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}):
         batch = prompts([min(length, plan.max_num_batched_tokens // num_lines)] * num_lines, plan.layout, num_blocks)
         runner.run(batch)

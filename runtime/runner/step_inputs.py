@@ -13,10 +13,10 @@ import ops
 class StepInputs:
     """T tokens; S lines whose logits are wanted.
 
-    ids, positions [T] int64. For each block table of the layout, slots [T] int64, of which -1 stores nothing, and `metas`: spans
-    and tables for attention. logit_tokens [S] int64: each such line's last token, None where
-    every token is one. sample_rows [S] int32: the row whose next token the line gives, -1 for none; sample_positions [S]
-    int64: where that token will stand."""
+    ids, positions [T] int64. For each block table of the layout `slots`, int64: of each token [T] where it is stored, -1 for
+    nowhere, or, in a table of states, of each line [L], -1 for padding. And `metas`: spans and tables for attention.
+    logit_tokens [S] int64: each such line's last token, None where every token is one. sample_rows [S] int32: the row whose
+    next token the line gives, -1 for none; sample_positions [S] int64: where that token will stand."""
 
     ids: torch.Tensor
     positions: torch.Tensor

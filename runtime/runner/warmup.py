@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import count
 
 from runtime.api import Request, SamplingParams
 from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
@@ -16,18 +16,15 @@ _PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_
 
 def prompts(lengths: list[int], layout: KVLayout, num_blocks: int) -> ScheduledBatch:
     """One step of whole prompts, in rows 0 and on. With more blocks than there are, they share them."""
-    counts = [-(-(length + 1) // layout.block_size) for length in lengths]
-    firsts = accumulate(counts, initial=0)
-    rows = []
-    for row, (length, count, first) in enumerate(zip(lengths, counts, firsts, strict=False)):
-        ids = (0,) * length
-        blocks = tuple(
-            NewBlocks(index, 0, tuple((first + i) % num_blocks for i in range(count * group.width)))
-            for index, group in enumerate(layout.groups)
-        )
+    blocks, rows = count(), []
+    for row, length in enumerate(lengths):
+        ids, new = (0,) * length, []
+        for index, group in enumerate(layout.groups):
+            num = -(-(length + 1) // group.entry_tokens(layout.block_size)) * group.width
+            new.append(NewBlocks(index, 0, tuple(next(blocks) % num_blocks for _ in range(num))))
         sequence = Sequence(Request("warm-up", ids, _PARAMS), number=row, max_model_len=length + 2, seed=0)
         binding = RowBinding(_PARAMS, 0, ids, ())
-        rows.append(ScheduledRow(sequence, row, 0, length, ids, blocks, samples=True, binding=binding))
+        rows.append(ScheduledRow(sequence, row, 0, length, ids, tuple(new), samples=True, binding=binding))
     return ScheduledBatch(tuple(rows), sum(lengths), 0)
 
 

@@ -4,18 +4,18 @@ import pytest
 
 import ops
 from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError, WeightStorage
-from runtime.kv.layout import LayerShape
+from runtime.kv.layout import LayerShape, StateShape
 from runtime.models.registry import spec_from_config
 from runtime.runner import on_cpu
 
 LAYERS = (LayerShape(3, 64),) * 30
 
 
-def resolve(free_bytes=16 * GIB, model_len=8192, dtype="float32", **asked) -> EnginePlan:
+def resolve(free_bytes=16 * GIB, model_len=8192, dtype="float32", layers=LAYERS, **asked) -> EnginePlan:
     return EnginePlan.resolve(
         EngineConfig(**asked),
         dtype=dtype,
-        layers=LAYERS,
+        layers=layers,
         model_len=model_len,
         defaults=CPU,
         free_bytes=free_bytes,
@@ -37,6 +37,22 @@ def test_a_cache_smaller_than_the_models_context_shortens_it_and_says_so():
     plan = resolve(free_bytes=GIB)
     assert plan.max_model_len == plan.num_kv_blocks * 16 < 8192
     assert "max-model-len" in plan.notes[0]
+
+
+def test_recurrent_layers_turn_prefix_caching_off_and_that_is_said():
+    layers = (*LAYERS, StateShape(((64, 64),)))
+    plan = resolve(layers=layers)
+    assert not plan.enable_prefix_caching
+    assert any("prefix caching is off" in note for note in plan.notes)
+    assert not any("prefix caching" in note for note in resolve(layers=layers, enable_prefix_caching=False).notes)
+    assert resolve().enable_prefix_caching
+
+
+def test_groups_of_layers_are_described_where_there_are_several():
+    (note,) = resolve(layers=(*LAYERS, LayerShape(3, 64, window=512))).notes
+    assert "30 layers see all tokens" in note
+    assert "1 layers see 512 tokens" in note
+    assert resolve().notes == ()
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,14 @@ GROUPS = {
     "windows": (LayerGroup(9),),
     "hybrid": (LayerGroup(), LayerGroup(6, 3)),
     "three reaches": (LayerGroup(width=2), LayerGroup(1), LayerGroup(12)),
+    "states": (LayerGroup(state=True),),
+    "states beside keys": (LayerGroup(), LayerGroup(width=3, state=True)),
 }
 
 
 def make(num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True, mixed=None, groups=PLAIN) -> Scheduler:
     limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
+    caching = caching and not any(group.state for group in groups)
     return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy])
 
 
@@ -71,13 +74,24 @@ class Memory:
             for entry, at in enumerate(range(0, len(new.ids), width), start=new.first_entry):
                 self.tables[row.row][new.group][entry] = new.ids[at : at + width]
         assert self.texts[row.row][row.start : row.start + len(row.token_ids)] == list(row.token_ids)
-        for position in range(row.start, row.end):
-            for table in self.tables[row.row]:
+        for group, table in zip(self.groups, self.tables[row.row], strict=True):
+            if group.state:
+                self.move_on(row, table[0])
+                continue
+            for position in range(row.start, row.end):
                 for block_id in table[position // BLOCK]:
                     self.blocks[block_id][position % BLOCK] = self.content(row, position)
 
+    def move_on(self, row: ScheduledRow, block_ids: tuple[int, ...]) -> None:
+        """A state fills its block; that of a row which begins is not read."""
+        for block_id in block_ids:
+            assert row.start == 0 or self.blocks[block_id] == [self.content(row, row.start - 1)] * BLOCK
+            self.blocks[block_id] = [self.content(row, row.end - 1)] * BLOCK
+
     def read(self, row: ScheduledRow) -> None:
         for group, table in zip(self.groups, self.tables[row.row], strict=True):
+            if group.state:
+                continue
             for position in range(group.first_seen(row.start), row.end):
                 for block_id in table[position // BLOCK]:
                     assert self.blocks[block_id][position % BLOCK] == self.content(row, position)
@@ -144,8 +158,8 @@ def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(plen
     for seq in sequences:
         assert seq.token_ids == expected(seq)
         assert seq.finish is FinishReason.LENGTH
-    # Where all layers have windows a sequence hardly ever has more blocks than it starts with.
-    assert (scheduler.num_preemptions > 0) == (not plenty) or groups is GROUPS["windows"]
+    # Where all layers have windows or states a sequence hardly ever has more blocks than it starts with.
+    assert (scheduler.num_preemptions > 0) == (not plenty) or groups in (GROUPS["windows"], GROUPS["states"])
 
 
 def test_a_window_keeps_no_more_blocks_than_it_shows_and_a_step_adds():
@@ -161,6 +175,17 @@ def test_a_window_keeps_no_more_blocks_than_it_shows_and_a_step_adds():
     assert seq.token_ids == expected(seq)
     assert most == 5  # 8 seen and 7 new, wherever they begin in a block of 4
     assert held == 3
+
+
+def test_a_state_takes_the_same_blocks_however_long_its_sequence():
+    scheduler = make(num_blocks=6, budget=7, groups=(LayerGroup(width=3, state=True),))
+    memory = Memory(scheduler)
+    first, second, third = (sequence(number, range(10, 60), max_tokens=150, limit=200) for number in range(3))
+    for seq in (first, second, third):
+        scheduler.add(seq)
+    run_to_end(scheduler, memory, max_steps=1000)
+    assert [seq.token_ids == expected(seq) for seq in (first, second, third)] == [True] * 3
+    assert scheduler.num_preemptions == 0
 
 
 def cached(scheduler: Scheduler, memory: Memory, *prompts) -> list[int]:

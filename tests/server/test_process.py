@@ -88,7 +88,7 @@ async def test_the_port_answers_before_the_model_is_there(live, capsys):
         "tiny",
         "FakeForCausalLM",
         "float32 on cpu",
-        "1,024 blocks of 16 hold 16,384 tokens",
+        "1,024 blocks hold 4.0 sequences of 4,096 tokens; prefix caching on",
         "/v1/chat/completions",
     ):
         assert word in out.out

@@ -10,7 +10,7 @@ from ops.inputs import reference, triton_unpack
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledRow
 from runtime.kv.block_table import NewBlocks
-from runtime.kv.layout import KVLayout, LayerShape
+from runtime.kv.layout import KVLayout, LayerShape, StateShape
 from runtime.runner import device_inputs
 from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
 from runtime.runner.step_inputs import StepInputs
@@ -23,6 +23,8 @@ PLAIN = KVLayout.of((LayerShape(1, 8),), 4, BLOCK)
 HYBRID = KVLayout.of(
     (LayerShape(2, 8), *(LayerShape(2, 8, window=6),) * 2, *(LayerShape(1, 8, window=6),) * 2), 4, BLOCK
 )
+# Four tokens take 64 bytes of two columns each of two layers; a state of 120 bytes takes a column of twice that: four to a block.
+RECURRENT = KVLayout.of((LayerShape(1, 4), *(StateShape(((30,),)),) * 8, None, LayerShape(1, 4)), 4, BLOCK)
 
 
 def scheduled(
@@ -124,3 +126,22 @@ def test_groups_of_layers_have_tables_and_slots_of_their_own(make):
     ]
     assert step.slots[3][:2].tolist() == [24 * BLOCK, 24 * BLOCK + 1]
     assert {tuple(meta.rows.tolist()) for meta in step.metas} == {(1, 6, -1)}
+
+
+def test_states_have_a_slot_a_line_and_lie_beside_blocks_of_many_small_ones(make):
+    assert (RECURRENT.block_size, RECURRENT.num_columns, RECURRENT.num_state_tables) == (2 * BLOCK, 4, 2)
+    inputs = make(RECURRENT)
+    keys, states = range(2)
+    first = (NewBlocks(keys, 0, (5,)), NewBlocks(states, 0, (7, 3)))
+    inputs.fill([scheduled(6, 0, (1, 2, 3, 4, 5), new=first)], StepShape(8, 2, False))
+    rows = [
+        scheduled(1, 0, (8, 8), new=(NewBlocks(keys, 0, (0,)), NewBlocks(states, 0, (2, 4)))),
+        scheduled(6, 5, (6, 7, 8, 9), new=(NewBlocks(keys, 1, (1,)),)),
+    ]
+    step = filled(inputs, rows, StepShape(8, 4, False))
+    # Block 5 of the pool is blocks 10 and 11 as kernels count them, block 1 is 2 and 3.
+    assert step.slots[0].tolist() == [0, 1, 45, 46, 47, 8, -1, -1]
+    assert step.metas[0].block_tables[6, :4].tolist() == [10, 11, 2, 3]
+    assert [slots.tolist() for slots in step.slots[1:]] == [[2, 7, -1, -1], [4, 3, -1, -1]]
+    decode = filled(inputs, [scheduled(6, 9, (1,))], StepShape(2, 2, True))
+    assert [slots.tolist() for slots in decode.slots] == [[9, -1], [7, -1], [3, -1]]
