@@ -204,11 +204,19 @@ class ModelCard(Struct):
     root: str
     parent: str | None
     max_model_len: int
+    type: Literal["model"]  # from here on as Anthropic has it
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
 
 
 class ModelList(Struct):
     object: Literal["list"]
     data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: bool
 
 
 class TokenizeResponse(Struct):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from orjson import dumps
 
-from server.errors import ApiError
+from server.errors import ApiError, ContextLengthExceeded
 
 _PREFIX = "/v1/messages"
 _TYPES = {
@@ -29,6 +29,8 @@ def speaks_anthropic(path: str) -> bool:
 def error_body(error: ApiError, request_id: str) -> bytes:
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = error.message
-    if error.param is not None and error.param not in message:
+    if isinstance(error, ContextLengthExceeded):
+        message = f"prompt is too long: {message}"  # the words by which clients know that they have to shorten it
+    elif error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
     return dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})

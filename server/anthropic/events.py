@@ -56,10 +56,19 @@ class MessageFrames:
         self._around = b"", b""  # what stands around the text of the open block's deltas
 
     def feed(self, outputs: Sequence[Output]) -> bytes:
-        return b"".join(piece for output in outputs for piece in self._frames(output))
+        if len(outputs) == 1:
+            return self._frame(outputs[0])
+        return b"".join(map(self._frame, outputs))
 
-    def _frames(self, output: Output) -> Iterator[bytes]:
+    def _frame(self, output: Output) -> bytes:
         events = self._choice.events(output)
+        if self._kind == TEXT and len(events) == 1 and self._choice.finish_reason is None:
+            event = events[0]  # nearly always more of the same
+            if isinstance(event, Text):
+                return self._delta(event.text) if event.text else b""
+        return b"".join(self._frames(events))
+
+    def _frames(self, events: list[Event]) -> Iterator[bytes]:
         if self._choice.finish_reason == FinishReason.ABORT:
             raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
         if not self._begun:
@@ -105,7 +114,6 @@ class MessageFrames:
         yield frame("content_block_start", index=self._index, content_block=block)
         if not self._index:
             yield frame("ping")
-        # Nearly every frame of a stream is a text between two constants.
         delta = _DELTAS[kind]
         before, after = frame("content_block_delta", index=self._index, delta=delta).split(dumps(_HOLE))
         self._around = before, after

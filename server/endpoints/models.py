@@ -1,6 +1,8 @@
-"""GET /v1/models and /v1/models/{id}: the names this server answers to."""
+"""GET /v1/models and /v1/models/{id}: the names this server answers to. OpenAI's fields and Anthropic's stand side by side."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,12 +22,19 @@ def card(served: Served, name: str) -> Json:
         "root": served.name,
         "parent": None,
         "max_model_len": served.engine.model.max_model_len,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(served.created, UTC),
+        "lifecycle": "active",
+        "max_input_tokens": served.engine.model.max_model_len,
     }
 
 
 async def list_all(service: Service, http: Request) -> Response:
     served = service.lifecycle.served()
-    return json_response({"object": "list", "data": [card(served, name) for name in served.names]})
+    cards = [card(served, name) for name in served.names]
+    ends = {"first_id": served.names[0], "last_id": served.names[-1], "has_more": False}
+    return json_response({"object": "list", "data": cards, **ends})
 
 
 async def retrieve(service: Service, http: Request) -> Response:

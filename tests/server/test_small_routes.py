@@ -38,6 +38,18 @@ async def test_the_openai_client_lists_and_retrieves(serve):
         assert (await client.models.retrieve(models[0])).id == "tiny"
 
 
+async def test_the_anthropic_client_lists_and_retrieves(serve):
+    server = await serve(served_model_name=("tiny", "claude"))
+    async with server.anthropic() as client:
+        models = [model async for model in client.models.list()]
+        assert [(model.id, model.type, model.display_name) for model in models] == [
+            ("tiny", "model", "tiny"),
+            ("claude", "model", "claude"),
+        ]
+        assert models[0].created_at.tzinfo is not None
+        assert await client.models.retrieve("claude") == models[1]
+
+
 # --- tokenize -----------------------------------------------------------------------------------------------------
 
 

@@ -282,6 +282,21 @@ async def test_thinking_is_a_block_of_its_own_and_counted(serve):
     assert message["usage"]["output_tokens_details"]["thinking_tokens"] > len("Hm.")
 
 
+@pytest.mark.parametrize(
+    ("template", "thinking", "held"),
+    [
+        (THINKING, {"type": "enabled", "budget_tokens": 1024}, 1),
+        (THINKING, {"type": "adaptive"}, 0),
+        (THINKING, {"type": "disabled"}, 0),
+        (BEGUN, {"type": "disabled"}, 1),
+    ],
+)
+async def test_a_budget_holds_thinking_that_no_switch_does(serve, template, thinking, held):
+    server = await serve(SAYS, speaks=thinker(template), max_model_len=ROOM)
+    await ask(server, thinking=thinking, max_tokens=2000)
+    assert len(server.engine.submitted[0].params.matchers) == held
+
+
 async def test_thinking_may_be_left_out_and_keeps_its_place(serve):
     server = await serve(SAYS, speaks=thinker())
     message = await both(server, thinking={"type": "adaptive", "display": "omitted"})

@@ -95,7 +95,8 @@ async def test_statuses_have_anthropics_words(serve):
     server = await serve(max_body_size=2000, max_model_len=100)
     error_of(await server.post(MESSAGES, {**BASE, "model": "claude"}), 404, "not_found_error")
     error_of(await server.post(MESSAGES, {**BASE, "system": "x" * 2000}), 413, "request_too_large")
-    error_of(await server.post(MESSAGES, {**BASE, "system": "x" * 200}), 400, "invalid_request_error")
+    long = await server.post(MESSAGES, {**BASE, "system": "x" * 200})
+    assert error_of(long, 400, "invalid_request_error").startswith("prompt is too long: ")
     error_of(
         await server.http.post(MESSAGES, content=b"{", headers={"content-type": "application/json"}),
         400,
