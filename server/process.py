@@ -133,7 +133,7 @@ class Process:
         seconds = self._display.finish()
         self._lifecycle.ready(served)
         url = terminal.url_of(self._sock.getsockname())
-        print(terminal.summary(served, url, seconds, time.monotonic() - self._started_s), flush=True)
+        print(terminal.summary(served, self._config, url, seconds, time.monotonic() - self._started_s), flush=True)
         return True
 
     def _report(self, progress: LoadProgress) -> None:
