@@ -127,12 +127,13 @@ def _thinking(wire: PromptRequest, template: ChatTemplate) -> dict[str, Any]:
     if wire.thinking is None:
         return {"chat_template_kwargs": given or None}
     off = isinstance(wire.thinking, ThinkingDisabled)
-    fields: dict[str, Any] = {"chat_template_kwargs": {**dict.fromkeys(_SWITCHES, not off), **given}}
+    switches = [name for name in _SWITCHES if template.reads(name, with_tools=bool(wire.tools))]
+    fields: dict[str, Any] = {"chat_template_kwargs": {**dict.fromkeys(switches, not off), **given} or None}
     if isinstance(wire.thinking, ThinkingEnabled):
         fields["thinking_token_budget"] = wire.thinking.budget_tokens
     if off:
         fields["include_reasoning"] = False
-        if not template.reads(*_SWITCHES, with_tools=bool(wire.tools)):
+        if not switches:
             fields["thinking_token_budget"] = 0
     return fields
 

@@ -8,22 +8,25 @@ from starlette.types import ASGIApp
 from server import admission
 from server.answer import chat_generation, transcripts
 from server.anthropic import wire
-from server.anthropic.asked import asked, in_the_clients_name, in_the_clients_words
+from server.anthropic.asked import Asked, asked, in_the_clients_name, in_the_clients_words
 from server.anthropic.content import blocks, message, stop, usage
 from server.anthropic.events import MessageFrames
 from server.conversation import chat_ids
 from server.frames import json_response
 from server.intake import note_ignored, read_request
+from server.lifecycle import Served
 from server.middleware import arrival_s, request_id
 from server.service import Service
 from server.sse import EventStream
+
+CHARS_PER_MESSAGE = 20  # of text that would take as long to tokenise as a message takes to become a chat's
 
 
 async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     request = await read_request(http, wire.MESSAGES, service.config)
     admission.check_model(request.model, served.names)
-    wish = asked(request, served.chat_template)
+    wish = await _asked(service, served, request)
     id = f"msg_{request_id(http.scope)}"
     with in_the_clients_words():
         # As Anthropic has it, max_tokens may be more than the context has room for.
@@ -55,8 +58,13 @@ async def count_tokens(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     request = await read_request(http, wire.COUNT, service.config)
     admission.check_model(request.model, served.names)
-    wish = asked(request, served.chat_template)
+    wish = await _asked(service, served, request)
     note_ignored(http, wish.ignored, service.config)
     with in_the_clients_words():
         ids = await chat_ids(served, service.offload, wish.chat)
     return json_response({"input_tokens": len(ids)})
+
+
+async def _asked(service: Service, served: Served, request: wire.PromptRequest) -> Asked:
+    num_chars = CHARS_PER_MESSAGE * len(request.messages)
+    return await service.offload.run(num_chars, lambda: asked(request, served.chat_template))

@@ -200,6 +200,16 @@ async def test_a_begun_answer_goes_on(serve):
     assert server.tokenizer.decode(request.prompt_ids, skip_special_tokens=False).endswith("assistant\nIt is")
 
 
+async def test_a_long_history_is_no_different(serve):
+    server = await serve("Hello", max_model_len=ROOM)
+    turns = [*HI, {"role": "assistant", "content": "Yes?"}]
+    await ask(server, messages=[*turns * 60, *HI])
+    prompt = server.tokenizer.decode(server.engine.submitted[0].prompt_ids, skip_special_tokens=False)
+    assert prompt.count("Yes?") == 60
+    response = await server.post(MESSAGES, {**BASE, "messages": [*turns * 60, {"role": "user", "content": ""}]})
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
 async def test_sampling_reaches_the_engine(serve):
     server = await serve()
     await ask(server, temperature=0.5, top_p=0.9, top_k=5, metadata={"user_id": "me"}, service_tier="auto")
