@@ -24,6 +24,7 @@ class EngineConfig:
     dtype: str = "auto"
     quantization: str = "auto"
     load_format: str = "auto"
+    model_impl: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

@@ -17,14 +17,14 @@ from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.models.registry import spec_from_config
+from runtime.models.implementation import describe, load
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.step import Runner
 from runtime.weights.fetch import ModelFiles
 
 if TYPE_CHECKING:
-    from runtime.models.decoder import Decoder
+    from runtime.models.model import Model
 
 log = logging.getLogger("oneloop.start")
 
@@ -77,13 +77,12 @@ def _timed(report: Report) -> Report:
 
 
 def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> EngineParts:
-    spec = spec_from_config(files.config)  # what cannot be served is said before anything is loaded
+    spec = describe(files.config, config.model_impl)  # what cannot be served is said before anything is loaded
     report(LoadProgress("import"))
     device = choose_device(config.device)
     if device == "cuda" and config.kernels == "native":
         raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
     import ops
-    from runtime.models.load import load_model
     from runtime.runner import on_cpu, on_cuda
 
     ops.force(None if config.kernels == "auto" else config.kernels)
@@ -96,7 +95,8 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
     if device == "cuda":
         on_cuda.compile_ahead(plan)
     with on_cuda.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
-        decoder = load_model(
+        model = load(
+            spec,
             files,
             dtype=plan.dtype,
             load_format=config.load_format,
@@ -109,12 +109,12 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
     eos_token_ids = files.eos_token_ids | config.end_token_ids
     report(LoadProgress("warm-up"))
     if device == "cuda":
-        runner, plan = on_cuda.build_runner(config, plan, decoder, eos_token_ids, report)
-        parts = assemble(plan, decoder, eos_token_ids, runner)
+        runner, plan = on_cuda.build_runner(config, plan, model, eos_token_ids, report)
+        parts = assemble(plan, model, eos_token_ids, runner)
     else:
-        cpu_runner = on_cpu.build_runner(plan, decoder, eos_token_ids, worker)
+        cpu_runner = on_cpu.build_runner(plan, model, eos_token_ids, worker)
         on_cpu.warm_up(cpu_runner, plan)
-        parts = assemble(plan, decoder, eos_token_ids, cpu_runner)
+        parts = assemble(plan, model, eos_token_ids, cpu_runner)
     report(LoadProgress("ready"))
     for line in (*ops.describe(usual=False), *plan.notes):
         log.info(line)
@@ -135,24 +135,24 @@ def choose_device(wanted: str) -> str:
     return "cpu"
 
 
-def assemble(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], runner: Runner) -> EngineParts:
+def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner) -> EngineParts:
     """Books and facts around a runner."""
     limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, plan.max_num_mixed_tokens)
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups)
     scheduler = Scheduler(limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy)
-    return EngineParts(scheduler, runner, _model_info(plan, decoder, eos_token_ids))
+    return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids))
 
 
-def _model_info(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int]) -> ModelInfo:
+def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> ModelInfo:
     return ModelInfo(
-        architecture=decoder.spec.architecture,
+        architecture=model.spec.architecture,
         max_model_len=plan.max_model_len,
-        vocab_size=decoder.spec.vocab_size,
+        vocab_size=model.spec.vocab_size,
         eos_token_ids=eos_token_ids,
-        dtype=decoder.dtype,
-        device=decoder.device,
-        num_parameters=decoder.num_parameters,
-        weights_bytes=decoder.weights_bytes,
+        dtype=model.dtype,
+        device=model.device,
+        num_parameters=model.num_parameters,
+        weights_bytes=model.weights_bytes,
         num_kv_blocks=plan.num_kv_blocks,
         kv_block_size=plan.layout.block_size,
         kv_cache_bytes=plan.kv_cache_bytes,

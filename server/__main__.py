@@ -1,4 +1,5 @@
-"""The composition root: `python -m server`, also installed as `oneloop`, and its sub-command `batch`.
+"""The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`
+and `models`.
 
 Reads the options, opens the port, and only then imports what is heavy. `load` is the one place where the server meets the
 engine and the model's files; everywhere else it knows `runtime.api` alone. Imports inside functions are the point here:
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -38,6 +40,8 @@ def main() -> int:
         from server import batch
 
         return batch.main(sys.argv[2:], load)
+    if sys.argv[1:2] == ["models"]:
+        return list_models(sys.argv[2:])
     try:
         config = parse(sys.argv[1:], os.environ)
     except ConfigError as error:
@@ -50,6 +54,29 @@ def main() -> int:
         return 1
     with sock:
         return serve(config, sock, started_s)
+
+
+def list_models(argv: list[str]) -> int:
+    """Print the architectures that can be served; the exit code. Our own first: to know the others takes seconds."""
+    if argv:
+        print(
+            "usage: python -m server models\n\nList the architectures, as config.json names them, and what computes each."
+        )
+        return 0 if argv[0] in ("-h", "--help") else 2
+    from runtime.models.implementation import supported
+
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
+    others = False
+    for architecture, by in supported():
+        others = others or by != "native"
+        print(f"{architecture:40} {by}", flush=True)
+    if others:
+        print(
+            "Through transformers: unless a model's config asks for more than plain attention, which is said when it is loaded."
+        )
+    else:
+        print("pip install 'oneloop[transformers]' for more, through the transformers package.")
+    return 0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -177,6 +204,7 @@ def engine_config(config: ServerConfig, tokenizer: Tokenizer, chat_format: ChatF
         dtype=config.dtype,
         quantization=config.quantization,
         load_format=config.load_format,
+        model_impl=config.model_impl,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -87,6 +87,11 @@ class ServerConfig:
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
         "auto", "how weights are stored; dummy draws random ones", group=_MODEL
     )
+    model_impl: Literal["auto", "native", "transformers"] = option(
+        "auto",
+        "what computes the model: auto is our own where it is described, else modules of the transformers package",
+        group=_MODEL,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "type of weights and activations; a CPU keeps weights in it and computes in float32", group=_MODEL
     )

@@ -112,8 +112,13 @@ def test_only_kernels_know_the_compiled_module():
     assert not offences(lambda m: not within(m, "ops", "tests"), lambda m, n: within(n, "oneloop_native"))
 
 
-def test_transformers_is_a_test_dependency_only():
-    assert not offences(lambda m: not within(m, "tests"), lambda m, n: within(n, "transformers"))
+def test_only_the_room_for_it_knows_transformers():
+    """Its door, models.implementation, opens when a model needs it."""
+    room = "runtime.models.through_transformers"
+    assert not offences(lambda m: not within(m, "tests", room), lambda m, n: within(n, "transformers"))
+    assert not offences(
+        lambda m: not within(m, "tests", room, "runtime.models.implementation"), lambda m, n: within(n, room)
+    )
 
 
 @pytest.mark.parametrize("package", ["models", "sample", "weights"])

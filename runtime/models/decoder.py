@@ -31,6 +31,8 @@ class Decoder:
     """`dtype`: of weights and activations, by torch's name. `device`: where they are, "cpu" or "cuda". `max_positions`: the
     longest context it will be asked for."""
 
+    uncapturable: str | None = None
+
     def __init__(
         self,
         spec: DecoderSpec,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from runtime.config import WeightStorage
 from runtime.weights.rules import BLOCKS, Load, moves_rows
 
-_NARROW = {"BF16": "bfloat16", "F16": "float16"}
+NARROW = {"BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +31,5 @@ class Kept:
             return BLOCKS
         if self.wanted.numbers != "stored":
             return self.wanted.numbers
-        narrow = {_NARROW.get(each, self.dtype) for each in types}
+        narrow = {NARROW.get(each, self.dtype) for each in types}
         return narrow.pop() if self.block_types and len(narrow) == 1 else self.dtype

@@ -86,18 +86,23 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
 }
 
 
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """Raises UnsupportedModel."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise UnsupportedModel("config: architectures names no model class")
+    return architectures[0]
+
+
 def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
     """Describe the model of a Hugging Face config.
 
     Raises UnsupportedModel."""
-    architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise UnsupportedModel("config: architectures names no model class")
-    name = architectures[0]
+    name = architecture_of(config)
     if name not in FAMILIES:
         near = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.0)[0]
         raise UnsupportedModel(
-            f"architecture {name} is not supported; the nearest that is: {near} (all: {', '.join(FAMILIES)})"
+            f"architecture {name} is not supported natively; the nearest that is: {near} (python -m server models lists all)"
         )
     quantization = config.get("quantization_config")
     if quantization is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from math import prod
-from typing import Literal
+from typing import Literal, Protocol
 
 from runtime.config import ELEMENT_BYTES
 from runtime.kv.layout import LayerShape, MemoryShape
@@ -459,6 +459,26 @@ AnyLayer = Layer | ParallelLayer
 
 
 # --- the model -----------------------------------------------------------------------------------------------------
+
+
+class ModelSpec(Protocol):
+    """A model before its weights are read, whoever will compute it. `max_model_len`: the longest context it was made for."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+
+    def weights_bytes(self, dtype: str) -> int:
+        """Of all parameters, stored as `dtype`."""
+        ...
+
+    def kv_shapes(self) -> tuple[LayerShape, ...]:
+        """One for each attention of a forward pass, in its order."""
+        ...
+
 
 EMBEDDING = "model.embed_tokens"
 POSITIONS = "model.embed_positions"

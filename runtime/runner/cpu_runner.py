@@ -15,7 +15,7 @@ from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
 from runtime.kv.kv_cache import KVCache
 from runtime.masks import RowMasks
-from runtime.models.decoder import Decoder
+from runtime.models.model import Model
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.step_inputs import StepInputs
 from runtime.runner.worker import Worker
@@ -42,9 +42,7 @@ class _Drawn(NamedTuple):
 
 
 class CpuRunner:
-    def __init__(
-        self, decoder: Decoder, cache: KVCache, sampler: Sampler, inputs: InputBuffers, worker: Worker
-    ) -> None:
+    def __init__(self, decoder: Model, cache: KVCache, sampler: Sampler, inputs: InputBuffers, worker: Worker) -> None:
         self._decoder = decoder
         self._cache = cache
         self._sampler = sampler

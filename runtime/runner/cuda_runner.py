@@ -15,7 +15,7 @@ from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.kv_cache import KVCache
 from runtime.masks import RowMasks
-from runtime.models.decoder import Decoder
+from runtime.models.model import Model
 from runtime.runner.cuda_event import EventWaiter
 from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
 from runtime.runner.graph_pool import GraphPool, Sampled
@@ -39,7 +39,7 @@ class _Begun:
 
 class CudaRunner:
     def __init__(
-        self, decoder: Decoder, cache: KVCache, sampler: Sampler, inputs: DeviceInputs, graphs: GraphPool,
+        self, decoder: Model, cache: KVCache, sampler: Sampler, inputs: DeviceInputs, graphs: GraphPool,
         *, max_num_seqs: int, steps_in_flight: int,
     ) -> None:  # fmt: skip
         self._decoder = decoder

@@ -9,8 +9,8 @@ import torch
 import ops
 from runtime.config import CPU, EngineConfig, EnginePlan, PlanError, WeightStorage
 from runtime.kv.kv_cache import KVCache
-from runtime.models.decoder import Decoder
-from runtime.models.spec import DecoderSpec
+from runtime.models.model import Model
+from runtime.models.spec import ModelSpec
 from runtime.runner.cpu_runner import CpuRunner
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.memory import free_host_bytes
@@ -19,7 +19,7 @@ from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 
 
-def plan(config: EngineConfig, spec: DecoderSpec, stored_bytes: int | None = None) -> EnginePlan:
+def plan(config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
     """`stored_bytes`: of the model's weights in its files, if there are any. Raises PlanError."""
     weights, dtype = _weights(config), CPU.dtype
     if weights.numbers != "stored" and not ops.block_types(torch.device("cpu")):
@@ -50,7 +50,7 @@ def _weights(config: EngineConfig) -> WeightStorage:
     )
 
 
-def build_runner(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], worker: Worker) -> CpuRunner:
+def build_runner(plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int], worker: Worker) -> CpuRunner:
     cpu = torch.device("cpu")
     cache = KVCache(plan.layout, plan.num_kv_blocks, getattr(torch, plan.kv_cache_dtype), cpu)
     inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout)

@@ -18,8 +18,8 @@ import ops
 from runtime.api import LoadProgress
 from runtime.config import CUDA, GIB, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kv_cache import KVCache
-from runtime.models.decoder import Decoder
-from runtime.models.spec import DecoderSpec
+from runtime.models.model import Model
+from runtime.models.spec import ModelSpec
 from runtime.runner.cuda_runner import CudaRunner
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.graph_pool import GraphPool
@@ -35,7 +35,7 @@ _MIXED_PIECE = 512  # tokens
 _GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
 
 
-def plan(config: EngineConfig, spec: DecoderSpec, used_beside: int | None = None) -> EnginePlan:
+def plan(config: EngineConfig, spec: ModelSpec, used_beside: int | None = None) -> EnginePlan:
     """`used_beside`: bytes that a step and its graphs will take on top of what is allocated now; None before loading, when
     the weights are still to come.
 
@@ -81,7 +81,7 @@ def out_of_memory_is(option: str) -> Iterator[None]:
 
 
 def build_runner(
-    config: EngineConfig, first_plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], report: Report
+    config: EngineConfig, first_plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int], report: Report
 ) -> tuple[CudaRunner, EnginePlan]:
     """The runner, and the plan as it came out once memory was measured.
 
@@ -90,8 +90,8 @@ def build_runner(
     with out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
         step_bytes, step_s = _measure_step(first_plan, decoder, eos_token_ids)
     graphs = GraphPool(first_plan.max_num_seqs, first_plan.max_num_batched_tokens)
-    graph_bytes = 0
-    if config.captures:
+    captures, graph_bytes = config.captures and decoder.uncapturable is None, 0
+    if captures:
         graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
     final = plan(config, decoder.spec, step_bytes + graph_bytes)
     if config.max_num_mixed_tokens is None:
@@ -99,12 +99,14 @@ def build_runner(
     with out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
         runner, inputs = _parts(final, decoder, eos_token_ids, final.num_kv_blocks, graphs)
         _run_each_kind(runner, final, final.num_kv_blocks)
-        if config.captures:
+        if captures:
             _capture(runner, inputs, graphs, report)
+    if config.captures and not captures:
+        log.info("no steps are captured as graphs: %s", decoder.uncapturable)
     return runner, final
 
 
-def _measure_step(plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int]) -> tuple[int, float]:
+def _measure_step(plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int]) -> tuple[int, float]:
     """Bytes that the largest step takes on top of weights and KV, and seconds; compiles the kernels it needs on the way."""
     before = torch.cuda.memory_allocated()
     runner, _ = _parts(plan, decoder, eos_token_ids, num_blocks=64, graphs=GraphPool(1, 2))
@@ -131,7 +133,7 @@ def _mixed_tokens(num_tokens: int, step_s: float) -> int:
 
 
 def _parts(
-    plan: EnginePlan, decoder: Decoder, eos_token_ids: frozenset[int], num_blocks: int, graphs: GraphPool
+    plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int], num_blocks: int, graphs: GraphPool
 ) -> tuple[CudaRunner, DeviceInputs]:
     device = torch.device("cuda", torch.cuda.current_device())
     cache = KVCache(plan.layout, num_blocks, getattr(torch, plan.kv_cache_dtype), device)

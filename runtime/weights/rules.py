@@ -251,18 +251,23 @@ def plan(
     }
     surplus = [name for name in stored if name not in accounted]
     misshapen = [
-        f"{name} is {_text(stored[name])} instead of {_text(shape)}"
+        f"{name} is {shape_text(stored[name])} instead of {shape_text(shape)}"
         for name, shape in wanted.items()
         if name in stored and stored[name] != shape
     ]
+    refuse_misfit(missing, misshapen, surplus)
+    return loads
+
+
+def refuse_misfit(missing: Sequence[str], misshapen: Sequence[str], surplus: Sequence[str]) -> None:
+    """Raises WeightsError where any of the three names tensors."""
     troubles = (("missing", missing), ("wrong shape", misshapen), ("not part of this architecture", surplus))
     said = [f"{kind}: {_some(names)}" for kind, names in troubles if names]
     if said:
         raise WeightsError("the weights do not fit the config; " + "; ".join(said))
-    return loads
 
 
-def _text(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 

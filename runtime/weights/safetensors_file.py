@@ -41,7 +41,7 @@ class _Stored:
     @property
     def row_bytes(self) -> int:
         """Of one index of the first dimension."""
-        return self.nbytes // self.shape[0]
+        return self.nbytes // (self.shape[0] if self.shape else 1)
 
 
 class SafetensorsCheckpoint:
@@ -73,7 +73,7 @@ class SafetensorsCheckpoint:
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
         """Rows from `start` on into the contiguous `out`, as many as it has, in its type; uint8 [rows, bytes of a row] takes them
-        as they are stored."""
+        as they are stored. A scalar is one row."""
         tensor = self._tensors[name]
         if tensor.format not in (*_SAME_AS_STORED, _MXFP4):
             raise WeightsError(

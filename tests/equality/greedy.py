@@ -15,7 +15,7 @@ from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledBatch
 from runtime.config import EngineConfig
 from runtime.engine import Engine
-from runtime.models.decoder import Decoder
+from runtime.models.model import Model
 from runtime.runner import on_cpu, on_cuda
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler
@@ -57,7 +57,7 @@ class Outcome:
 
 
 async def our_greedy(
-    decoder: Decoder, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
+    decoder: Model, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
     rounds: int = 1, preempting: bool = False,
 ) -> Outcome:  # fmt: skip
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks. `preempting`: the
@@ -95,12 +95,12 @@ def _preempt_often(scheduler: Scheduler) -> None:
     scheduler.schedule = preempt_first
 
 
-async def engine_parts(decoder: Decoder, config: EngineConfig) -> EngineParts:
+async def engine_parts(decoder: Model, config: EngineConfig) -> EngineParts:
     """On the device that the decoder is on."""
     return await (_on_cuda if decoder.device == "cuda" else _on_cpu)(decoder, config)
 
 
-async def _on_cpu(decoder: Decoder, config: EngineConfig) -> EngineParts:
+async def _on_cpu(decoder: Model, config: EngineConfig) -> EngineParts:
     ops.set_num_threads(CORES)
     worker = Worker()
     plan = on_cpu.plan(config, decoder.spec)
@@ -108,7 +108,7 @@ async def _on_cpu(decoder: Decoder, config: EngineConfig) -> EngineParts:
     return assemble(plan, decoder, frozenset(), runner)
 
 
-async def _on_cuda(decoder: Decoder, config: EngineConfig) -> EngineParts:
+async def _on_cuda(decoder: Model, config: EngineConfig) -> EngineParts:
     plan = on_cuda.plan(config, decoder.spec)
     runner, plan = on_cuda.build_runner(config, plan, decoder, frozenset(), lambda progress: None)
     return assemble(plan, decoder, frozenset(), runner)

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from runtime.config import EngineConfig
-from runtime.models.load import load_model
+from runtime.config import EngineConfig, WeightStorage
+from runtime.models import implementation
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import compare, run, transformers_greedy
 from tests.runtime.models.paged import Paged
@@ -47,16 +47,21 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 
 @dataclass(frozen=True)
 class Row:
-    """A family and what of it is asked for. `lengths`: of its prompts; `max_model_len`: as --max-model-len."""
+    """A family and what of it is asked for. `lengths`: of its prompts; `max_model_len` and `model_impl`: as options."""
 
     config: Callable[[], transformers.PretrainedConfig]
     lengths: tuple[int, ...] = (1, 2, 15, 17, 33, 90)
     max_model_len: int | None = None
+    model_impl: str = "native"
 
 
 def row(config_class: str, common: dict, **rest) -> Row:
     """Written when it is needed: a row does not fail with its neighbour."""
     return Row(lambda: getattr(transformers, config_class)(**common | rest))
+
+
+def through_transformers(config_class: str, common: dict, **rest) -> Row:
+    return replace(row(config_class, common, **rest), model_impl="transformers")
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -214,6 +219,15 @@ FAMILIES = {
     "glm-4.5, groups": row("Glm4MoeConfig", EXPERTS, n_routed_experts=8, n_group=4, topk_group=2),
     "ernie 4.5 moe": row("Ernie4_5_MoeConfig", MOE_BY_OTHER_NAMES, use_bias=True),
     "ernie 4.5 moe, none shared": row("Ernie4_5_MoeConfig", MOE_BY_OTHER_NAMES, moe_num_shared_experts=0),
+    "llama through transformers, tied": through_transformers("LlamaConfig", GROUPED, tie_word_embeddings=True),
+    "arcee through transformers": through_transformers("ArceeConfig", GROUPED, rope_parameters=YARN),
+    "apertus through transformers": through_transformers("ApertusConfig", GROUPED),
+    "biogpt through transformers": through_transformers("BioGptConfig", SMALL),
+    "afmoe through transformers": through_transformers(
+        "AfmoeConfig", HEADS, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=3, num_dense_layers=1,
+        sliding_window=WINDOW, layer_types=[SLIDING, FULL],
+    ),
+    "aria text through transformers": through_transformers("AriaTextConfig", GROUPED, moe_num_experts=8, moe_topk=3),
 }  # fmt: skip
 
 
@@ -223,7 +237,11 @@ class Case:
     theirs: transformers.PreTrainedModel
     ours: object
     prompts: list[list[int]]
-    max_model_len: int | None
+    family: Row
+
+    @property
+    def max_model_len(self) -> int | None:
+        return self.family.max_model_len
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -242,17 +260,19 @@ def case(request, tmp_path_factory):
         if name.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, 0.0, 0.3)
     theirs.save_pretrained(folder)
-    ours = load(folder, family.max_model_len)
+    ours = load(folder, family)
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in family.lengths]
     prompts += [prompts[-1][: family.lengths[-1] // 2], prompts[-1][:-1]]  # that share a prefix
-    return Case(folder, theirs, ours, prompts, family.max_model_len)
+    return Case(folder, theirs, ours, prompts, family)
 
 
-def load(folder, max_model_len: int | None, dtype: str = "float32", load_format: str = "auto"):
-    return load_model(
-        resolve(str(folder), None, lambda progress: None),
-        dtype=dtype, load_format=load_format, seed=0, progress=lambda progress: None, max_model_len=max_model_len,
+def load(folder, family: Row, dtype: str = "float32", load_format: str = "auto"):
+    files = resolve(str(folder), None, lambda progress: None)
+    spec = implementation.describe(files.config, family.model_impl)
+    return implementation.load(
+        spec, files, dtype=dtype, load_format=load_format, seed=0, progress=lambda progress: None,
+        max_model_len=family.max_model_len or spec.max_model_len, device="cpu", weights=WeightStorage(dtype),
     )  # fmt: skip
 
 
@@ -272,10 +292,10 @@ def test_logits_equal_transformers(case):
 def test_half_precision_stays_close_and_made_up_weights_need_only_a_config(case):
     ids = case.prompts[-3]
     exact = Paged(case.ours, 1, len(ids)).step({0: ids})[0]
-    half = Paged(load(case.folder, case.max_model_len, "bfloat16"), 1, len(ids)).step({0: ids})[0]
+    half = Paged(load(case.folder, case.family, "bfloat16"), 1, len(ids)).step({0: ids})[0]
     assert half.dtype == torch.bfloat16
     assert torch.nn.functional.cosine_similarity(half.float(), exact).mean() > 0.97
-    dummy = Paged(load(case.folder, case.max_model_len, "bfloat16", "dummy"), 1, len(ids)).step({0: ids})[0]
+    dummy = Paged(load(case.folder, case.family, "bfloat16", "dummy"), 1, len(ids)).step({0: ids})[0]
     assert dummy.isfinite().all()
 
 

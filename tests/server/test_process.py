@@ -253,6 +253,24 @@ def test_a_port_in_use_is_said_in_one_line_and_ends_with_1():
 
 
 @pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 0, ["LlamaForCausalLM native", "ArceeForCausalLM transformers"]),
+        (["--help"], 0, ["usage: python -m server models"]),
+        (["llama"], 2, ["usage: python -m server models"]),
+    ],
+)
+def test_models_lists_what_can_be_served_and_what_computes_it(arguments, code, words):
+    ended = subprocess.run(
+        [sys.executable, "-m", "server", "models", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == code
+    listed = " ".join(ended.stdout.split())
+    for word in words:
+        assert word in listed
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--model", "/no/such/folder"], ["/no/such/folder", "no such file or folder"]),

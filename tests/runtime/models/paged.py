@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import ops
-from runtime.models.decoder import Decoder
+from runtime.models.model import Model
 
 BLOCK = 16
 
@@ -21,18 +21,18 @@ class LayerMemory:
 
 
 class Paged:
-    """Rows of tokens over one decoder. A row's blocks are drawn at random, and full of NaN before they are written."""
+    """Rows of tokens over one model. A row's blocks are drawn at random, and full of NaN before they are written."""
 
-    def __init__(self, decoder: Decoder, num_rows: int, max_tokens: int) -> None:
-        self.decoder = decoder
+    def __init__(self, model: Model, num_rows: int, max_tokens: int) -> None:
+        self.model = model
         per_row = -(-max_tokens // BLOCK)
         ids = list(range(num_rows * per_row))
         random.Random(4).shuffle(ids)
         self.tables = [ids[row * per_row : (row + 1) * per_row] for row in range(num_rows)]
         self.lengths = [0] * num_rows
-        dtype = getattr(torch, decoder.dtype)
+        dtype = getattr(torch, model.dtype)
         self.memory = []
-        for shape in decoder.spec.kv_shapes():
+        for shape in model.spec.kv_shapes():
             size = (len(ids), shape.num_kv_heads, BLOCK, shape.head_size)
             keys = torch.full(size, torch.nan, dtype=dtype)
             self.memory.append(LayerMemory((keys, keys if shape.latent else keys.clone())))
@@ -55,7 +55,6 @@ class Paged:
             max(map(len, spans.values())),
             max(self.lengths[row] for row in spans),
         )
-        logits = self.decoder.forward(
-            torch.tensor(ids), torch.tensor(positions), self.memory, (torch.tensor(slots),), (meta,)
-        )
+        tokens = torch.tensor(ids), torch.tensor(positions)
+        logits = self.model.logits(self.model.hidden(*tokens, self.memory, (torch.tensor(slots),), (meta,)))
         return {row: logits[a:b] for row, a, b in zip(spans, starts, starts[1:], strict=False)}

@@ -109,7 +109,10 @@ def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architectures": ["Qwen2EyeForCausalLM"]}, "Qwen2EyeForCausalLM is not supported.*nearest.*Qwen2ForCausalLM"),
+        (
+            {"architectures": ["Qwen2EyeForCausalLM"]},
+            "Qwen2EyeForCausalLM is not supported natively.*nearest.*Qwen2ForCausalLM",
+        ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "nearest.*LlamaForCausalLM"),
         ({"architectures": []}, "names no model class"),
         ({"architectures": None}, "names no model class"),

@@ -1,0 +1,115 @@
+"""Who computes a model: our own decoder, which a family describes, or transformers' modules over our attention.
+
+Knows no torch until a model is loaded, and of transformers nothing until a model needs it."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from runtime.config import WeightStorage
+from runtime.models.registry import FAMILIES, architecture_of, spec_from_config
+from runtime.models.spec import DecoderSpec, ModelSpec, UnsupportedModel
+from runtime.weights.rules import Checkpoint, Report
+
+if TYPE_CHECKING:
+    from runtime.models.model import Model
+    from runtime.models.through_transformers.spec import TransformersSpec
+
+log = logging.getLogger("oneloop.start")
+
+IMPLEMENTATIONS = ("auto", "native", "transformers")
+
+_NEAR = 8  # names to look through for one that can be served
+
+
+def describe(config: Mapping[str, Any], wanted: str = "auto") -> ModelSpec:
+    """The model of a Hugging Face config, by one of IMPLEMENTATIONS; auto prefers our own.
+
+    Raises UnsupportedModel."""
+    architecture = architecture_of(config)
+    why: str | None = None
+    if wanted != "transformers":
+        try:
+            return spec_from_config(config)
+        except UnsupportedModel as error:
+            if wanted == "native" or (architecture in FAMILIES and config.get("quantization_config") is not None):
+                raise
+            why = str(error) if architecture in FAMILIES else None
+    try:
+        spec = _through_transformers(architecture, config)
+    except UnsupportedModel as error:
+        if wanted == "transformers":
+            raise UnsupportedModel(f"{architecture} does not run through transformers: {error}") from error
+        if why is not None:
+            raise UnsupportedModel(f"{why}; nor does it run through transformers: {error}") from error
+        raise UnsupportedModel(
+            f"architecture {architecture} is not supported: {error}; the nearest that is: {_nearest(architecture)} "
+            "(python -m server models lists all)"
+        ) from error
+    log.info(
+        "%s runs through transformers, slower than a model of our own%s",
+        architecture,
+        "" if why is None else f", which this is not: {why}",
+    )
+    return spec
+
+
+def load(
+    spec: ModelSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
+    max_model_len: int, device: str, weights: WeightStorage,
+) -> Model:  # fmt: skip
+    """The model that `describe` has described, as `models.load.load_model` loads one.
+
+    Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
+    if isinstance(spec, DecoderSpec):
+        from runtime.models.load import load_model
+
+        return load_model(
+            files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, max_model_len=max_model_len,
+            device=device, weights=weights,
+        )  # fmt: skip
+    from runtime.models.through_transformers.load import load as load_through_transformers
+    from runtime.models.through_transformers.spec import TransformersSpec
+
+    assert isinstance(spec, TransformersSpec)
+    return load_through_transformers(
+        spec, files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, device=device, weights=weights
+    )
+
+
+def supported() -> Iterator[tuple[str, str]]:
+    """Architectures and which of IMPLEMENTATIONS computes each; those through transformers if the package is there, and as far
+    as their class tells: a config may still ask for too much. Takes seconds, since it looks at every class."""
+    yield from ((name, "native") for name in FAMILIES)
+    try:
+        from runtime.models.through_transformers.describe import servable
+    except ImportError:
+        return
+    yield from ((name, "transformers") for name in servable() if name not in FAMILIES)
+
+
+def _through_transformers(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
+    quantization = config.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise UnsupportedModel(f"weights quantised with {method!r} are not read there")
+    try:
+        from runtime.models.through_transformers import describe as library
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"there is no description of our own, and for others the transformers package is needed: pip install "
+            f"'oneloop[transformers]' ({error})"
+        ) from error
+    return library.describe(architecture, config)
+
+
+def _nearest(architecture: str) -> str:
+    try:
+        from runtime.models.through_transformers.describe import class_refusal, names
+    except ImportError:
+        return difflib.get_close_matches(architecture, FAMILIES, n=1, cutoff=0.0)[0]
+    near = difflib.get_close_matches(architecture, {*FAMILIES, *names()} - {architecture}, n=_NEAR, cutoff=0.0)
+    return next((name for name in near if name in FAMILIES or class_refusal(name) is None), near[0])

@@ -1,0 +1,3 @@
+"""Models that transformers builds and that we only page: its modules and weights, our KV cache, attention and sampling.
+
+`library.py` alone imports transformers, and only when a model asks for it."""

@@ -1,0 +1,71 @@
+"""Agreement: a model as we run it beside the same modules as transformers runs them, over a few tokens, at start.
+
+Tracing says what attention is asked for; that a model's tokens meet nowhere else, and that it takes positions as they come, is
+seen only in what it computes. So nothing that computes otherwise is served, be it an architecture that nobody has tried here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import ops
+from runtime.kv.kv_cache import LayerMemory
+from runtime.kv.layout import BLOCK_SIZE, LayerShape
+from runtime.models.model import Model
+from runtime.models.spec import UnsupportedModel
+
+_SPANS = (7, 2, 1, 1, 1)  # a prompt in two pieces, then single tokens
+NUM_TOKENS = sum(_SPANS)
+# Of a token's logits, against their own length. Rounding of 16-bit numbers leaves 1e-2, another computation rarely less than 0.3.
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}
+_AGREEING = 0.75  # of the tokens: a router's close call may send one elsewhere
+
+
+def probe_ids(vocab_size: int) -> list[int]:
+    return [(7 * index + 11) % vocab_size for index in range(NUM_TOKENS)]
+
+
+@torch.inference_mode()
+def check_agreement(model: Model, expected: Tensor) -> None:
+    """`expected` [NUM_TOKENS, V]: transformers' logits for `probe_ids`.
+
+    Raises UnsupportedModel."""
+    ours = _logits_in_pieces(model, probe_ids(model.spec.vocab_size))
+    expected = expected.float()
+    errors = (ours.float() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)
+    if float((errors < _TOLERANCE[model.dtype]).float().mean()) < _AGREEING:
+        raise UnsupportedModel(
+            f"in steps of several sequences it computes otherwise than alone: its logits are off by {float(errors.max()):.1%}"
+        )
+
+
+def _logits_in_pieces(model: Model, ids: Sequence[int]) -> Tensor:
+    """[NUM_TOKENS, V], by steps in which another sequence goes before."""
+    assert NUM_TOKENS <= BLOCK_SIZE
+    device = torch.device(model.device)
+
+    def empty(layer: LayerShape) -> Tensor:
+        shape = (2, layer.num_kv_heads, BLOCK_SIZE, layer.head_size)
+        return torch.zeros(shape, dtype=getattr(torch, model.dtype), device=device)
+
+    memory = [LayerMemory((empty(layer), empty(layer))) for layer in model.spec.kv_shapes()]
+    logits, done = [], 0
+    for span in _SPANS:
+        # Line 0: the same ids backwards, in block 0. Line 1: ours, in block 1.
+        end = done + span
+        tokens = torch.tensor([*ids[::-1][done:end], *ids[done:end]], device=device)
+        positions = torch.arange(done, end, device=device).repeat(2)
+        slots = positions + torch.tensor([0, BLOCK_SIZE], device=device).repeat_interleave(span)
+        meta = ops.AttentionMeta(
+            torch.tensor([0, span, 2 * span], dtype=torch.int32, device=device),
+            torch.tensor([end, end], dtype=torch.int32, device=device),
+            torch.tensor([[0], [1]], dtype=torch.int32, device=device),
+            span,
+            end,
+        )
+        hidden = model.hidden(tokens, positions, memory, (slots,), (meta,))
+        logits.append(model.logits(hidden, torch.arange(span, 2 * span, device=device)))
+        done = end
+    return torch.cat(logits)

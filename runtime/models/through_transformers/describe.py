@@ -1,0 +1,237 @@
+"""Which model transformers builds of a config, and what attention that does.
+
+A model is described by running it once on the meta device, without memory or weights, with functions of ours behind
+transformers' interfaces for attention and masks: so every head, window and cap is known before anything is read, and what is
+not plain causal attention is refused. Only classes of the package itself are built: code that comes with a model never runs."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from runtime.models.spec import UnsupportedModel
+from runtime.models.through_transformers.model import paged_attention
+from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
+from runtime.models.through_transformers.windows import MaskFunction, window_of
+
+VERSION: str = transformers.__version__
+
+# Our names among transformers' implementations of attention.
+PAGED = "oneloop"
+_TRACED = "oneloop-traced"
+_NUM_TRACED = 5  # tokens
+_HARMLESS = {
+    "dropout",
+    "position_ids",
+    "is_causal",
+}  # options of attention, beside those that `_traced_attention` reads
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+_VARYING_ROPES = {"dynamic", "longrope"}
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+# --- the class -----------------------------------------------------------------------------------------------------
+
+
+def names() -> set[str]:
+    """All causal LMs of transformers, servable or not."""
+    return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+def servable() -> list[str]:
+    """The causal LMs of transformers that a config may ask for. Imports the modules of all, which takes seconds."""
+    types: dict[str, list[str]] = {}
+    for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        types.setdefault(architecture, []).append(model_type)
+    return sorted(name for name, kinds in types.items() if class_refusal(name) is None and any(map(_usual, kinds)))
+
+
+def _usual(model_type: str) -> bool:
+    """Whether a config of this type, left at its defaults, is one of a decoder that has only attention."""
+    try:
+        own = CONFIG_MAPPING[model_type]()
+        return config_refusal(own) is None and getattr(own, "is_decoder", True) is not False
+    except Exception:  # it has no defaults
+        return True
+
+
+def class_refusal(architecture: str) -> str | None:
+    """Why no model of this class can be served, if so."""
+    if architecture not in names():
+        return f"transformers {VERSION} has no causal LM of this name"
+    model = getattr(transformers, architecture)
+    if model._is_stateful:
+        return "its tokens are mixed by more than attention"
+    if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[model.__module__]):
+        return "its attention is code of its own, not behind transformers' attention interface"
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return "it takes no positions, which tokens of several sequences side by side need"
+    return None
+
+
+def config_refusal(own: Any) -> str | None:
+    """The same of a model of this config, of transformers' own class."""
+    if own.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    text = own.get_text_config()
+    if others := set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS:
+        return f"its tokens are mixed by more than attention ({', '.join(sorted(others))})"
+    if varying := _rope_types(getattr(text, "rope_parameters", None)) & _VARYING_ROPES:
+        return (
+            f"its rotary embedding ({', '.join(varying)}) depends on the longest context of a batch, so answers would "
+            "depend on other requests"
+        )
+    return None
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """Of a config's rope parameters, be they of all layers or by kind of layer."""
+    if not isinstance(parameters, Mapping):
+        return set()
+    if isinstance(kind := parameters.get("rope_type"), str):
+        return {kind}
+    return {kind for each in parameters.values() for kind in _rope_types(each)}
+
+
+# --- the model -----------------------------------------------------------------------------------------------------
+
+
+def describe(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
+    """`config`: as in config.json. Raises UnsupportedModel, which says why."""
+    own = _own_config(architecture, config)
+    text = own.get_text_config()
+    model = on_meta(architecture, own)
+    calls = _trace(model, own)
+    longest = getattr(text, "max_position_embeddings", None)
+    if type(longest) is not int or longest <= 0:
+        raise UnsupportedModel("its config names no max_position_embeddings")
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return TransformersSpec(architecture, text.vocab_size, longest, num_parameters, calls, own)
+
+
+def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:
+    if config.get("is_encoder_decoder") is True:
+        raise UnsupportedModel("it is an encoder-decoder")
+    if why := class_refusal(architecture):
+        remote = " and the code that its repository brings (auto_map) is never run" if "auto_map" in config else ""
+        raise UnsupportedModel(why + ("," if remote else "") + remote)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise UnsupportedModel(f"transformers {VERSION} knows no model_type {model_type!r}")
+    try:
+        own = CONFIG_MAPPING[model_type].from_dict(dict(config))
+    except Exception as error:  # each config class checks in its own way
+        raise UnsupportedModel(f"transformers cannot read its config: {one_line(error)}") from error
+    if why := config_refusal(own):
+        raise UnsupportedModel(why)
+    return own
+
+
+def on_meta(architecture: str, own: Any) -> nn.Module:
+    """The model of transformers' own config, without memory."""
+    config = deepcopy(own)
+    config._attn_implementation = _TRACED
+    config._experts_implementation = "batched_mm"  # the one that never looks at what the router chose
+    try:
+        with torch.device("meta"):
+            model: nn.Module = getattr(transformers, architecture)(config).eval()
+    except Exception as error:
+        raise UnsupportedModel(f"transformers cannot build it over an attention of ours: {one_line(error)}") from error
+    return model
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What a forward pass asks of attention. `windows`: by a mask's id, with the mask, so that the id stays its own."""
+
+    calls: list[AttentionCall] = field(default_factory=list)
+    windows: dict[int, tuple[int | None, Tensor]] = field(default_factory=dict)
+
+
+_trace_under_way: ContextVar[_Trace] = ContextVar("trace")
+
+
+@torch.inference_mode()
+def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
+    base = getattr(model, model.base_model_prefix, None)
+    if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
+        raise UnsupportedModel("it takes no positions, which tokens of several sequences side by side need")
+    found = _Trace()
+    token = _trace_under_way.set(found)
+    try:
+        model(
+            input_ids=torch.zeros((1, _NUM_TRACED), dtype=torch.int64, device="meta"),
+            position_ids=torch.arange(_NUM_TRACED, device="meta")[None],
+            # Without one, transformers looks at the positions for sequences packed side by side.
+            attention_mask=torch.ones((1, _NUM_TRACED), dtype=torch.bool, device="meta"),
+            use_cache=False,
+        )
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(f"its forward pass is more than shapes decide: {one_line(error)}") from error
+    finally:
+        _trace_under_way.reset(token)
+    num_layers = getattr(own.get_text_config(), "num_hidden_layers", 0)
+    if len(found.calls) < num_layers:
+        raise UnsupportedModel(
+            f"{num_layers - len(found.calls)} of its {num_layers} layers do not use transformers' attention interface"
+        )
+    return tuple(found.calls)
+
+
+def _traced_mask(*, q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any) -> Tensor:
+    """What transformers' mask interface calls while a model is traced: a token for the mask, known again by its id."""
+    mask = torch.empty((1, 1, q_length, kv_length), dtype=torch.bool, device="meta")
+    _trace_under_way.get().windows[id(mask)] = window_of(mask_function), mask
+    return mask
+
+
+def _traced_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
+    s_aux: Tensor | None = None, **options: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """What transformers' attention interface calls while a model is traced. `sliding_window` is in the mask too."""
+    trace = _trace_under_way.get()
+    known = trace.windows.get(id(attention_mask))
+    if known is None:
+        raise UnsupportedModel("it masks its attention in a way of its own")
+    if strange := sorted(name for name, value in options.items() if name not in _HARMLESS and _says_something(value)):
+        raise UnsupportedModel(f"its attention wants {', '.join(strange)}")
+    (_, num_heads, num_queries, key_size), (_, num_kv_heads, num_keys, value_size) = query.shape, value.shape
+    if num_keys != num_queries or num_heads % num_kv_heads or key.shape != (1, num_kv_heads, num_keys, key_size):
+        raise UnsupportedModel("its attention is over other keys than its own tokens'")
+    scale = key_size**-0.5 if scaling is None else float(scaling)
+    trace.calls.append(AttentionCall(num_heads, num_kv_heads, key_size, value_size, scale, known[0], softcap))
+    return value.new_empty((1, num_queries, num_heads, value_size)), None
+
+
+def _says_something(option: Any) -> bool:
+    return isinstance(option, Tensor) or bool(option)
+
+
+def one_line(error: Exception) -> str:
+    """One line of what may be a page."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:200]}"
+
+
+AttentionInterface.register(PAGED, paged_attention)
+AttentionInterface.register(_TRACED, _traced_attention)
+AttentionMaskInterface.register(_TRACED, _traced_mask)  # but none for PAGED: then transformers makes no masks

@@ -1,0 +1,149 @@
+"""From model files to a TransformersModel: transformers fills its modules with what our readers read.
+
+Names and layouts of stored tensors are transformers' affair; only our readers open files. A loaded model is run once beside
+transformers' own attention, and served only if they agree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+import ops
+from runtime.api import LoadProgress
+from runtime.config import WeightStorage
+from runtime.models.kept import NARROW
+from runtime.models.spec import UnsupportedModel
+from runtime.models.through_transformers.agreement import check_agreement, probe_ids
+from runtime.models.through_transformers.describe import PAGED, on_meta, one_line
+from runtime.models.through_transformers.model import TransformersModel
+from runtime.models.through_transformers.spec import TransformersSpec
+from runtime.weights.rules import (
+    Checkpoint,
+    Parameter,
+    Report,
+    Shape,
+    TensorSource,
+    WeightsError,
+    refuse_misfit,
+    shape_text,
+    stored_as,
+)
+
+_IGNORED = (".rotary_emb.inv_freq",)  # old checkpoints have it; nobody needs it
+
+
+def load(
+    spec: TransformersSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
+    device: str = "cpu", weights: WeightStorage | None = None,
+) -> TransformersModel:  # fmt: skip
+    """See `models.load.load_model`. All is read in `dtype`; then linear layers are kept as `weights` says.
+
+    Raises WeightsError where config and weights do not fit each other, UnsupportedModel where the model, as we run it,
+    computes otherwise than transformers does."""
+    if weights is not None and weights.rounded:
+        raise UnsupportedModel("quantization int8 is for models of our own, not for those through transformers")
+    with files.open_tensors(load_format, _state_shapes(spec), seed) as source:
+        types = set(source.types.values())
+        causal = _fill(spec, source, dtype, device, progress)
+    stored = _kept(weights or WeightStorage(dtype), dtype, types)
+    ids = torch.tensor([probe_ids(spec.vocab_size)], device=device)
+    causal.config._attn_implementation = "eager"
+    try:
+        with torch.inference_mode():
+            expected = causal(input_ids=ids, use_cache=False).logits[0]
+        causal.config._attn_implementation = PAGED
+        model = TransformersModel(spec, causal, causal.base_model_prefix, dtype=dtype, device=device, linears=stored)
+        check_agreement(model, expected)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError) as error:
+        raise UnsupportedModel(f"transformers' modules cannot be run as they are: {one_line(error)}") from error
+    return model
+
+
+def _kept(weights: WeightStorage, dtype: str, types: set[str]) -> str:
+    """The dtype of linear layers. What a checkpoint has in one type of 16 bits loses nothing in it."""
+    if weights.numbers != "stored":
+        return weights.numbers
+    narrow = {NARROW.get(each, dtype) for each in types}
+    return narrow.pop() if len(narrow) == 1 and ops.block_types(torch.device("cpu")) else dtype
+
+
+def _state_shapes(spec: TransformersSpec) -> dict[str, Shape]:
+    """By the modules' own names, tied tensors once."""
+    model = on_meta(spec.architecture, spec.config)
+    parameters = dict(model.named_parameters())
+    own = set(parameters) | (set(model.state_dict()) & {name for name, _ in model.named_buffers()})
+    return {name: tuple(each.shape) for name, each in model.state_dict().items() if name in own}
+
+
+def _fill(spec: TransformersSpec, source: TensorSource, dtype: str, device: str, progress: Report) -> Any:
+    names = [name for name in source.shapes if not name.endswith(_IGNORED)]
+    reading = _Reading(source, progress, len(names))
+    stored = {name: _Stored(name, source.shapes[name], reading) for name in names}
+    where = {"device_map": {"": device}} if device != "cpu" else {}
+    try:
+        with _read_when_needed():
+            causal, found = getattr(transformers, spec.architecture).from_pretrained(
+                None, config=spec.config, state_dict=stored, dtype=getattr(torch, dtype), attn_implementation=PAGED,
+                ignore_mismatched_sizes=True, output_loading_info=True, **where,
+            )  # fmt: skip
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise WeightsError(f"transformers cannot make the model of these weights: {one_line(error)}") from error
+    misshapen = [
+        f"{name} is {shape_text(stored)} instead of {shape_text(wanted)}"
+        for name, stored, wanted in sorted(found["mismatched_keys"])
+    ]
+    refuse_misfit(sorted(found["missing_keys"]), misshapen, sorted(found["unexpected_keys"]))
+    return causal
+
+
+@dataclass(slots=True)
+class _Reading:
+    """`num_read` of `total` tensors of `source`."""
+
+    source: TensorSource
+    progress: Report
+    total: int
+    num_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of a checkpoint that is read when it is asked for, as safetensors' slices are. In float32, to lose nothing
+    before transformers casts it."""
+
+    name: str
+    shape: Shape
+    reading: _Reading
+
+    def __getitem__(self, everything: object) -> Tensor:
+        load = stored_as(Parameter(self.name, self.shape or (1,), float32=True), ())
+        ((_, values),) = self.reading.source.stream([load], "float32", lambda progress: None)
+        self.reading.num_read += 1
+        self.reading.progress(LoadProgress("weights", self.reading.num_read, self.reading.total, "tensors"))
+        return torch.from_numpy(values).view(self.shape)
+
+
+@contextmanager
+def _read_when_needed() -> Iterator[None]:
+    """Otherwise transformers' threads read the whole checkpoint ahead, and merged tensors are in memory twice."""
+    switch = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(switch)
+    os.environ[switch] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[switch]
+        else:
+            os.environ[switch] = before

@@ -1,0 +1,169 @@
+"""A model of transformers' modules as the runners see it: a step's tokens as one row of a batch, attention over our pages.
+
+Tokens of different sequences stand side by side in that row; they meet in `paged_attention` only, which knows whose they are.
+Knows torch modules of any make, but not how they were built or filled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import ops
+from runtime.models.blocks.attention import LayerMemory
+from runtime.models.blocks.rope import cos_sin_table
+from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
+
+
+@dataclass(slots=True)
+class _Step:
+    """A forward pass under way: what its attention reads, and how many calls of it there were."""
+
+    layers: Sequence[_PagedLayer]
+    positions: Tensor
+    memory: Sequence[LayerMemory]
+    slots: Sequence[Tensor]
+    metas: Sequence[ops.AttentionMeta]
+    num_calls: int = 0
+
+
+_step: ContextVar[_Step] = ContextVar("step")
+
+
+class _PagedLayer:
+    def __init__(self, call: AttentionCall, cos_sin: Tensor) -> None:
+        self._call = call
+        self._heads = ops.AttentionHeads(
+            call.num_heads, call.num_kv_heads, call.head_size, call.scale, cos_sin, window=call.window,
+            softcap=call.softcap,
+        )  # fmt: skip
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, step: _Step) -> Tensor:
+        """query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+        if sinks is not None and self._heads.sinks is None:  # a weight, so the same in every step
+            self._heads = replace(self._heads, sinks=sinks.float())
+        size = self._call.head_size
+        parts = [functional.pad(part[0], (0, size - part.shape[-1])) for part in (query, key, value)]
+        qkv = torch.cat([part.transpose(0, 1) for part in parts], dim=1).flatten(1).to(value.dtype)
+        memory = step.memory[step.num_calls]
+        keys, values = memory.tensors
+        slots, meta = step.slots[memory.table], step.metas[memory.table]
+        mixed = ops.attend(qkv, self._heads, step.positions, keys, values, slots, meta)
+        return mixed.view(1, len(qkv), -1, size)[..., : self._call.value_size]
+
+
+def paged_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers' attention interface calls in a step; which keys a query sees is in the step, not in a mask."""
+    step = _step.get()
+    mixed = step.layers[step.num_calls].attend(query, key, value, options.get("s_aux"), step)
+    step.num_calls += 1
+    return mixed, None
+
+
+class TransformersModel:
+    """`causal`: a model of transformers that calls `paged_attention`, made of a base, which is its attribute `base`, and a head.
+    `linears`: the dtype to keep its linear layers in.
+
+    It is taken apart, and its linear layers go over to `ops`: nobody else may use it afterwards. See `model.Model`."""
+
+    # They may look at what they computed, which no graph can record.
+    uncapturable = "modules of transformers run as they come"
+
+    def __init__(
+        self, spec: TransformersSpec, causal: nn.Module, base: str, *, dtype: str, device: str, linears: str
+    ) -> None:
+        self.spec, self.dtype, self.device = spec, dtype, device
+        self.num_parameters = spec.num_parameters
+        linears_bytes = _prepare_linears(causal, getattr(torch, linears))
+        self.weights_bytes = linears_bytes + sum(parameter.nbytes for parameter in causal.parameters())
+        self._base: nn.Module = getattr(causal, base)
+        self._given = _Given()
+        setattr(causal, base, self._given)
+        self._head = causal
+        cos_sin = cos_sin_table(None, 1).to(device)  # the modules turn queries and keys themselves
+        self._layers = [_PagedLayer(call, cos_sin) for call in spec.calls]
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        memory: Sequence[LayerMemory],
+        slots: Sequence[Tensor],
+        metas: Sequence[ops.AttentionMeta],
+    ) -> Any:
+        """-> transformers' own output of a base model, whose last_hidden_state is [1, T, H]."""
+        step = _Step(self._layers, positions, memory, slots, metas)
+        token = _step.set(step)
+        try:
+            return self._base(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        finally:
+            _step.reset(token)
+
+    def logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
+        """By the model's own head, whatever it does: its base is told to give these hidden states."""
+        if tokens is not None:
+            hidden = replace(hidden, last_hidden_state=hidden.last_hidden_state[:, tokens])
+        self._given.output = hidden
+        ids = torch.zeros(hidden.last_hidden_state.shape[:2], dtype=torch.int64, device=self.device)
+        logits: Tensor = self._head(input_ids=ids, use_cache=False).logits
+        return logits[0]
+
+
+class _Given(nn.Module):
+    """Stands where a model's base was, and gives what the base has given before."""
+
+    output: Any = None
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.output
+
+
+class _PreparedLinear(nn.Module):
+    def __init__(self, weight: ops.LinearWeight) -> None:
+        super().__init__()
+        self._weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), self._weight).view(*x.shape[:-1], -1)
+
+
+class _PreparedEmbedding(nn.Module):
+    def __init__(self, weight: ops.LinearWeight) -> None:
+        super().__init__()
+        self._weight = weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return ops.embedding(ids.reshape(-1), self._weight).view(*ids.shape, -1)
+
+
+def _prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:
+    """Exchange linear layers, and embeddings tied to one, for ours, kept in `dtype`, dropping each original; bytes of
+    their weights.
+
+    Only torch's own classes: a derived one computes something else."""
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    embeddings = {id(child.weight): child for *_, child in children if type(child) is nn.Embedding}
+    ours: dict[nn.Module, nn.Module] = {}
+    num_bytes = 0
+    for *_, child in children:
+        if type(child) is nn.Linear and child not in ours:
+            weight = ops.prepare_linear(
+                child.weight.data.to(dtype), None if child.bias is None else child.bias.data, child.weight.dtype
+            )
+            num_bytes += weight.nbytes
+            ours[child] = _PreparedLinear(weight)
+            if id(child.weight) in embeddings:
+                ours[embeddings[id(child.weight)]] = _PreparedEmbedding(weight)
+            child.register_parameter("weight", None)
+            child.register_parameter("bias", None)
+    for parent, name, child in children:
+        if child in ours:
+            setattr(parent, name, ours[child])
+    return num_bytes

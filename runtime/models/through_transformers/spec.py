@@ -1,0 +1,48 @@
+"""TransformersSpec: a model as transformers describes and builds it, and the attention it does, found by tracing it once.
+
+Data only; neither torch nor transformers is needed to hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.config import ELEMENT_BYTES
+from runtime.kv.layout import LayerShape
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One call of transformers' attention interface in a forward pass. Keys and values may differ in width; `window` and
+    `softcap` as for `ops.paged_attention`."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    @property
+    def head_size(self) -> int:
+        """In the cache, where the narrower of the two is padded."""
+        return max(self.key_size, self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersSpec:
+    """`calls`: in the order in which a forward pass makes them. `config`: transformers' own."""
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    num_parameters: int
+    calls: tuple[AttentionCall, ...]
+    config: Any
+
+    def weights_bytes(self, dtype: str) -> int:
+        return ELEMENT_BYTES[dtype] * self.num_parameters
+
+    def kv_shapes(self) -> tuple[LayerShape, ...]:
+        return tuple(LayerShape(call.num_kv_heads, call.head_size, window=call.window) for call in self.calls)

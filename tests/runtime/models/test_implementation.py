@@ -1,0 +1,184 @@
+"""Who computes a model: our own decoder where there is one, transformers' modules where they can, nobody else, and why."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import ops
+from runtime.config import WeightStorage
+from runtime.models import implementation
+from runtime.models.spec import DecoderSpec, UnsupportedModel
+from runtime.models.through_transformers.spec import TransformersSpec
+from runtime.weights.fetch import resolve
+from runtime.weights.rules import WeightsError
+from tests.runtime.models.paged import Paged
+
+SMALL = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+IDS = [5, 9, 60, 0, 33, 12]
+
+
+def config(model_type: str, architecture: str, **values):
+    return SMALL | {"model_type": model_type, "architectures": [architecture]} | values
+
+
+ARCEE = config("arcee", "ArceeForCausalLM")
+LLAMA = config("llama", "LlamaForCausalLM", rms_norm_eps=1e-5, rope_theta=1e4, hidden_act="silu")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(2)
+    theirs = transformers.ArceeForCausalLM(transformers.ArceeConfig(**SMALL, initializer_range=0.3))
+    theirs.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def load(folder, **options):
+    files = resolve(str(folder), None, lambda progress: None)
+    spec = implementation.describe(files.config)
+    defaults = {
+        "dtype": "float32", "load_format": "auto", "seed": 0, "progress": lambda progress: None,
+        "max_model_len": spec.max_model_len, "device": "cpu", "weights": WeightStorage("float32"),
+    }  # fmt: skip
+    return implementation.load(spec, files, **defaults | options)
+
+
+def logits(model) -> torch.Tensor:
+    return Paged(model, 1, 16).step({0: IDS})[0]
+
+
+def change(folder, **tensors):
+    """Rewrite the weights: None drops a tensor."""
+    path = folder / "model.safetensors"
+    weights = {**load_file(path), **{name.replace("__", "."): value for name, value in tensors.items()}}
+    save_file({name: value for name, value in weights.items() if value is not None}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted", "kind"),
+    [
+        (LLAMA, "auto", DecoderSpec),
+        (LLAMA, "native", DecoderSpec),
+        (LLAMA, "transformers", TransformersSpec),
+        (ARCEE, "auto", TransformersSpec),
+        (ARCEE, "transformers", TransformersSpec),
+        (LLAMA | {"hidden_act": "mish"}, "auto", TransformersSpec),
+    ],
+)
+def test_auto_prefers_our_own_and_falls_back_with_a_line_in_the_log(asked, wanted, kind, caplog):
+    caplog.set_level(logging.INFO)
+    spec = implementation.describe(asked, wanted)
+    assert type(spec) is kind
+    assert len(spec.kv_shapes()) == 2
+    assert ("runs through transformers" in caplog.text) == (kind is TransformersSpec)
+    assert ("hidden_act 'mish' is not supported" in caplog.text) == (asked.get("hidden_act") == "mish")
+
+
+BART = {
+    "model_type": "bart", "architectures": ["BartForCausalLM"], "is_encoder_decoder": True, "d_model": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted", "says"),
+    [
+        (ARCEE, "native", "ArceeForCausalLM is not supported natively"),
+        (ARCEE | {"architectures": ["ArceForCausalLM"]}, "auto", "no causal LM of this name; the nearest.*ArceeForCausalLM"),
+        (config("mamba2", "Mamba2ForCausalLM"), "transformers", "more than attention"),
+        (config("rwkv", "RwkvForCausalLM"), "auto", "RwkvForCausalLM is not supported.*more than attention"),
+        (config("lfm2", "Lfm2ForCausalLM", layer_types=["conv", "full_attention"]), "auto", r"attention \(conv\)"),
+        (BART, "auto", "it is an encoder-decoder"),
+        (config("bloom", "BloomForCausalLM"), "auto", "its attention is code of its own"),
+        (config("moon", "MoonForCausalLM", auto_map={"AutoModel": "x.Y"}), "auto", "repository brings.*is never run"),
+        (config("bert", "BertLMHeadModel"), "auto", "sees other keys than those before it"),
+        (ARCEE | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "auto", "depend on other"),
+        (ARCEE | {"max_position_embeddings": None}, "auto", "max_position_embeddings"),
+        (ARCEE | {"hidden_size": "many"}, "auto", "transformers cannot read its config"),
+        (ARCEE | {"model_type": "arc"}, "auto", "knows no model_type 'arc'"),
+        (ARCEE | {"quantization_config": {"quant_method": "gptq"}}, "auto", "quantised with 'gptq'"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "auto", "^weights quantised with 'gptq'"),
+        (LLAMA | {"hidden_size": "many"}, "auto", "not a count of.*; nor does it run through transformers"),
+        (LLAMA | {"architectures": []}, "auto", "names no model class"),
+    ],
+)  # fmt: skip
+def test_what_nobody_can_serve_is_refused_with_the_reason(asked, wanted, says):
+    with pytest.raises(UnsupportedModel, match=says):
+        implementation.describe(asked, wanted)
+
+
+def test_without_the_package_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "runtime.models.through_transformers.describe", None)
+    monkeypatch.delattr("runtime.models.through_transformers.describe", raising=False)
+    with pytest.raises(UnsupportedModel, match=r"pip install 'oneloop\[transformers\]'"):
+        implementation.describe(ARCEE)
+
+
+def test_the_list_of_architectures_says_who_computes_each():
+    listed = dict(implementation.supported())
+    assert listed["LlamaForCausalLM"] == "native"
+    assert listed["ArceeForCausalLM"] == listed["BioGptForCausalLM"] == "transformers"
+    assert not listed.keys() & {"BartForCausalLM", "BloomForCausalLM", "RwkvForCausalLM", "Lfm3ForCausalLM"}
+
+
+def test_tensors_that_do_not_fit_are_named(folder):
+    change(
+        folder,
+        model__norm__weight=None,
+        model__layers__0__mlp__up_proj__weight=torch.zeros(3, 5),
+        model__layers__7__mlp__up_proj__weight=torch.zeros(48, 32),
+    )
+    with pytest.raises(WeightsError) as caught:
+        load(folder)
+    said = str(caught.value)
+    assert "missing: model.norm.weight" in said
+    assert "wrong shape: model.layers.0.mlp.up_proj.weight is [3, 5] instead of [48, 32]" in said
+    assert "not part of this architecture: model.layers.7.mlp.up_proj.weight" in said
+
+
+def test_16_bit_weights_stay_so_where_a_kernel_multiplies_them(folder):
+    exact = logits(load(folder))
+    change(folder, **{
+        name.replace(".", "__"): value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()
+    })  # fmt: skip
+    wide = load(folder)
+    kept = load(folder, weights=WeightStorage("stored"))
+    assert torch.nn.functional.cosine_similarity(logits(wide), exact).min() > 0.99
+    torch.testing.assert_close(logits(kept), logits(wide), rtol=1e-4, atol=1e-4)
+    assert (kept.weights_bytes < wide.weights_bytes) == bool(ops.block_types(torch.device("cpu")))
+
+
+def test_eight_bits_are_refused(folder):
+    with pytest.raises(UnsupportedModel, match="quantization int8 is for models of our own"):
+        load(folder, weights=WeightStorage("stored", rounded=True))
+
+
+def test_a_model_that_computes_otherwise_among_others_is_refused(folder, monkeypatch):
+    """Here tokens meet their neighbours in the row outside of attention too."""
+
+    def shifted(self, x):
+        return self.down_proj(self.act_fn(self.up_proj(x.roll(1, dims=1))))
+
+    monkeypatch.setattr(transformers.models.arcee.modeling_arcee.ArceeMLP, "forward", shifted)
+    with pytest.raises(UnsupportedModel, match="computes otherwise than alone"):
+        load(folder)
+
+
+def test_no_code_of_a_repository_runs(folder):
+    ran = folder / "ran"
+    (folder / "modeling_arcee.py").write_text(f"open({str(ran)!r}, 'w')\nArceeForCausalLM = None\n")
+    path = folder / "config.json"
+    path.write_text(json.dumps(
+        json.loads(path.read_text()) | {"auto_map": {"AutoModelForCausalLM": "modeling_arcee.ArceeForCausalLM"}}
+    ))  # fmt: skip
+    assert logits(load(folder)).isfinite().all()
+    assert not ran.exists()
