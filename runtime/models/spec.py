@@ -475,8 +475,8 @@ class ModelSpec(Protocol):
         """Of all parameters, stored as `dtype`."""
         ...
 
-    def kv_shapes(self) -> tuple[LayerShape, ...]:
-        """One for each attention of a forward pass, in its order."""
+    def kv_shapes(self) -> tuple[MemoryShape | None, ...]:
+        """What each layer remembers, in the order of a forward pass."""
         ...
 
 

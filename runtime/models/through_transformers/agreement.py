@@ -13,8 +13,8 @@ from torch import Tensor
 import ops
 from runtime.kv.kv_cache import LayerMemory
 from runtime.kv.layout import BLOCK_SIZE, LayerShape
-from runtime.models.model import Model
 from runtime.models.spec import UnsupportedModel
+from runtime.models.through_transformers.model import TransformersModel
 
 _SPANS = (7, 2, 1, 1, 1)  # a prompt in two pieces, then single tokens
 NUM_TOKENS = sum(_SPANS)
@@ -28,7 +28,7 @@ def probe_ids(vocab_size: int) -> list[int]:
 
 
 @torch.inference_mode()
-def check_agreement(model: Model, expected: Tensor) -> None:
+def check_agreement(model: TransformersModel, expected: Tensor) -> None:
     """`expected` [NUM_TOKENS, V]: transformers' logits for `probe_ids`.
 
     Raises UnsupportedModel."""
@@ -41,7 +41,7 @@ def check_agreement(model: Model, expected: Tensor) -> None:
         )
 
 
-def _logits_in_pieces(model: Model, ids: Sequence[int]) -> Tensor:
+def _logits_in_pieces(model: TransformersModel, ids: Sequence[int]) -> Tensor:
     """[NUM_TOKENS, V], by steps in which another sequence goes before."""
     assert NUM_TOKENS <= BLOCK_SIZE
     device = torch.device(model.device)
