@@ -21,7 +21,7 @@ BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K",
 _E2M1 = torch.tensor([16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4], dtype=torch.uint8)
 
 
-class _NativeWeight(LinearWeight):
+class NativeWeight(LinearWeight):
     def __init__(self, packed: Any) -> None:
         self._packed = packed
         self.out_features, self.in_features = packed.out_features, packed.in_features
@@ -42,12 +42,12 @@ class _NativeWeight(LinearWeight):
         return out
 
 
-class NativeLinearWeight(_NativeWeight):
+class NativeLinearWeight(NativeWeight):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(native.PackedLinear(weight, bias))
 
 
-class NativeBlockWeight(_NativeWeight):
+class NativeBlockWeight(NativeWeight):
     """Rows of several types may follow each other: a merged projection's need not agree. MXFP4 is kept as Q5_0, which has
     all of its numbers; its scales, whole powers of two, must be less than 2^16, and those below 2^-24 become zero."""
 
@@ -73,7 +73,7 @@ def _as_q5_0(mxfp4: BlockRows) -> BlockRows:
     return BlockRows("Q5_0", packed.flatten(1))
 
 
-class NativeInt8Weight(_NativeWeight):
+class NativeInt8Weight(NativeWeight):
     """A float weight rounded to eight bits, a half-precision scale for every 32 of a row."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:

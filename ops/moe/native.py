@@ -4,24 +4,33 @@ A token's parts are added in the order of their experts' numbers, so its result 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ops.activation import native as activation
-from ops.gemm.native import NativeBlockWeight, NativeInt8Weight, NativeLinearWeight
-from ops.gemm.weight import BlockRows, LinearWeight
-from ops.moe.reference import by_expert, gate, route
+from ops.gemm.native import NativeBlockWeight, NativeInt8Weight, NativeLinearWeight, NativeWeight
+from ops.gemm.weight import BlockRows
+from ops.moe.reference import gate, route
 from ops.moe.routing import Routing
 from ops.moe.weights import ExpertShape, ExpertWeights, Half
+
+_GROUP = 64  # pairs of token and expert; an expert that has more is a group of its own
+
+
+class _Span(NamedTuple):
+    expert: int
+    start: int
+    end: int
 
 
 class NativeExpertWeights(ExpertWeights):
     def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.nbytes = 0
-        self._packed: dict[tuple[Half, int], LinearWeight] = {}
+        self._packed: dict[tuple[Half, int], NativeWeight] = {}
 
     def fill(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
         self._take(half, expert, NativeLinearWeight(weight, bias))
@@ -32,7 +41,7 @@ class NativeExpertWeights(ExpertWeights):
     def fill_int8(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
         self._take(half, expert, NativeInt8Weight(weight, bias))
 
-    def _take(self, half: Half, expert: int, packed: LinearWeight) -> None:
+    def _take(self, half: Half, expert: int, packed: NativeWeight) -> None:
         self._packed[half, expert] = packed
         self.nbytes += packed.nbytes
 
@@ -40,13 +49,39 @@ class NativeExpertWeights(ExpertWeights):
         self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
     ) -> Tensor:
         ids, weights = route(logits, routing, correction)
+        shares = weights.flatten()
         out = torch.zeros_like(x) if plus is None else plus.clone()
-        for expert, places in by_expert(ids):
+        for places, spans in _groups(ids):
             tokens = places // routing.top_k
-            gate_up = self._packed["gate_up", expert].matmul(x[tokens])
-            inner = (
-                activation.silu_mul(gate_up) if self.shape.activation is None else gate(gate_up, self.shape.activation)
-            )
-            part = self._packed["down", expert].matmul(inner)
-            out.index_add_(0, tokens, part.mul_(weights.flatten()[places, None]))
+            gate_up = self._each("gate_up", spans, x[tokens])
+            clamped = self.shape.activation
+            inner = activation.silu_mul(gate_up) if clamped is None else gate(gate_up, clamped)
+            parts = self._each("down", spans, inner)
+            out.index_add_(0, tokens, parts.mul_(shares[places, None]))
         return out
+
+    def _each(self, half: Half, spans: list[_Span], x: Tensor) -> Tensor:
+        """x [pairs, in], each span of it times its expert's matrix."""
+        out = torch.empty(len(x), self.shape.matrix(half)[0])
+        for expert, start, end in spans:
+            self._packed[half, expert].matmul_into(x[start:end], out[start:end])
+        return out
+
+
+def _groups(ids: Tensor) -> Iterator[tuple[Tensor, list[_Span]]]:
+    """Of chosen experts [T, top_k]: where they stand in the flattened ids, ascending by expert, then by place; some experts at
+    a time, so that what is between their layers stays in the cache, and who has which."""
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    spans: list[_Span] = []
+    begin = length = 0
+    for expert, count in enumerate(flat.bincount().tolist()):
+        if count and length + count > _GROUP:
+            if spans:
+                yield order[begin : begin + length], spans
+            spans, begin, length = [], begin + length, 0
+        if count:
+            spans.append(_Span(expert, length, length + count))
+        length += count
+    if spans:
+        yield order[begin:], spans
