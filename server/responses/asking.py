@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
 
 from server.answer import chat_generation
 from server.auth import caller_key, is_admin
-from server.errors import InvalidRequest
+from server.conversation import chat_ids
+from server.errors import ContextLengthExceeded, InvalidRequest
 from server.generation import Generation
 from server.intake import note_ignored
 from server.lifecycle import Served
@@ -23,6 +25,7 @@ from server.responses.input_items import Item, ItemReference, new_id
 from server.responses.messages import messages_of
 from server.responses.narration import Narration
 from server.responses.store import Caller, Entry, Kept, ResponseStore
+from server.responses.truncation import longest
 from server.responses.wire import ResponsesRequest
 from server.service import Service
 
@@ -63,6 +66,8 @@ async def ask(service: Service, served: Served, http: HttpRequest, wire: Respons
     items = await service.offload.run(num_chars, lambda: [*map(_read, said), *given])
     input_items.check_outputs(items)
 
+    if wire.truncation == "auto":
+        items = await longest(items, partial(_fits, service, served, wire))
     request = chat_request(wire, messages_of(items, wire.instructions))
     id = new_id("resp_")
     with our_words():
@@ -96,6 +101,17 @@ def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
             param="previous_response_id",
         )
     return entry
+
+
+async def _fits(service: Service, served: Served, wire: ResponsesRequest, items: Sequence[Item]) -> bool:
+    """Whether a prompt of `items` leaves room for the answer."""
+    request = chat_request(wire, messages_of(items, wire.instructions))
+    try:
+        with our_words():
+            ids = await chat_ids(served, service.offload, request)
+    except ContextLengthExceeded:
+        return False
+    return len(ids) + (wire.max_output_tokens or 1) <= served.engine.model.max_model_len
 
 
 def _read(kept: Kept) -> Item:
