@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("oneloop.batch")
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Flags that would say nothing here. In the environment or a --config file, which a server may share, they are let pass.
 _LISTENING = {
     flag_of(spec.name)[2:]
@@ -340,9 +340,8 @@ async def _answer_all(
         display.finish()
     lifecycle = Lifecycle()
     lifecycle.ready(served)
-    service = Service(
-        dataclasses.replace(config, strict_fields=True), lifecycle
-    )  # no header would name what is ignored
+    # No header would name what is ignored, and nobody comes back for what is stored.
+    service = Service(dataclasses.replace(config, strict_fields=True, max_stored_responses=0), lifecycle)
     progress = Progress(total, "line", shown=None)
     try:
         batch = Batch(service_apps(service), served, progress, target, config.max_body_size + LINE_EXTRA_BYTES)
@@ -447,4 +446,5 @@ class Batch:
 def _num_tokens(answer: Answer) -> int:
     if answer.status != 200:
         return 0
-    return int(json.loads(answer.body)["usage"]["completion_tokens"])
+    usage = json.loads(answer.body)["usage"]
+    return int(usage["output_tokens" if "output_tokens" in usage else "completion_tokens"])

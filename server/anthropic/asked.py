@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +18,7 @@ from server.anthropic.wire import (
     ThinkingDisabled,
     ThinkingEnabled,
 )
-from server.errors import InvalidRequest
+from server.client_words import ClientWords
 from server.prompt import ChatTemplate
 from server.schema import (
     ChatRequest,
@@ -35,13 +33,15 @@ from server.schema import (
 
 # By which templates are told whether to reason.
 _SWITCHES: Final = ("enable_thinking", "thinking")
-# The core's names of fields, and those by which the client knows them.
-_NAMES: Final = {
-    "response_format.json_schema.schema": "output_config.format.schema",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-    "thinking_token_budget": "thinking.budget_tokens",
-}
+_WORDS: Final = ClientWords(
+    {
+        "response_format.json_schema.schema": "output_config.format.schema",
+        "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        "thinking_token_budget": "thinking.budget_tokens",
+    }
+)
+in_the_clients_name, in_the_clients_words = _WORDS.translated, _WORDS.spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +136,3 @@ def _thinking(wire: PromptRequest, template: ChatTemplate) -> dict[str, Any]:
         if not switches:
             fields["thinking_token_budget"] = 0
     return fields
-
-
-# --- words --------------------------------------------------------------------------------------------------------
-
-
-def in_the_clients_name(field: str) -> str:
-    return _NAMES.get(field, field)
-
-
-@contextmanager
-def in_the_clients_words() -> Iterator[None]:
-    """What the core says of its own fields, said of the client's."""
-    try:
-        yield
-    except InvalidRequest as error:
-        for ours, theirs in _NAMES.items():
-            error.message = error.message.replace(ours, theirs)
-        error.param = error.param and in_the_clients_name(error.param)
-        raise

@@ -20,7 +20,7 @@ from server.lifecycle import Served
 from server.middleware import arrival_s
 from server.responses import input_items
 from server.responses.body import Head, render
-from server.responses.chat_request import chat_request, our_name, our_words
+from server.responses.chat_request import WORDS, chat_request
 from server.responses.input_items import Item, ItemReference, new_id
 from server.responses.messages import messages_of
 from server.responses.narration import Narration
@@ -70,9 +70,9 @@ async def ask(service: Service, served: Served, http: HttpRequest, wire: Respons
         items = await longest(items, partial(_fits, service, served, wire))
     request = chat_request(wire, messages_of(items, wire.instructions))
     id = new_id("resp_")
-    with our_words():
+    with WORDS.spoken():
         generation, ignored = await chat_generation(service, served, request, id=id, arrival_s=arrival_s(http.scope))
-    note_ignored(http, [*wire.left_undone(), *map(our_name, ignored)], service.config)
+    note_ignored(http, [*wire.left_undone(), *map(WORDS.translated, ignored)], service.config)
 
     head = Head.of(id, wire, generation, model=served.name, stored=is_stored)
     narration = Narration(head, generation, in_background=bool(wire.background))
@@ -107,7 +107,7 @@ async def _fits(service: Service, served: Served, wire: ResponsesRequest, items:
     """Whether a prompt of `items` leaves room for the answer."""
     request = chat_request(wire, messages_of(items, wire.instructions))
     try:
-        with our_words():
+        with WORDS.spoken():
             ids = await chat_ids(served, service.offload, request)
     except ContextLengthExceeded:
         return False

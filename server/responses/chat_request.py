@@ -3,11 +3,9 @@ complaints in the words of this one."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
+from server.client_words import ClientWords
 from server.errors import InvalidRequest
 from server.responses.wire import AllowedTools, FormatSchema, FunctionTool, ResponsesRequest, ThisTool
 from server.schema import (
@@ -29,16 +27,16 @@ _SAME: Final = (
     "structured_outputs", "chat_template_kwargs", "include_reasoning", "thinking_token_budget", "priority", "cache_salt",
     "parallel_tool_calls",
 )  # fmt: skip
-# The longer names first, since they hold the shorter ones.
-_OUR_WORDS: Final = {
-    "response_format.json_schema.schema": "text.format.schema",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "messages": "input",
-}
-_THEIR_WORDS: Final = re.compile(rf"\b({'|'.join(map(re.escape, _OUR_WORDS))})\b")
+WORDS: Final = ClientWords(
+    {
+        "response_format.json_schema.schema": "text.format.schema",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+        "max_completion_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "messages": "input",
+    }
+)
 
 
 def chat_request(wire: ResponsesRequest, messages: list[Message]) -> ChatRequest:
@@ -55,24 +53,9 @@ def chat_request(wire: ResponsesRequest, messages: list[Message]) -> ChatRequest
         top_logprobs=wire.top_logprobs,
         **{name: getattr(wire, name) for name in _SAME},
     )
-    with our_words():
+    with WORDS.spoken():
         request.check()
     return request
-
-
-@contextmanager
-def our_words() -> Iterator[None]:
-    """What the block says of a chat's fields is said of the response's."""
-    try:
-        yield
-    except InvalidRequest as error:
-        error.message = _THEIR_WORDS.sub(lambda found: _OUR_WORDS[found[0]], error.message)
-        error.param = error.param and our_name(error.param)
-        raise
-
-
-def our_name(field: str) -> str:
-    return _THEIR_WORDS.sub(lambda found: _OUR_WORDS[found[0]], field)
 
 
 def _tools(wire: ResponsesRequest) -> tuple[ToolChoice | None, list[FunctionTool]]:

@@ -98,6 +98,16 @@ def text_of(record: dict) -> str:
     return choice["text"] if "text" in choice else choice["message"]["content"]
 
 
+def test_responses_are_answered_and_not_stored(run):
+    lines = [{"custom_id": id, "method": "POST", "url": "/v1/responses", "body": {"input": id}} for id in "ab"]
+    lines[1]["body"]["background"] = True
+    assert run(*lines) == 1
+    body = run.by_id["a"]["response"]["body"]
+    assert (body["status"], body["store"]) == ("completed", False)
+    assert body["output"][0]["content"][0]["text"] == "USER\nA\nASSISTANT\n"
+    assert run.by_id["b"]["response"]["body"]["error"]["param"] == "background"
+
+
 def test_every_line_is_answered_as_http_would(run, capsys):
     assert run(line("a"), line("b", CHAT), line("c", model="tiny", n=2)) == 0
     records = run.by_id

@@ -49,7 +49,9 @@ async def test_a_conversation_that_is_too_long_is_shortened_or_refused(serve):
     assert error_of(await server.respond(input=given), 400)["code"] == "context_length_exceeded"
     asked = {"input": given, "instructions": "Be brief.", "max_output_tokens": 10, "truncation": "auto"}
     prompt = await prompt_of(server, **asked)
-    assert prompt.startswith("<system>Be brief.<user>Question 8?<assistant>Answer 8.<user>Question 9?<assistant>Answer 9.<user>And now?")
+    assert prompt.startswith(
+        "<system>Be brief.<user>Question 8?<assistant>Answer 8.<user>Question 9?<assistant>Answer 9.<user>And now?"
+    )
     assert len(prompt) + 10 <= 128
     body = checked((await server.respond(**asked)).json())
     assert body["truncation"] == "auto"
