@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from server.errors import InvalidRequest, UnsupportedParameter
+from server.schema import Name
 
-Name = Annotated[str, Meta(max_length=1024)]
 CacheControl = dict[str, Any]
 
 

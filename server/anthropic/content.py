@@ -10,7 +10,7 @@ from runtime.api import FinishReason
 from server.anthropic.history import tool_use_id
 from server.generation import TOOL_CALLS, Choice, Generation
 from server.text.events import Reasoning, Text
-from server.transcript import Transcript
+from server.transcript import Call, Part, Transcript
 
 Json = dict[str, Any]
 
@@ -22,16 +22,15 @@ def blocks(said: Transcript, *, shows_thinking: bool) -> list[Json]:
     return [block for part in said.parts if (block := _block(part, shows_thinking)) is not None]
 
 
-def _block(part: Any, shows_thinking: bool) -> Json | None:
+def _block(part: Part, shows_thinking: bool) -> Json | None:
     match part:
-        case Text(""):
-            return None
         case Text(text):
-            return {"type": "text", "text": text}
+            return {"type": "text", "text": text} if text else None
         case Reasoning(text):
             return {"type": "thinking", "thinking": text if shows_thinking else "", "signature": SIGNATURE}
-    # Checked as it was written, so it need not be read again.
-    return {"type": "tool_use", "id": tool_use_id(part.id), "name": part.name, "input": Fragment(part.arguments)}
+        case Call(id, name, arguments):
+            # Checked as it was written, so it need not be read again.
+            return {"type": "tool_use", "id": tool_use_id(id), "name": name, "input": Fragment(arguments)}
 
 
 def stop(choice: Choice, *, context_was_short: bool) -> Json:

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from server.anthropic.blocks import Block, CacheControl, Name, TextBlock, check_blocks
+from server.anthropic.blocks import Block, CacheControl, TextBlock, check_blocks
 from server.errors import InvalidRequest, UnsupportedParameter, clip
-from server.schema import CacheSalt, Priority, StopString, T, ToolName, Wire
+from server.schema import CacheSalt, Name, Priority, StopString, T, ToolName, Wire
 
 MAX_MESSAGES = 100_000
 MAX_STOP_SEQUENCES = 64
