@@ -74,6 +74,11 @@ async def _render(
     for name in RESERVED_KWARGS & kwargs.keys():
         raise InvalidRequest(f"chat_template_kwargs may not set {name}", param=f"chat_template_kwargs.{name}")
     effort, ignored = _effort(served.chat_format, template, wire, with_tools=bool(tools))
+    if template:
+        asked = {"documents": "documents"} if wire.documents else {}
+        asked |= {name: f"chat_template_kwargs.{clip(name)}" for name in kwargs}
+        unheard = (field for name, field in asked.items() if not template.reads(name, with_tools=bool(tools)))
+        ignored = (*ignored, *unheard)
 
     def render() -> str:
         seen = messages_json(messages)

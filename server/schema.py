@@ -187,7 +187,7 @@ class GenerationRequest(Struct, kw_only=True):
     # Harmless: they describe the caller and ask nothing of the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: Name | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

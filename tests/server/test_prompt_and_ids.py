@@ -6,6 +6,7 @@ import pytest
 
 from server.prompt import ChatTemplate
 from tests.server.conftest import MESSAGES
+from tests.server.test_refusals import error_of
 from tests.server.tiny import EOS
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -46,6 +47,16 @@ async def test_documents_reach_the_template(serve, tokenizer):
     object.__setattr__(server.service.lifecycle.served(), "chat_template", template)
     await server.chat(documents=[{"title": "one"}, {"title": "two"}])
     assert tokenizer.decode(server.engine.submitted[0].prompt_ids) == "[one][two]Hi"
+
+
+async def test_what_no_template_looks_at_is_named_as_ignored_or_refused(serve):
+    asked = {"documents": [{"title": "one"}], "chat_template_kwargs": {"assistant": "bot", "enable_thinking": False}}
+    response = await (await serve()).chat(**asked)
+    assert response.status_code == 200
+    assert response.headers["x-ignored-fields"] == "documents, chat_template_kwargs.enable_thinking"
+    strict = await serve(strict_fields=True)
+    assert error_of(await strict.chat(**asked), 400, "unsupported_parameter")["param"] == "documents"
+    assert (await strict.chat(documents=[], chat_template_kwargs={"assistant": "bot"})).status_code == 200
 
 
 async def test_token_ids_beside_the_text_and_the_end_is_among_them(serve, tokenizer):

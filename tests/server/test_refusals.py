@@ -178,6 +178,7 @@ FIELDS = [
     ({"reasoning_effort": "enormous"}, "reasoning_effort"),
     ({"include_reasoning": 1}, "include_reasoning"),
     ({"request_id": "a b"}, "request_id"),
+    ({"service_tier": "golden"}, "service_tier"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"messages": [{"role": "assistant", "content": "first"}, USER]}, "messages"),
