@@ -88,9 +88,7 @@ def server() -> Iterator[Server]:
         running.kill()
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Server]]:
-    """`start("--option", "value", ENVIRONMENT="x")`: a server of its own, which may still be loading."""
+def _starting() -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 
     def begin(*args: str, **env: str) -> Server:
@@ -100,3 +98,15 @@ def start() -> Iterator[Callable[..., Server]]:
     yield begin
     for server in started:
         server.kill()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Server]]:
+    """`start("--option", "value", ENVIRONMENT="x")`: a server of its own, which may still be loading."""
+    yield from _starting()
+
+
+@pytest.fixture(scope="module")
+def start_for_module() -> Iterator[Callable[..., Server]]:
+    """`start`, for as long as the tests of a file run."""
+    yield from _starting()
