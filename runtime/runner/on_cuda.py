@@ -33,6 +33,7 @@ Report = Callable[[LoadProgress], None]
 MIXED_STEP_S = 0.025  # about as long as a prompt may keep other people's streams waiting
 _MIXED_PIECE = 512  # tokens
 _GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
+_MEASURED_KV_BYTES = 256 << 20  # that the first step, which is measured, may take for blocks, of which one must do
 
 
 def plan(config: EngineConfig, spec: ModelSpec, used_beside: int | None = None) -> EnginePlan:
@@ -109,11 +110,12 @@ def build_runner(
 def _measure_step(plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int]) -> tuple[int, float]:
     """Bytes that the largest step takes on top of weights and KV, and seconds; compiles the kernels it needs on the way."""
     before = torch.cuda.memory_allocated()
-    runner, _ = _parts(plan, decoder, eos_token_ids, num_blocks=64, graphs=GraphPool(1, 2))
+    num_blocks = max(1, min(64, _MEASURED_KV_BYTES // plan.layout.block_bytes))
+    runner, _ = _parts(plan, decoder, eos_token_ids, num_blocks, graphs=GraphPool(1, 2))
     torch.cuda.reset_peak_memory_stats()
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
-    batch = prompts(lengths[: plan.max_num_seqs], plan.layout, 64)
+    batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks)
     runner.run(batch)
     began_s = time.perf_counter()
     runner.run(batch)
