@@ -15,6 +15,14 @@ _LAYER_NAMES = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -28,7 +36,7 @@ _LAYER_NAMES = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_WHOLE_NAMES = {"attn_sinks.weight": "self_attn.sinks"}
+_WHOLE_NAMES = {"attn_sinks.weight": "self_attn.sinks", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -65,6 +73,7 @@ MIXTURES = {
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", config={"norm_topk_prob": False}),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", config={"norm_topk_prob": True}),
     "gpt-oss": Architecture("GptOssForCausalLM", "gpt_oss", _GPT_OSS),
+    "deepseek2": Architecture("DeepseekV2ForCausalLM", "deepseek_v2"),
 }
 
 

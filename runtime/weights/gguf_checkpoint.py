@@ -1,18 +1,18 @@
 """The tensors of a GGUF file as a Hugging Face checkpoint: its names, its row order, its shapes.
 
 llama.cpp renames tensors when it converts a model; for the llama architecture it reorders the rows of q and k so that rotary
-pairs become neighbours, to Gemma's norm weights it adds one, and a matrix of one row it makes a vector. All of that is undone
-here. The container itself is `gguf.py`, what the metadata say is `gguf_config.py`."""
+pairs become neighbours, to Gemma's norm weights it adds one, a matrix of one row it makes a vector, and DeepSeek's keys and
+values it takes apart. All of that is undone here. The container itself is `gguf.py`, what the metadata say is `gguf_config.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from runtime.weights.dequantize import FORMATS, Bytes, dequantize
+from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
 from runtime.weights.dtypes import Array, store
 from runtime.weights.gguf import GgufFile, GgufTensor
 from runtime.weights.gguf_architecture import architecture_of, hf_name
@@ -20,6 +20,24 @@ from runtime.weights.gguf_config import LONGROPE, ROPE_FACTORS, Metadata
 from runtime.weights.rules import Shape, WeightsError
 
 _ONE_ROW = "shared_expert_gate.weight"
+_KEYS, _VALUES, _KEYS_AND_VALUES = (f".self_attn.{name}_proj.weight" for name in ("k_b", "v_b", "kv_b"))
+
+
+@dataclass(frozen=True, slots=True)
+class _LatentHeads:
+    """What latents are decompressed by, apart: keys [heads, rank, key size] and values [heads, value size, rank]. Together they
+    are rows of rank, those of the keys and of the values of one head after another."""
+
+    keys: GgufTensor
+    values: GgufTensor
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.keys.shape[2], self.values.shape[1]
+
+    @property
+    def shape(self) -> Shape:
+        return self.keys.shape[0] * sum(self.sizes), self.keys.shape[1]
 
 
 class GgufCheckpoint:
@@ -35,8 +53,6 @@ class GgufCheckpoint:
             for tensor in self._file.tensors.values()
             if tensor.name not in (ROPE_FACTORS, *LONGROPE.values())
         }
-        self.shapes: Mapping[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
-        self.types: Mapping[str, str] = {name: tensor.type for name, tensor in self._tensors.items()}
         self._head_sizes = _reordered_heads(self._file.metadata, self._tensors)
         if unknown := [tensor for tensor in self._tensors.values() if tensor.type not in FORMATS]:
             self.close()
@@ -44,16 +60,25 @@ class GgufCheckpoint:
                 f"{file.path}: tensor {unknown[0].name} is {unknown[0].type}, which is not supported, as are "
                 f"{len(unknown) - 1} more tensors; supported types: {', '.join(FORMATS)}"
             )
+        self._latent_heads = _latent_heads(self._tensors)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.shapes: Mapping[str, Shape] = shapes | {name: heads.shape for name, heads in self._latent_heads.items()}
+        types = {name: tensor.type for name, tensor in self._tensors.items()}
+        self.types: Mapping[str, str] = types | dict.fromkeys(self._latent_heads, "F32")
 
     def close(self) -> None:
         self._file.close()
 
     def stored_bytes(self, name: str) -> int:
-        return self._tensors[name].nbytes
+        heads = self._latent_heads.get(name)
+        return self._tensors[name].nbytes if heads is None else heads.keys.nbytes + heads.values.nbytes
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
         """Rows from `start` on into the contiguous `out`, as many as it has, dequantised, in its type; uint8 [rows, bytes of a
         row] takes them as they are stored."""
+        if (heads := self._latent_heads.get(name)) is not None:
+            store(self._decompressing(heads, start, start + len(out)), out)
+            return
         tensor, raw = self._tensors[name], self._raw_rows(name, start, start + len(out))
         if out.dtype == np.uint8:
             out[...] = raw
@@ -64,6 +89,17 @@ class GgufCheckpoint:
             values -= 1
         if values is not out:
             store(values, out)
+
+    def _decompressing(self, heads: _LatentHeads, start: int, stop: int) -> Floats:
+        size = sum(heads.sizes)
+        first, last = start // size, -(-stop // size)
+        parts = []
+        for tensor in (heads.keys, heads.values):
+            values = np.empty((last - first, *tensor.shape[1:]), np.float32)
+            dequantize(self._file.raw_rows(tensor, first, last), FORMATS[tensor.type], values)
+            parts.append(values)
+        rows = np.concatenate([parts[0].swapaxes(1, 2), parts[1]], axis=1).reshape(-1, heads.shape[1])
+        return rows[start - first * size : stop - first * size]
 
     def _raw_rows(self, name: str, start: int, stop: int) -> Bytes:
         tensor, head_size = self._tensors[name], self._head_sizes.get(name)
@@ -82,6 +118,18 @@ class GgufCheckpoint:
 def _as_matrix(name: str, tensor: GgufTensor) -> GgufTensor:
     one_row = name.endswith(_ONE_ROW) and len(tensor.shape) == 1
     return replace(tensor, shape=(1, *tensor.shape)) if one_row else tensor
+
+
+def _latent_heads(tensors: dict[str, GgufTensor]) -> dict[str, _LatentHeads]:
+    """Taken out of `tensors`, by the name of both together."""
+    found = {}
+    for name in [name for name in tensors if name.endswith(_KEYS)]:
+        together = name.removesuffix(_KEYS)
+        keys, values = tensors[name], tensors.get(together + _VALUES)
+        if values is None or len(keys.shape) != 3 or values.shape != (keys.shape[0], values.shape[-2], keys.shape[1]):
+            raise WeightsError(f"tensor {keys.name} has no tensor of values beside it that it fits")
+        found[together + _KEYS_AND_VALUES] = _LatentHeads(tensors.pop(name), tensors.pop(together + _VALUES))
+    return found
 
 
 def _reordered_heads(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> dict[str, int]:

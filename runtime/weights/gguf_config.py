@@ -10,6 +10,7 @@ from runtime.weights.gguf_architecture import DENSE, MIXTURES, Architecture, arc
 from runtime.weights.rules import WeightsError
 
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies: how llama.cpp writes Llama 3.1's scaling
+_SIGMOID = 2  # of llama.cpp's gating functions
 LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
@@ -37,7 +38,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "hidden_act": "gelu_pytorch_tanh" if architecture.plus_one else "silu",
-        **metadata.heads(),
+        **(_deepseek(metadata) if architecture.model_type == "deepseek_v2" else metadata.heads()),
         **_gemma(file, metadata),
         **architecture.config,
         **_experts(metadata),
@@ -81,9 +82,16 @@ def _scaling_numbers(metadata: Metadata) -> dict[str, Any]:
         "attention_factor": metadata.optional("rope.scaling.attn_factor"),
         "beta_fast": metadata.optional("rope.scaling.yarn_beta_fast"),
         "beta_slow": metadata.optional("rope.scaling.yarn_beta_slow"),
+        **_mscale(metadata),
         "truncate": False if metadata.architecture().model_type == "gpt_oss" else None,
     }
     return {key: value for key, value in scaling.items() if value is not None}
+
+
+def _mscale(metadata: Metadata) -> dict[str, float]:
+    """DeepSeek's, both of one value, a tenth of which is what is written."""
+    tenth = metadata.optional("rope.scaling.yarn_log_multiplier")
+    return {} if tenth is None else {"mscale": 10 * tenth, "mscale_all_dim": 10 * tenth}
 
 
 def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
@@ -101,6 +109,33 @@ def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
         "final_logit_softcapping": metadata.optional("final_logit_softcapping"),
         "rope_local_base_freq": metadata.optional("rope.freq_base_swa"),
         "sliding_window_pattern": metadata.optional("attention.sliding_window_pattern"),
+    }
+
+
+def _deepseek(metadata: Metadata) -> dict[str, Any]:
+    """V2's or V3's, which llama.cpp tells by the function that makes scores. Head sizes are those of the heads that attention
+    decompresses to, under names of their own in newer files."""
+    turned, scale = metadata.count("rope.dimension_count"), metadata.optional("expert_weights_scale")
+    own = "_mla" if metadata.optional("attention.key_length_mla") is not None else ""
+    groups = metadata.optional("expert_group_count") or 1
+    is_v3 = metadata.optional("expert_gating_func") == _SIGMOID
+    names = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"} if is_v3 else {}
+    return {
+        **names,
+        "num_attention_heads": metadata.count("attention.head_count"),
+        "num_key_value_heads": metadata.count("attention.head_count"),
+        "kv_lora_rank": metadata.count("attention.kv_lora_rank"),
+        "q_lora_rank": metadata.optional("attention.q_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": metadata.count(f"attention.key_length{own}") - turned,
+        "v_head_dim": metadata.count(f"attention.value_length{own}"),
+        "first_k_dense_replace": metadata.optional("leading_dense_block_count") or 0,
+        "n_shared_experts": metadata.count("expert_shared_count"),
+        "routed_scaling_factor": 1.0 if scale is None else scale,
+        "norm_topk_prob": False,
+        "topk_method": "noaux_tc" if is_v3 else "group_limited_greedy" if groups > 1 else "greedy",
+        "n_group": groups,
+        "topk_group": metadata.optional("expert_group_used_count") or 1,
     }
 
 

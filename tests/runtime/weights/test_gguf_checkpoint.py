@@ -41,7 +41,7 @@ def test_names_and_rows_are_those_of_the_original(family):
 def test_rows_can_be_read_from_the_middle_of_a_head(family):
     model, file = family
     checkpoint = GgufCheckpoint(file)
-    names = [f"model.layers.1.self_attn.{kind}.weight" for kind in ("k_proj", "qkv_proj")]
+    names = [f"model.layers.1.self_attn.{kind}.weight" for kind in ("k_proj", "qkv_proj", "kv_b_proj")]
     (name,) = [name for name in names if name in checkpoint.shapes]
     for start, stop in ((0, 1), (3, 5), (7, 16), (9, 10)):
         assert torch.equal(read(checkpoint, name, start, stop), model.state_dict()[name][start:stop])
@@ -60,7 +60,19 @@ def test_the_config_is_that_of_the_original(family):
     assert config["rope_theta"] == rope["rope_theta"]
     assert config["rms_norm_eps"] == pytest.approx(original.rms_norm_eps)
     assert config["attention_bias"] == getattr(original, "attention_bias", False)
-    assert config["head_dim"] == getattr(original, "head_dim", 8)
+    if config["architectures"][0].startswith("Deepseek"):
+        names = (
+            "kv_lora_rank",
+            "q_lora_rank",
+            "qk_rope_head_dim",
+            "qk_nope_head_dim",
+            "v_head_dim",
+            "n_group",
+            "topk_group",
+        )
+        assert {name: config[name] for name in names} == {name: getattr(original, name) for name in names}
+    else:
+        assert config["head_dim"] == getattr(original, "head_dim", 8)
 
 
 def test_half_precision_is_the_dequantised_value_rounded(family):
@@ -143,6 +155,32 @@ def test_yarn_scaling_comes_from_metadata(tmp_path):
     assert config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
+LATENT = {
+    "expert_count": (UINT32, 4), "expert_used_count": (UINT32, 2), "expert_shared_count": (UINT32, 1),
+    "attention.kv_lora_rank": (UINT32, 16), "rope.dimension_count": (UINT32, 8),
+}  # fmt: skip
+
+
+def test_older_files_of_deepseek_say_only_one_size_of_heads(tmp_path):
+    sizes = {"attention.key_length": (UINT32, 24), "attention.value_length": (UINT32, 12)}
+    config = config_of(tmp_path, LATENT | sizes, architecture="deepseek2")
+    assert (config["qk_nope_head_dim"], config["v_head_dim"], config["n_group"]) == (16, 12, 1)
+    newer = {"attention.key_length_mla": (UINT32, 20), "attention.value_length_mla": (UINT32, 10)}
+    config = config_of(tmp_path, LATENT | sizes | newer, architecture="deepseek2")
+    assert (config["qk_nope_head_dim"], config["v_head_dim"]) == (12, 10)
+
+
+def test_keys_of_latents_need_their_values(tmp_path):
+    path = tmp_path / "model.gguf"
+    keys = [
+        key("general.architecture", 8, string("deepseek2")),
+        key("deepseek2.expert_count", UINT32, struct.pack("<I", 4)),
+    ]
+    path.write_bytes(gguf(keys, [tensor("blk.0.attn_k_b.weight", [4, 4, 2])], bytes(4 * 32)))
+    with pytest.raises(WeightsError, match=r"blk\.0\.attn_k_b\.weight has no tensor of values"):
+        GgufCheckpoint(GgufFile(path))
+
+
 def test_a_window_makes_a_llama_a_mistral(tmp_path):
     config = config_of(tmp_path, {"attention.sliding_window": (UINT32, 64)})
     assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 64)
@@ -196,7 +234,7 @@ def test_unsupported_tensor_types_are_refused_before_reading(tmp_path):
 def test_rows_as_stored_are_in_the_same_order(family):
     """Rows moved as packed bytes decode to the rows that reading as float32 gives."""
     checkpoint = GgufCheckpoint(family[1])
-    name = next(name for name in checkpoint.shapes if "q_proj" in name or "qkv_proj" in name)
+    name = next(name for name in checkpoint.shapes if any(q in name for q in ("q_proj", "qkv_proj", "q_a_proj")))
     assert checkpoint.types[name] == "Q8_0"
     rows, width = checkpoint.shapes[name]
     raw = np.empty((rows, checkpoint.stored_bytes(name) // rows), np.uint8)
