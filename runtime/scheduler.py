@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.api import FinishReason
 from runtime.batch import NOT_FINITE, RowBinding, ScheduledBatch, ScheduledRow, ScoredSpan
@@ -47,8 +48,7 @@ def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
     return total if num_prompt_tokens < 2 * _TILE else total - total % _TILE
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """One sampled token that counts, None where the model failed to give one or none was wanted, and how it ended its sequence,
     if it did."""
 
@@ -82,22 +82,22 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens
         preemptions_before = self.num_preemptions
         rows: list[ScheduledRow] = []
-        decodes = sum(sequence.num_to_compute == 1 for sequence in self.running)
+        wishes = [sequence.num_to_compute for sequence in self.running]
+        decodes = wishes.count(1)
         if decodes and self.limits.max_num_mixed_tokens is not None:
             budget = min(budget, _whole_tiles(decodes, self.limits.max_num_mixed_tokens))
-        index = 0
-        while index < len(self.running):
-            sequence = self.running[index]
+        for index, wanted in enumerate(wishes):
+            if index == len(self.running):
+                break  # the rest was preempted
             # A long prompt leaves every decode behind it its one token: nobody's stream stalls for it.
-            wanted = sequence.num_to_compute
             decodes -= wanted == 1
             num_tokens = min(wanted, budget - decodes)
             if num_tokens:
+                sequence = self.running[index]
                 if not self._grow(sequence, num_tokens):
                     break  # it was the last in line and preempted itself
                 rows.append(self._advance(sequence, num_tokens))
                 budget -= num_tokens
-            index += 1
         if self.num_preemptions == preemptions_before:
             self._admit(rows, budget)
         if not rows:
@@ -196,16 +196,16 @@ class Scheduler:
         end = start + num_tokens
         samples = end == sequence.num_tokens
         row = ScheduledRow(
-            sequence=sequence,
-            row=sequence.row,
-            start=start,
-            num_tokens=num_tokens,
-            token_ids=tuple(sequence.token_ids[start:end]),
-            new_blocks=self._take_new_blocks(sequence) if sequence.has_new_blocks else (),
-            samples=samples,
-            binding=self._binding(sequence) if sequence.needs_bind else None,
-            masked=samples and sequence.has_matchers,
-            scored=self._score(sequence, end) if sequence.next_scored < sequence.num_prompt_tokens else None,
+            sequence,
+            sequence.row,
+            start,
+            num_tokens,
+            tuple(sequence.token_ids[start:end]),
+            self._take_new_blocks(sequence) if sequence.has_new_blocks else (),
+            samples,
+            self._binding(sequence) if sequence.needs_bind else None,
+            samples and sequence.has_matchers,
+            self._score(sequence, end) if sequence.next_scored < sequence.num_prompt_tokens else None,
         )
         sequence.needs_bind = False
         sequence.num_computed_tokens = end

@@ -61,15 +61,11 @@ class Sequence:
     @property
     def num_to_compute(self) -> int:
         """Tokens between what is computed and what is known; 0 where nothing more is wanted."""
-        return 0 if self.is_full else self.num_tokens - self.num_computed_tokens
+        num_tokens = len(self.token_ids) + self.num_in_flight
+        return 0 if num_tokens >= self.max_tokens_total else num_tokens - self.num_computed_tokens
 
     @property
     def num_reusable(self) -> int:
         """Tokens that may come out of a cache: those behind them must be computed, since their logits are wanted."""
         unscored = self.next_scored < self.num_prompt_tokens
         return self.next_scored - 1 if unscored else self.num_tokens - 1
-
-    @property
-    def is_full(self) -> bool:
-        """Nothing more to sample, counting what is in flight."""
-        return self.num_tokens >= self.max_tokens_total
