@@ -22,11 +22,12 @@ from server.responses import input_items
 from server.responses.body import Head, render
 from server.responses.chat_request import WORDS, chat_request
 from server.responses.input_items import Item, ItemReference, new_id
-from server.responses.messages import messages_of
+from server.responses.messages import messages_of, with_one_head
 from server.responses.narration import Narration
 from server.responses.store import Caller, Entry, Kept, ResponseStore
 from server.responses.truncation import longest
 from server.responses.wire import ResponsesRequest
+from server.schema import ChatRequest
 from server.service import Service
 
 
@@ -68,7 +69,7 @@ async def ask(service: Service, served: Served, http: HttpRequest, wire: Respons
 
     if wire.truncation == "auto":
         items = await longest(items, partial(_fits, service, served, wire))
-    request = chat_request(wire, messages_of(items, wire.instructions))
+    request = _chat_request(served, wire, items)
     id = new_id("resp_")
     with WORDS.spoken():
         generation, ignored = await chat_generation(service, served, request, id=id, arrival_s=arrival_s(http.scope))
@@ -103,9 +104,14 @@ def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
     return entry
 
 
+def _chat_request(served: Served, wire: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
+    messages = with_one_head(messages_of(items, wire.instructions), served.chat_template)
+    return chat_request(wire, messages)
+
+
 async def _fits(service: Service, served: Served, wire: ResponsesRequest, items: Sequence[Item]) -> bool:
     """Whether a prompt of `items` leaves room for the answer."""
-    request = chat_request(wire, messages_of(items, wire.instructions))
+    request = _chat_request(served, wire, items)
     try:
         with WORDS.spoken():
             ids = await chat_ids(served, service.offload, request)

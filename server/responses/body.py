@@ -107,9 +107,9 @@ def usage(generation: Generation) -> Json:
     }
 
 
-def rendered(pieces: list[bytes]) -> Fragment:
+def rendered(pieces: list[bytes]) -> Fragment | list[Json]:
     """A list of what was rendered before."""
-    return Fragment(b"[" + b",".join(pieces) + b"]")
+    return Fragment(b"[" + b",".join(pieces) + b"]") if pieces else []
 
 
 def render(body: Any) -> bytes:

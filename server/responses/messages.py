@@ -6,10 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from server.prompt import ChatTemplate
 from server.responses.input_items import FunctionCall, FunctionCallOutput, InputMessage, Item, ReasoningItem
 from server.schema import CalledFunction, Message, PastCall
 
-REASONING_JOINT = "\n\n"
+JOINT = "\n\n"
+_HEADS = ("system", "developer")
+_PROBE = "second-system-message"
+_TWO_HEADS = (
+    {"role": "system", "content": "a"}, {"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}
+)  # fmt: skip
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
@@ -34,6 +40,15 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     return made
 
 
+def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Message]:
+    """Instructions and the system messages behind them as one message, where the template takes no second one."""
+    size = next((at for at, message in enumerate(messages) if message.role not in _HEADS), len(messages))
+    if size < 2 or template.writes(_PROBE, _TWO_HEADS):
+        return messages
+    contents = [message.content for message in messages[:size] if isinstance(message.content, str)]
+    return [Message(role="system", content=JOINT.join(contents)), *messages[size:]]
+
+
 def _was_broken(item: Item) -> bool:
     """A call that broke off, which cannot be made: what was written of it is a text of its own (`events`)."""
     return isinstance(item, FunctionCall) and item.status == "incomplete"
@@ -42,7 +57,7 @@ def _was_broken(item: Item) -> bool:
 def _add(turn: Message, item: Item) -> None:
     match item:
         case ReasoningItem():
-            turn.reasoning = REASONING_JOINT.join(filter(None, (turn.reasoning, item.text)))
+            turn.reasoning = JOINT.join(filter(None, (turn.reasoning, item.text)))
         case FunctionCall():
             call = PastCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
             turn.tool_calls = [*(turn.tool_calls or ()), call]

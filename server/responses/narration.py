@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from typing import TypeVar
 
 from orjson import dumps
 
@@ -27,6 +29,9 @@ _FINAL_EVENTS = {
 }  # fmt: skip
 
 
+Begun = TypeVar("Begun", MessageItem, ReasoningItem, CallItem)
+
+
 class Narration:
     def __init__(self, head: Head, generation: Generation, *, in_background: bool) -> None:
         self.status: Status = "queued" if in_background else "in_progress"
@@ -42,6 +47,7 @@ class Narration:
         self._error: Json | None = None
         self._completed_at: int | None = None
         self._num_events = 0
+        self._told: list[Json] = []  # and not yet taken
 
     @property
     def id(self) -> str:
@@ -68,117 +74,120 @@ class Narration:
     # --- what happens, as events ----------------------------------------------------------------------------------
 
     def begin(self) -> list[Json]:
-        events = [self._lifecycle("response.created")]
-        if self.status == "queued":
-            return [*events, self._lifecycle("response.queued")]
-        return [*events, self._lifecycle("response.in_progress")]
+        self._tell_of_response("response.created")
+        self._tell_of_response("response.queued" if self.status == "queued" else "response.in_progress")
+        return self._taken()
 
     def feed(self, output: Output) -> list[Json]:
         """Raises EngineFailed."""
-        told: list[Json] = []
         if self.status == "queued":
             self.status = "in_progress"
-            told.append(self._lifecycle("response.in_progress"))
-        for piece in [output] if self._write is None else _by_token(output):
-            told += map(self._numbered, self._heard(piece))
+            self._tell_of_response("response.in_progress")
+        if self._write is None:
+            for event in self._choice.events(output):
+                self._hear(event)
+            return self._taken()
+        for piece in _by_token(output):
+            self._hear_with_logprobs(piece)
             if self._choice.finish_reason is not None:
                 break
-        return told
+        return self._taken()
 
     def end(self) -> list[Json]:
         """What comes after the last Output: the response is complete, or as complete as it gets."""
         if self._choice.finish_reason == FinishReason.ABORT:
             return self.fail("The server shut down before the response was complete")
         is_cut = self._choice.finish_reason == FinishReason.LENGTH
-        told: list[Json] = []
         if self._item is None and not self._done:
-            told += map(self._numbered, self._open(MessageItem()))  # an answer without a word is one, too
-        told += map(self._numbered, self._close("incomplete" if is_cut else "completed"))
-        return [*told, self._over("incomplete" if is_cut else "completed")]
+            self._open(MessageItem())  # an answer without a word is one, too
+        # A call that was cut off has said so itself.
+        is_half = is_cut and not isinstance(self._item, CallItem)
+        self._close("incomplete" if is_half else "completed")
+        return self._over("incomplete" if is_cut else "completed")
 
     def fail(self, message: str) -> list[Json]:
         """`message`: for the client."""
         self._error = {"code": "server_error", "message": message}
-        told = list(map(self._numbered, self._close("incomplete")))
-        return [*told, self._over("failed")]
+        self._close("incomplete")
+        return self._over("failed")
 
     def cancel(self) -> list[Json]:
-        told = list(map(self._numbered, self._close("incomplete")))
-        return [*told, self._over("cancelled")]
+        self._close("incomplete")
+        return self._over("cancelled")
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _heard(self, output: Output) -> Iterator[Json]:
+    def _hear_with_logprobs(self, output: Output) -> None:
+        assert self._write is not None, "they are wanted"
         num_reasoning = self._choice.num_reasoning_tokens
         events = self._choice.events(output)
-        self._note_logprobs(is_reasoning=self._choice.num_reasoning_tokens > num_reasoning)
-        for event in events:
-            yield from self._told(event)
-
-    def _note_logprobs(self, *, is_reasoning: bool) -> None:
-        if self._write is None:
-            return
         self._pending += map(dumps, self._write(self._choice.take_logprobs())["content"])
-        if is_reasoning:
+        if self._choice.num_reasoning_tokens > num_reasoning:
             self._pending.clear()
+        for event in events:
+            self._hear(event)
+            if not isinstance(event, Text) or event.text:
+                self._pending.clear()
 
-    def _told(self, event: Event) -> Iterator[Json]:
+    def _hear(self, event: Event) -> None:
         match event:
             case Text(text):
-                yield from self._text(text)
-                return
+                self._add_text(text)
             case Reasoning(text):
                 if not isinstance(self._item, ReasoningItem):
-                    yield from self._open(ReasoningItem())
-                assert isinstance(self._item, ReasoningItem)
-                yield self._item.add(text)
+                    self._item = self._open(ReasoningItem())
+                self._tell(self._item.add(text))
             case ToolCall(_, name, id):
-                yield from self._open(CallItem(id or "", name))
+                self._open(CallItem(id or "", name))
             case ToolArguments(_, text):
                 assert isinstance(self._item, CallItem), "a call is whole before the next one begins"
-                yield self._item.add(text)
+                self._tell(self._item.add(text))
             case Malformed(_, text):
-                yield from self._close("incomplete")
-                yield from self._text(text)
-        self._pending.clear()
+                self._close("incomplete")
+                self._add_text(text)
 
-    def _text(self, text: str) -> Iterator[Json]:
+    def _add_text(self, text: str) -> None:
         if not text:
             return
         if not isinstance(self._item, MessageItem):
-            yield from self._open(MessageItem())
-        assert isinstance(self._item, MessageItem)
-        logprobs, self._pending = self._pending, []
-        yield self._item.add(text, logprobs)
+            self._item = self._open(MessageItem())
+        self._tell(self._item.add(text, self._pending))
 
-    def _open(self, item: OutputItem) -> Iterator[Json]:
-        yield from self._close("completed")
+    def _open(self, item: Begun) -> Begun:
+        self._close("completed")
         self._item = item
-        yield from item.begin()
+        for event in item.begin():
+            self._tell(event)
+        return item
 
-    def _close(self, status: ItemStatus) -> Iterator[Json]:
+    def _close(self, status: ItemStatus) -> None:
         item = self._item
         if item is not None:
-            yield from item.end(status)
+            for event in item.end(status):
+                self._tell(event)
             self._done.append(item.json(status))
             self._item = None
 
-    def _numbered(self, event: Json) -> Json:
-        """An event of the item that is being written, at the moment it is told."""
-        event = {**event, "output_index": len(self._done), "sequence_number": self._num_events}
+    def _tell(self, event: Json) -> None:
+        """Of the item that is being written."""
+        event["output_index"], event["sequence_number"] = len(self._done), self._num_events
         self._num_events += 1
-        return event
+        self._told.append(event)
 
-    def _lifecycle(self, type: str) -> Json:
-        event = {"type": type, "response": self.body, "sequence_number": self._num_events}
+    def _tell_of_response(self, type: str) -> None:
+        self._told.append({"type": type, "response": self.body, "sequence_number": self._num_events})
         self._num_events += 1
-        return event
 
-    def _over(self, status: Status) -> Json:
+    def _taken(self) -> list[Json]:
+        taken, self._told = self._told, []
+        return taken
+
+    def _over(self, status: Status) -> list[Json]:
         self.status = status
         if status == "completed":
             self._completed_at = int(time.time())
-        return self._lifecycle(_FINAL_EVENTS[status])
+        self._tell_of_response(_FINAL_EVENTS[status])
+        return self._taken()
 
 
 def _by_token(output: Output) -> Iterator[Output]:
@@ -197,5 +206,9 @@ def _by_token(output: Output) -> Iterator[Output]:
 
 def frame(event: Json) -> bytes:
     """As a server-sent event."""
-    name: str = event["type"]
-    return b"event: " + name.encode("ascii") + b"\ndata: " + dumps(event) + b"\n\n"
+    return _begun(event["type"]) + dumps(event) + b"\n\n"
+
+
+@cache
+def _begun(type: str) -> bytes:
+    return f"event: {type}\ndata: ".encode("ascii")

@@ -27,8 +27,10 @@ class MessageItem:
     def add(self, text: str, logprobs: list[bytes]) -> Json:
         self._pieces.append(text)
         self._logprobs += logprobs
-        event = _delta("response.output_text.delta", self.id, text)
-        return {**event, "content_index": 0, "logprobs": rendered(logprobs)}
+        return {
+            "type": "response.output_text.delta", "item_id": self.id, "content_index": 0, "delta": text,
+            "logprobs": rendered(logprobs),
+        }  # fmt: skip
 
     def end(self, status: ItemStatus) -> list[Json]:
         part = self._part()
@@ -54,7 +56,7 @@ class ReasoningItem:
 
     def add(self, text: str) -> Json:
         self._pieces.append(text)
-        return {**_delta("response.reasoning_text.delta", self.id, text), "content_index": 0}
+        return {"type": "response.reasoning_text.delta", "item_id": self.id, "content_index": 0, "delta": text}
 
     def end(self, status: ItemStatus) -> list[Json]:
         part = self._part()
@@ -81,7 +83,7 @@ class CallItem:
 
     def add(self, text: str) -> Json:
         self._pieces.append(text)
-        return _delta("response.function_call_arguments.delta", self.id, text)
+        return {"type": "response.function_call_arguments.delta", "item_id": self.id, "delta": text}
 
     def end(self, status: ItemStatus) -> list[Json]:
         done = {"type": "response.function_call_arguments.done", "item_id": self.id, "name": self._name}
@@ -96,10 +98,6 @@ class CallItem:
 
 
 OutputItem = MessageItem | ReasoningItem | CallItem
-
-
-def _delta(type: str, item_id: str, delta: str) -> Json:
-    return {"type": type, "item_id": item_id, "delta": delta}
 
 
 def _text_begins(item_id: str, item: Json, part: Json) -> list[Json]:

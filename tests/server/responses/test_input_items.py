@@ -40,6 +40,23 @@ async def test_instructions_come_first(serve):
     assert found == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
 
+ONE_HEAD = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+
+
+async def test_instructions_and_system_messages_are_one_where_a_template_takes_no_second(serve):
+    given = {
+        "instructions": "Be brief.",
+        "input": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Hi"}],
+    }
+    strict = await serve(speaks=tiny_tokenizer(chat_template=ONE_HEAD))
+    assert await prompt_of(strict, **given) == "<system>Be brief.\n\nBe kind.<user>Hi"
+    assert error_of(await strict.respond(input=given["input"][::-1]), 400)["message"] == "system comes first"
+    assert [message["content"] for message in await seen(serve, **given)] == ["Be brief.", "Be kind.", "Hi"]
+
+
 @pytest.mark.parametrize("named", [True, False])
 async def test_messages_need_not_say_that_they_are(serve, named):
     kind = {"type": "message"} if named else {}

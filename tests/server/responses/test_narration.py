@@ -1,0 +1,107 @@
+"""Narration: whatever a dialect's model writes becomes items, and however its tokens arrive the response is the same."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.api import FinishReason, Output, Request, SamplingParams
+from server.chat_format import ChatFormat, Reading
+from server.generation import Generation, TextOptions
+from server.lifecycle import Served
+from server.prompt import ChatTemplate
+from server.responses.body import Head, render
+from server.responses.narration import Narration, frame
+from server.sampling import SamplingDefaults
+from tests.fakes import FakeEngine, fake_logprobs, fake_model
+from tests.server.responses.reading import both, frames, without_ids
+from tests.server.test_tool_calls import ROOM, every_sample, speaker
+from tests.server.text.tool_samples import SAMPLES, TOOLS, Sample
+from tests.server.tiny import EOS
+
+FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
+
+
+def texts(body, kind):
+    parts = [part["text"] for item in body["output"] if item["type"] == kind for part in item["content"]]
+    return "".join(parts)
+
+
+@every_sample
+async def test_every_dialect_comes_out_as_items_whole_and_streamed(serve, sample: Sample):
+    server = await serve(
+        sample.written, speaks=speaker(sample.dialect, special=True), tool_parser=sample.dialect, max_model_len=ROOM
+    )
+    body = await both(server, tools=FUNCTIONS)
+    calls = [item for item in body["output"] if item["type"] == "function_call"]
+    made = [item for item in calls if item["status"] == "completed"]
+    assert [(item["name"], json.loads(item["arguments"])) for item in made] == sample.calls
+    assert texts(body, "message") == sample.text
+    assert texts(body, "reasoning") == sample.reasoning
+    assert all(item["call_id"] for item in calls)
+
+
+@cache
+def served(dialect: str) -> Served:
+    tokenizer = speaker(dialect, special=True)
+    template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
+    chat_format = ChatFormat.choose(tokenizer.chat_template, template, tokenizer, tool_parser=dialect)
+    engine = FakeEngine(model=fake_model(vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset({EOS})))
+    return Served(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format)
+
+
+class Unstoppable:
+    def stop(self, index: int) -> None:
+        raise AssertionError("nothing here stops before its time")
+
+
+def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | None = None):
+    """The final response of `sample`, whose tokens arrive so many at a time, checked as a stream."""
+    there = served(sample.dialect)
+    ids = [*there.tokenizer.encode(sample.written), EOS][:cut]
+    finish = FinishReason.STOP if ids[-1] == EOS else FinishReason.LENGTH
+    reading: Reading | None = there.chat_format.reading(TOOLS, begun=False)
+    params = SamplingParams(max_tokens=10_000, logprobs=1 if logprobs else None)
+    request = Request("r", [1], params)
+    generation = Generation(there, [request], 1, 1, TextOptions(reading=reading, logprobs=params.logprobs))
+    narration = Narration(Head("resp_1", dict.fromkeys(REPEATED), 0), generation, in_background=False)
+    told, at = narration.begin(), 0
+    while at < len(ids):
+        part = ids[at : at + max(1, sizes[at % len(sizes)])]
+        at += len(part)
+        found = [fake_logprobs(id, request) for id in part] if logprobs else None
+        told += narration.feed(Output(0, part, finish if at == len(ids) else None, logprobs=found))
+    told += narration.end()
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    events = frames(b"".join(map(frame, told)).decode())
+    assert events[-1]["response"] == json.loads(render(narration.body))
+    return events[-1]["response"]
+
+
+REPEATED = ("model", "metadata")
+
+
+@given(st.sampled_from(SAMPLES), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_response_does_not_depend_on_how_its_tokens_arrive(sample, sizes, logprobs, data):
+    cut = data.draw(st.one_of(st.none(), st.integers(1, len(sample.written))))
+    assert without_ids(narrated(sample, sizes, logprobs=logprobs, cut=cut)) == without_ids(
+        narrated(sample, [1], logprobs=logprobs, cut=cut)
+    )
+
+
+@given(st.sampled_from(SAMPLES), st.data())
+@settings(max_examples=150, deadline=None)
+def test_nothing_of_what_was_written_is_lost_where_it_is_cut_off(sample, data):
+    cut = data.draw(st.integers(1, len(sample.written)))
+    body = narrated(sample, [1], logprobs=False, cut=cut)
+    broken = [item for item in body["output"] if item["type"] == "function_call" and item["status"] == "incomplete"]
+    assert len(broken) <= 1
+    others = [item for item in body["output"][:-1] if item not in broken]
+    assert {item["status"] for item in others} <= {"completed"}
+    if broken:
+        assert body["output"][-1]["type"] == "message"
+        assert broken[0]["name"] in texts(body, "message")
