@@ -32,8 +32,6 @@ async def create(service: Service, http: Request) -> ASGIApp:
     asked = await ask(service, served, http, wire)
     if wire.background:
         return _in_background(service, asked, streams=bool(wire.stream))
-    if asked.entry is not None:
-        service.responses.note(asked.entry.id, caller_of(http), ENDED)  # until it is there
 
     def finished() -> bytes:
         body = asked.settle()
@@ -42,6 +40,8 @@ async def create(service: Service, http: Request) -> ASGIApp:
         return body
 
     if wire.stream:
+        if asked.entry is not None:
+            service.responses.note(asked.entry.id, caller_of(http), ENDED)  # until it is there
         return EventStream(
             lambda: BegunStream(asked.generation.open()), EventFrames(asked.narration, finished),
             ping_interval_s=service.config.ping_interval, done=b"",

@@ -65,8 +65,8 @@ class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
     phase: Literal["commentary", "final_answer"] | None = None
 
     @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def texts(self) -> list[str]:
+        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
 
     def check(self, where: str) -> None:
         if self.phase is not None:
@@ -85,6 +85,11 @@ class FunctionCall(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
     namespace: Any = None
     caller: Any = None
 
+    @property
+    def is_broken(self) -> bool:
+        """It broke off, so it cannot be made; what was written of it is a text of its own (`narration`)."""
+        return self.status == "incomplete"
+
     def check(self, where: str) -> None:
         _check_caller(self, where)
 
@@ -101,8 +106,8 @@ class FunctionCallOutput(
     caller: Any = None
 
     @property
-    def text(self) -> str:
-        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
+    def texts(self) -> list[str]:
+        return [self.output] if isinstance(self.output, str) else [part.text for part in self.output]
 
     def check(self, where: str) -> None:
         _check_caller(self, where)
@@ -181,7 +186,7 @@ def check_outputs(items: Iterable[Item]) -> None:
     """Raises InvalidRequest for the result of a call that nobody has made."""
     called: set[str] = set()
     for item in items:
-        if isinstance(item, FunctionCall):
+        if isinstance(item, FunctionCall) and not item.is_broken:
             called.add(item.call_id)
         elif isinstance(item, FunctionCallOutput) and item.call_id not in called:
             raise InvalidRequest(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from server.prompt import ChatTemplate
 from server.responses.input_items import FunctionCall, FunctionCallOutput, InputMessage, Item, ReasoningItem
-from server.schema import CalledFunction, Message, PastCall
+from server.schema import CalledFunction, Message, PastCall, TextPart
 
 JOINT = "\n\n"
 _HEADS = ("system", "developer")
@@ -25,11 +25,11 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     for item in items:
         if isinstance(item, FunctionCallOutput):
             turn = None
-            made.append(Message(role="tool", content=item.text, tool_call_id=item.call_id))
+            made.append(Message(role="tool", content=_content(item.texts), tool_call_id=item.call_id))
         elif isinstance(item, InputMessage) and item.role != "assistant":
             turn = None
-            made.append(Message(role=item.role, content=item.text))
-        elif not _was_broken(item):
+            made.append(Message(role=item.role, content=_content(item.texts)))
+        elif not (isinstance(item, FunctionCall) and item.is_broken):
             if turn is None or (turn.content and not turn.tool_calls and not isinstance(item, FunctionCall)):
                 turn = Message(role="assistant", content="")
                 made.append(turn)
@@ -45,13 +45,15 @@ def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Messa
     size = next((at for at, message in enumerate(messages) if message.role not in _HEADS), len(messages))
     if size < 2 or template.writes(_PROBE, _TWO_HEADS):
         return messages
-    contents = [message.content for message in messages[:size] if isinstance(message.content, str)]
-    return [Message(role="system", content=JOINT.join(contents)), *messages[size:]]
+    parts: list[str] = []
+    for message in messages[:size]:
+        assert message.content is not None, "a system message has nothing else"
+        parts += [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+    return [Message(role="system", content=JOINT.join(parts)), *messages[size:]]
 
 
-def _was_broken(item: Item) -> bool:
-    """A call that broke off, which cannot be made: what was written of it is a text of its own (`events`)."""
-    return isinstance(item, FunctionCall) and item.status == "incomplete"
+def _content(texts: list[str]) -> str | list[TextPart]:
+    return texts[0] if len(texts) == 1 else [TextPart(text=text) for text in texts]
 
 
 def _add(turn: Message, item: Item) -> None:
@@ -63,4 +65,4 @@ def _add(turn: Message, item: Item) -> None:
             turn.tool_calls = [*(turn.tool_calls or ()), call]
         case InputMessage():
             assert isinstance(turn.content, str), "it was made here"
-            turn.content += item.text
+            turn.content += "".join(item.texts)

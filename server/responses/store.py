@@ -104,8 +104,10 @@ class Entry:
                 found += entry.output
         return found
 
-    def hold(self) -> None:
+    def hold(self) -> bool:
+        """Whether nobody held it before."""
         self._num_holders += 1
+        return self._num_holders == 1
 
     def release(self) -> bool:
         """Whether nobody holds it any more."""
@@ -139,10 +141,10 @@ class ResponseStore:
         """A response that has begun, or is finished."""
         self._notes.pop(entry.id, None)
         self._entries[entry.id] = entry
-        entry.hold()
-        if entry.previous is not None:
-            entry.previous.hold()
-        self._count(entry)
+        held: Entry | None = entry
+        while held is not None and held.hold():  # what it continues may have gone while it was made
+            self._count(held)
+            held = held.previous
         self._evict()
 
     def finish(self, entry: Entry) -> None:

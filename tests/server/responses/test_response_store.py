@@ -79,6 +79,25 @@ def test_what_others_continue_stays_and_is_counted_until_they_go():
     assert store.num_bytes == 2 * SIZE
 
 
+def test_what_went_while_it_was_being_continued_is_counted_again():
+    first = entry("1")
+    second = entry("2", first)
+    store = store_of(first, second)
+    third = entry("3", second)  # is being made
+    store.delete(second)
+    store.delete(first)
+    assert store.num_bytes == 0
+    store.add(third)
+    assert store.num_bytes == 3 * SIZE
+    store.delete(third)
+    assert store.num_bytes == 0
+    other = store_of(one := entry("1"), two := entry("2", one))
+    other.delete(two)
+    other.add(three := entry("3", two))
+    other.delete(three)
+    assert other.num_bytes == SIZE
+
+
 def test_a_conversation_too_long_for_the_store_is_not_kept():
     first = entry("1")
     second = entry("2", first)
