@@ -134,6 +134,16 @@ async def test_what_cannot_be_honoured_is_refused_under_its_own_name(serve, fiel
     assert (await server.chat()).status_code == 200
 
 
+async def test_a_form_that_takes_too_long_to_compile_is_refused_and_the_next_request_is_served(serve, monkeypatch):
+    server = await serve()
+    monkeypatch.setattr("server.structured.compiler.MAX_COMPILE_S", 0.0)
+    error = error_of(await server.chat(response_format={"type": "json_object"}), 400)
+    assert error["param"] == "response_format"
+    assert "takes longer than 0 s" in error["message"]
+    monkeypatch.undo()
+    assert (await server.chat(response_format={"type": "json_object"})).status_code == 200
+
+
 def test_the_python_api_takes_the_same_fields(monkeypatch):
     tokenizer = tiny_tokenizer()
     engine: list[FakeEngine] = []
