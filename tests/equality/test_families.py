@@ -15,7 +15,7 @@ import transformers
 from runtime.config import EngineConfig, WeightStorage
 from runtime.models import implementation
 from runtime.weights.fetch import resolve
-from tests.equality.greedy import compare, run, transformers_greedy
+from tests.equality.greedy import Reference, compare, run, transformers_greedy
 from tests.runtime.models.paged import Paged
 
 VOCAB, MAX_TOKENS, WINDOW = 128, 12, 20
@@ -240,8 +240,11 @@ class Case:
     family: Row
 
     @property
-    def max_model_len(self) -> int | None:
-        return self.family.max_model_len
+    def longest(self) -> int:
+        return self.family.max_model_len or max(map(len, self.prompts)) + MAX_TOKENS
+
+    def references(self) -> list[Reference]:
+        return [transformers_greedy(self.theirs, prompt, MAX_TOKENS) for prompt in self.prompts]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -267,12 +270,12 @@ def case(request, tmp_path_factory):
     return Case(folder, theirs, ours, prompts, family)
 
 
-def load(folder, family: Row, dtype: str = "float32", load_format: str = "auto"):
+def load(folder, family: Row, dtype: str = "float32", load_format: str = "auto", device: str = "cpu"):
     files = resolve(str(folder), None, lambda progress: None)
     spec = implementation.describe(files.config, family.model_impl)
     return implementation.load(
         spec, files, dtype=dtype, load_format=load_format, seed=0, progress=lambda progress: None,
-        max_model_len=family.max_model_len or spec.max_model_len, device="cpu", weights=WeightStorage(dtype),
+        max_model_len=family.max_model_len or spec.max_model_len, device=device, weights=WeightStorage(dtype),
     )  # fmt: skip
 
 
@@ -300,8 +303,7 @@ def test_half_precision_stays_close_and_made_up_weights_need_only_a_config(case)
 
 
 def test_greedy_tokens_equal_transformers(case):
-    references = [transformers_greedy(case.theirs, prompt, MAX_TOKENS) for prompt in case.prompts]
-    longest = case.max_model_len or max(map(len, case.prompts)) + MAX_TOKENS
+    references = case.references()
     ways = {
         "alone": ({}, {"together": False}),
         "together": ({}, {"together": True}),
@@ -309,12 +311,27 @@ def test_greedy_tokens_equal_transformers(case):
         "with preemption": ({"max_num_batched_tokens": 80}, {"together": True, "preempting": True}),
     }
     for way, (options, how) in ways.items():
-        config = EngineConfig(num_kv_blocks=64, max_model_len=longest, **options)
+        config = EngineConfig(num_kv_blocks=64, max_model_len=case.longest, **options)
         outcome = run(case.ours, config, case.prompts, MAX_TOKENS, **how)
         ties = compare(outcome, references)
         print(f"{way}: {ties} of {len(references)} left at a tie; {outcome.num_cached_tokens} tokens cached")
         assert (outcome.num_preemptions > 0) == (way == "with preemption")
         assert "rounds" not in how or outcome.num_cached_tokens > 0
+
+
+@pytest.mark.gpu
+def test_greedy_tokens_equal_transformers_on_cuda(case):
+    references = case.references()
+    ours = load(case.folder, case.family, device="cuda")
+    for options, how in (
+        ({}, {"together": True}),
+        ({"max_num_batched_tokens": 17}, {"together": True, "rounds": 2}),
+        ({"enforce_eager": True, "max_num_batched_tokens": 80}, {"together": True, "preempting": True}),
+    ):
+        config = EngineConfig(
+            device="cuda", dtype="float32", num_kv_blocks=64, max_model_len=case.longest, max_num_seqs=16, **options
+        )
+        compare(run(ours, config, case.prompts, MAX_TOKENS, **how), references)
 
 
 @pytest.mark.parametrize("case", ["mistral"], indirect=True)

@@ -77,6 +77,19 @@ def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks
     assert outcome.num_cached_tokens == 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 512}, {"enforce_eager": True}])
+def test_greedy_equals_transformers_on_cuda(model, options):
+    _, prompts, references, _ = model
+    files = resolve(DEFAULT_MODEL, None, lambda progress: None)
+    decoder = load_model(
+        files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device="cuda"
+    )
+    config = EngineConfig(device="cuda", dtype="float32", num_kv_blocks=1024, **options)
+    outcome = run(decoder, config, prompts, MAX_TOKENS, together=True)
+    print(f"{compare(outcome, references)} of {len(prompts)} left at a tie")
+
+
 @pytest.mark.parametrize("budget", [8192, 64])
 def test_a_prompt_is_scored_as_transformers_does(model, budget):
     decoder, prompts, _, exact = model
