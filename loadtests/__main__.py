@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-COMMANDS = ("serve", "steps", "gpu", "compare", "table", "results")
+COMMANDS = ("serve", "steps", "gpu", "weights", "compare", "table", "results")
 
 
 def main(argv: list[str] | None = None) -> int:
