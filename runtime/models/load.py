@@ -81,7 +81,7 @@ def _read(
         elif name == _TABLE and storage[name] != kept.dtype:  # its rows can be read out of whatever form a matrix has
             linears[EMBEDDING] = _prepare(values, None, DTYPES[kept.dtype], device)
         else:
-            tensors[name] = _as_torch(values).to(device)
+            tensors[name] = as_torch(values).to(device)
     return Weights(linears, tensors, experts)
 
 
@@ -89,9 +89,9 @@ def _fill(experts: ops.ExpertWeights, place: _Place, values: Any, bias: Tensor |
     if isinstance(values, list):
         experts.fill_blocks(place.half, place.number, _block_rows(values), bias)
     elif rounded:
-        experts.fill_int8(place.half, place.number, _as_torch(values), bias)
+        experts.fill_int8(place.half, place.number, as_torch(values), bias)
     else:
-        experts.fill(place.half, place.number, _as_torch(values), bias)
+        experts.fill(place.half, place.number, as_torch(values), bias)
 
 
 def _prepare(
@@ -99,7 +99,7 @@ def _prepare(
 ) -> ops.LinearWeight:
     if isinstance(values, list):
         return ops.prepare_block_linear(_block_rows(values), bias)
-    weight = _as_torch(values).to(device)
+    weight = as_torch(values).to(device)
     if rounded:
         return ops.prepare_int8_linear(weight, bias)
     return ops.prepare_linear(weight, bias, torch.promote_types(weight.dtype, activations))
@@ -142,7 +142,7 @@ def _block_rows(values: list[Any]) -> list[ops.BlockRows]:
     return [ops.BlockRows(part.type, torch.from_numpy(part.rows)) for part in values]
 
 
-def _as_torch(values: Any) -> Tensor:
+def as_torch(values: Any) -> Tensor:
     """16-bit integers are the bits of bfloat16."""
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

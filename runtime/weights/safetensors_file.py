@@ -146,7 +146,7 @@ def _files(folder: Path) -> dict[Path, set[str] | None]:
             f"{folder}: only pickle files ({pickles[0].name}), which are never loaded because they can run code; "
             "convert the model to safetensors"
         )
-    raise WeightsError(f"{folder}: no .safetensors files")
+    raise WeightsError(f"{folder}: no .safetensors files (weights in pickle files are neither fetched nor read)")
 
 
 def _shards(index: Path) -> dict[Path, set[str] | None]:

@@ -177,7 +177,7 @@ def test_help_needs_nothing_but_the_standard_library():
     code = "import sys; sys.path.insert(0, '.'); from loadtests.__main__ import main; main(['--help'])"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("serve", "steps", "gpu", "compare", "table", "results"):
+    for command in ("serve", "steps", "gpu", "weights", "compare", "table", "results"):
         assert command in done.stdout
 
 

@@ -19,6 +19,7 @@ import ops
 from runtime.api import LoadProgress
 from runtime.config import WeightStorage
 from runtime.models.kept import NARROW
+from runtime.models.load import as_torch
 from runtime.models.spec import UnsupportedModel
 from runtime.models.through_transformers.agreement import check_agreement, probe_ids
 from runtime.models.through_transformers.describe import PAGED, on_meta, one_line
@@ -88,12 +89,11 @@ def _fill(spec: TransformersSpec, source: TensorSource, dtype: str, device: str,
     names = [name for name in source.shapes if not name.endswith(_IGNORED)]
     reading = _Reading(source, progress, len(names))
     stored = {name: _Stored(name, source.shapes[name], reading) for name in names}
-    where = {"device_map": {"": device}} if device != "cpu" else {}
     try:
         with _read_when_needed():
             causal, found = getattr(transformers, spec.architecture).from_pretrained(
                 None, config=spec.config, state_dict=stored, dtype=getattr(torch, dtype), attn_implementation=PAGED,
-                ignore_mismatched_sizes=True, output_loading_info=True, **where,
+                ignore_mismatched_sizes=True, output_loading_info=True, device_map={"": device},
             )  # fmt: skip
     except torch.OutOfMemoryError:
         raise
@@ -119,19 +119,20 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor of a checkpoint that is read when it is asked for, as safetensors' slices are. In float32, to lose nothing
-    before transformers casts it."""
+    """A tensor of a checkpoint that is read when it is asked for, as safetensors' slices are. In its own type, or in float32, to
+    lose nothing before transformers casts it."""
 
     name: str
     shape: Shape
     reading: _Reading
 
     def __getitem__(self, everything: object) -> Tensor:
-        load = stored_as(Parameter(self.name, self.shape or (1,), float32=True), ())
-        ((_, values),) = self.reading.source.stream([load], "float32", lambda progress: None)
+        source, load = self.reading.source, stored_as(Parameter(self.name, self.shape or (1,)), ())
+        dtype = NARROW.get(source.types[self.name], "float32")
+        ((_, values),) = source.stream([load], dtype, lambda progress: None)
         self.reading.num_read += 1
         self.reading.progress(LoadProgress("weights", self.reading.num_read, self.reading.total, "tensors"))
-        return torch.from_numpy(values).view(self.shape)
+        return as_torch(values).view(self.shape)
 
 
 @contextmanager

@@ -48,13 +48,19 @@ class _PagedLayer:
         if sinks is not None and self._heads.sinks is None:  # a weight, so the same in every step
             self._heads = replace(self._heads, sinks=sinks.float())
         size = self._call.head_size
-        parts = [functional.pad(part[0], (0, size - part.shape[-1])) for part in (query, key, value)]
+        parts = [_widened(part[0], size) for part in (query, key, value)]
         qkv = torch.cat([part.transpose(0, 1) for part in parts], dim=1).flatten(1).to(value.dtype)
         memory = step.memory[step.num_calls]
         keys, values = memory.tensors
         slots, meta = step.slots[memory.table], step.metas[memory.table]
         mixed = ops.attend(qkv, self._heads, step.positions, keys, values, slots, meta)
         return mixed.view(1, len(qkv), -1, size)[..., : self._call.value_size]
+
+
+def _widened(heads: Tensor, size: int) -> Tensor:
+    """heads [H, T, D] -> [H, T, size], zeros behind."""
+    missing = size - heads.shape[-1]
+    return functional.pad(heads, (0, missing)) if missing else heads
 
 
 def paged_attention(
