@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "checks.h"
 #include "cpu/drivers.h"
 #include "cpu/quant_pack.h"
 #include "isa.h"
@@ -17,16 +18,10 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace oneloop {
-namespace {
 
-// ids[i] in [lowest, bound)
-template <typename Int>
-void check_range(const Tensor& ids, int64_t lowest, int64_t bound) {
-    const Int* id = ids.data<Int>();
-    for (int64_t i = 0; i < ids.size(0); i++)
-        if (id[i] < lowest || id[i] >= bound)
-            ids.fail("holds " + std::to_string(id[i]) + ", outside [" + std::to_string(lowest) + ", " + std::to_string(bound) + ")");
-}
+void bind_program(nb::module_& m);  // bind_program.cpp
+
+namespace {
 
 Heads heads(const Tensor& x) { return {x.data<float>(), x.size(1), x.stride(0), x.stride(1)}; }
 
@@ -119,14 +114,6 @@ void check_add_rows(const Tensor& x, const Tensor& residual, const Tensor& out) 
     out.typed(Type::kFloat32).shaped({x.size(0), x.size(1)}).contiguous();
 }
 
-const float* check_vector(const Tensor& vector, int64_t h) {
-    return vector.typed(Type::kFloat32).shaped({h}).contiguous().data<float>();
-}
-
-const float* check_optional(nb::handle vector, const char* name, int64_t h) {
-    return vector.is_none() ? nullptr : check_vector(Tensor(vector, name), h);
-}
-
 void bind_rms_norm(nb::handle x_, nb::handle weight_, float eps, nb::handle out_) {
     const Tensor x(x_, "x"), weight(weight_, "weight"), out(out_, "out");
     const Rows rows = check_norm_rows(x, out);
@@ -179,16 +166,6 @@ void bind_rope(nb::handle q_, nb::handle k_, nb::handle positions_, nb::handle c
          interleaved);
 }
 
-Cache check_cache(const Tensor& cache, Type type, int64_t blocks, int64_t kv_heads, int64_t block_size, int64_t head_size) {
-    cache.typed(type).shaped({blocks, kv_heads, block_size, head_size}).row_contiguous();
-    return {cache.data<void>(), cache.stride(0), cache.stride(1), cache.stride(2)};
-}
-
-Type cache_type(const Tensor& cache) {
-    if (cache.type() != Type::kFloat32) cache.typed(Type::kBFloat16);
-    return cache.type();
-}
-
 void bind_store_kv(nb::handle k_, nb::handle v_, nb::handle k_cache_, nb::handle v_cache_, nb::handle slots_) {
     const Tensor k(k_, "k"), v(v_, "v"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache"), slots(slots_, "slots");
     check_heads(k, -1, -1, -1);
@@ -197,30 +174,11 @@ void bind_store_kv(nb::handle k_, nb::handle v_, nb::handle k_cache_, nb::handle
     const Type type = cache_type(k_cache);
     const Cache to_k = check_cache(k_cache, type, -1, kv_heads, -1, head_size);
     const int64_t blocks = k_cache.size(0), block_size = k_cache.size(2);
-    const Cache to_v = check_cache(v_cache, type, blocks, kv_heads, block_size, head_size);
+    const PagedCache cache{to_k, check_cache(v_cache, type, blocks, kv_heads, block_size, head_size), type == Type::kBFloat16, block_size};
     slots.typed(Type::kInt64).shaped({tokens}).contiguous();
     check_range<int64_t>(slots, -1, blocks * block_size);
     nb::gil_scoped_release unlocked;
-    store_kv(heads(k), heads(v), to_k, to_v, type == Type::kBFloat16, block_size, head_size, slots.data<int64_t>(), tokens);
-}
-
-// query_starts rises from 0 to `tokens`; every row's queries fit its context and its context the blocks it names.
-void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks,
-                int64_t block_size) {
-    const int64_t rows = lens.size(0);
-    const int32_t *start = starts.data<int32_t>(), *len = lens.data<int32_t>();
-    if (start[0] != 0 || start[rows] != tokens) starts.fail("does not run from 0 to the " + std::to_string(tokens) + " tokens of q");
-    for (int64_t r = 0; r < rows; r++) {
-        const std::string row = "at row " + std::to_string(r) + " ";
-        if (start[r + 1] < start[r]) starts.fail(row + "falls");
-        if (len[r] < start[r + 1] - start[r]) lens.fail(row + "is shorter than the row's queries");
-        const int64_t blocks = (static_cast<int64_t>(len[r]) + block_size - 1) / block_size;
-        if (blocks > tables.size(1)) lens.fail(row + "needs " + std::to_string(blocks) + " blocks, block_tables has " + std::to_string(tables.size(1)));
-        const int32_t* block = tables.data<int32_t>() + r * tables.stride(0);
-        for (int64_t b = 0; b < blocks; b++)
-            if (block[b] < 0 || block[b] >= num_blocks)
-                tables.fail(row + "names block " + std::to_string(block[b]) + " of " + std::to_string(num_blocks));
-    }
+    store_kv(heads(k), heads(v), cache, head_size, slots.data<int64_t>(), tokens);
 }
 
 void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache_, nb::handle starts_, nb::handle lens_,
@@ -254,15 +212,6 @@ void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache
                     tables.stride(0), out.data<float>(), out.stride(0), out.stride(1));
 }
 
-Activation activation_called(const std::string& name) {
-    if (name == "silu") return Activation::kSilu;
-    if (name == "gelu") return Activation::kGelu;
-    if (name == "gelu_tanh") return Activation::kGeluTanh;
-    if (name == "relu") return Activation::kRelu;
-    if (name == "relu2") return Activation::kRelu2;
-    throw nb::value_error(("no activation is called " + name).c_str());
-}
-
 void bind_gated(nb::handle gate_up_, const std::string& activation, nb::handle out_) {
     const Tensor gate_up(gate_up_, "gate_up"), out(out_, "out");
     const Activation kind = activation_called(activation);
@@ -283,6 +232,31 @@ void bind_activate(nb::handle x_, const std::string& activation, nb::handle out_
     out.typed(Type::kFloat32).shaped({x.size(0), x.size(1)}).contiguous();
     nb::gil_scoped_release unlocked;
     activate(kind, x.data<float>(), x.stride(0), x.size(0), x.size(1), out.data<float>());
+}
+
+// Lines whose row wishes for nothing: their largest logit. The others are returned.
+std::vector<int64_t> bind_sample_largest(nb::handle logits_, nb::handle rows_, nb::handle records_, nb::handle last_ids_, nb::handle ids_) {
+    const Tensor logits(logits_, "logits"), rows(rows_, "sample_rows"), records(records_, "records"), last_ids(last_ids_, "last_ids"), ids(ids_, "ids");
+    const int64_t lines = logits.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous().size(0);
+    rows.typed(Type::kInt32).shaped({lines}).contiguous();
+    ids.typed(Type::kInt64).shaped({lines}).contiguous();
+    records.typed(Type::kInt32).shaped({-1, -1}).contiguous();
+    last_ids.typed(Type::kInt64).shaped({records.size(0)}).contiguous();
+    check_range<int32_t>(rows, -1, records.size(0));
+    if (records.size(1) < 1 || logits.size(1) < 1) logits.fail("or records have no columns");
+    const int32_t* row = rows.data<int32_t>();
+    std::vector<uint8_t> wishes(lines);
+    std::vector<int64_t> others;
+    for (int64_t i = 0; i < lines; i++) {
+        wishes[i] = row[i] >= 0 && records.data<int32_t>()[row[i] * records.size(1)] != 0;
+        if (wishes[i]) others.push_back(i);
+    }
+    nb::gil_scoped_release unlocked;
+    int64_t* id = ids.data<int64_t>();
+    largest(logits.data<float>(), logits.stride(0), lines, logits.size(1), wishes.data(), id);
+    for (int64_t i = 0; i < lines; i++)
+        if (!wishes[i] && row[i] >= 0) last_ids.data<int64_t>()[row[i]] = id[i] < 0 ? 0 : id[i];
+    return others;
 }
 
 }  // namespace
@@ -322,4 +296,7 @@ NB_MODULE(oneloop_native, m) {
     m.def("silu_mul", &bind_silu_mul, "gate_up"_a, "out"_a);
     m.def("gated", &bind_gated, "gate_up"_a, "activation"_a, "out"_a);
     m.def("activate", &bind_activate, "x"_a, "activation"_a, "out"_a);
+    m.def("sample_largest", &bind_sample_largest, "logits"_a, "sample_rows"_a, "records"_a, "last_ids"_a, "ids"_a,
+          "The first word of a row's record is not zero where it wishes for more than its largest logit.");
+    bind_program(m);
 }

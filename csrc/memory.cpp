@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #if defined(__linux__)
@@ -12,10 +13,14 @@ namespace oneloop {
 namespace {
 
 constexpr size_t kLarge = size_t{4} << 20;
+constexpr size_t kArena = size_t{32} << 20;  // reserved at once for small weights; what is not written costs nothing
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64 + 64; }  // a kernel may fetch, and discard, a line past the end
 
 }  // namespace
 
 void FreeMemory::operator()(void* p) const {
+    if (part_of) return;
 #if defined(__linux__)
     if (mapped) {
         munmap(p, bytes);
@@ -26,7 +31,7 @@ void FreeMemory::operator()(void* p) const {
 }
 
 Memory allocate(size_t wanted) {
-    const size_t bytes = (wanted + 63) / 64 * 64 + 64;
+    const size_t bytes = padded(wanted);
     Memory made;
 #if defined(__linux__)
     if (bytes >= kLarge) {
@@ -41,6 +46,24 @@ Memory allocate(size_t wanted) {
     if (!p) throw std::bad_alloc();
     std::memset(p, 0, bytes);
     made.bytes_ = {p, FreeMemory{bytes, false}};
+    return made;
+}
+
+Memory allocate_weight(size_t wanted) {
+    const size_t bytes = padded(wanted);
+    if (bytes >= kLarge) return allocate(wanted);
+    static std::mutex lock;
+    static std::weak_ptr<Memory> open;  // held by its parts alone
+    static size_t used = 0;
+    std::lock_guard guard(lock);
+    std::shared_ptr<Memory> arena = open.lock();
+    if (!arena || used + bytes > kArena) {
+        arena = std::make_shared<Memory>(allocate(kArena));
+        open = arena, used = 0;
+    }
+    Memory made;
+    made.bytes_ = {arena->as<char>() + used, FreeMemory{bytes, false, arena}};
+    used += bytes;
     return made;
 }
 

@@ -10,6 +10,7 @@ namespace oneloop {
 struct FreeMemory {
     size_t bytes = 0;
     bool mapped = false;
+    std::shared_ptr<void> part_of = nullptr;  // what is really freed, with its last part
     void operator()(void* p) const;
 };
 
@@ -24,12 +25,16 @@ public:
 
 private:
     friend Memory allocate(size_t bytes);
+    friend Memory allocate_weight(size_t bytes);
     std::unique_ptr<void, FreeMemory> bytes_;
 };
 
 // Zeros, 64-byte aligned. Large blocks ask for huge pages: streaming weights through 4 KiB pages costs a fifth of the
 // bandwidth, since the hardware prefetcher stops at a page's end. Throws std::bad_alloc.
 Memory allocate(size_t bytes);
+
+// The same for what lives as long as a model: small ones lie side by side, so that they too fill huge pages.
+Memory allocate_weight(size_t bytes);
 
 // At least so many bytes, 64-byte aligned, contents undefined, valid until this thread asks again with the same `slot`.
 enum class Slot { kRows, kAttention, kStates, kPanel, kCount };

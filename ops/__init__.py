@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ops import native
+from ops import native, recording
 from ops.activation import native as activation_native
 from ops.activation import reference as activation_reference
 from ops.attention import native as attention_native
@@ -39,9 +39,11 @@ from ops.moe.routing import Routing
 from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights
 from ops.norm import native as norm_native
 from ops.norm import reference as norm_reference
+from ops.recording import NotRecordable, Recorder, Recording, StepSymbols
 from ops.registry import Kernel, Op, ShapeClass, describe, force, forced
 from ops.rope import native as rope_native
 from ops.rope import reference as rope_reference
+from ops.sampling import native as sampling_native
 from ops.sampling import reference as sampling_reference
 from ops.sampling.tables import SamplingTables
 
@@ -56,14 +58,19 @@ __all__ = [
     "HeadsWeight",
     "LatentHeads",
     "LinearWeight",
+    "NotRecordable",
+    "Recorder",
+    "Recording",
     "Routing",
     "SamplingTables",
+    "StepSymbols",
     "StepTensors",
     "activate",
     "add_layer_norm",
     "add_rms_norm",
     "attend",
     "attend_latent",
+    "can_record",
     "compile_ahead",
     "describe",
     "embedding",
@@ -110,11 +117,13 @@ def _op(
     usual: ShapeClass = _USUAL,
     supports: Callable[[ShapeClass], str | None] = native.supports,
     triton_run: str | None = None,
+    recorded_run: Callable[..., Any] | None = None,
 ) -> Op:
     kernels = [Kernel(name, "native", supports, native_run, native.about)]
     if triton_run is not None:
         kernels.append(Kernel(name, "triton", _on_cuda, triton_run))
-    return Op(name, usual, [*kernels, Kernel(name, "reference", _any, reference_run)])
+    recorded = None if recorded_run is None else Kernel(name, "recorded", recording.supports, recorded_run)
+    return Op(name, usual, [*kernels, Kernel(name, "reference", _any, reference_run)], recorded)
 
 
 _prepare_linear = Op(
@@ -155,6 +164,7 @@ _sample = Op(
     "sample",
     _USUAL,
     [
+        Kernel("sample", "native", native.supports_sampling, sampling_native.sample, native.about),
         Kernel("sample", "triton", _on_cuda, "ops.sampling.triton_sample:sample"),
         Kernel("sample", "reference", _any, sampling_reference.sample),
     ],
@@ -167,21 +177,33 @@ _unpack = Op(
         Kernel("unpack", "reference", _any, inputs_reference.unpack),
     ],
 )
-_rms_norm = _op("rms_norm", norm_native.rms_norm, norm_reference.rms_norm, triton_run="ops.norm.triton_norm:rms_norm")
+_rms_norm = _op(
+    "rms_norm",
+    norm_native.rms_norm,
+    norm_reference.rms_norm,
+    triton_run="ops.norm.triton_norm:rms_norm",
+    recorded_run=recording.rms_norm,
+)
 _add_rms_norm = _op(
     "add_rms_norm",
     norm_native.add_rms_norm,
     norm_reference.add_rms_norm,
     triton_run="ops.norm.triton_norm:add_rms_norm",
+    recorded_run=recording.add_rms_norm,
 )
 _layer_norm = _op(
-    "layer_norm", norm_native.layer_norm, norm_reference.layer_norm, triton_run="ops.norm.triton_norm:layer_norm"
+    "layer_norm",
+    norm_native.layer_norm,
+    norm_reference.layer_norm,
+    triton_run="ops.norm.triton_norm:layer_norm",
+    recorded_run=recording.layer_norm,
 )
 _add_layer_norm = _op(
     "add_layer_norm",
     norm_native.add_layer_norm,
     norm_reference.add_layer_norm,
     triton_run="ops.norm.triton_norm:add_layer_norm",
+    recorded_run=recording.add_layer_norm,
 )
 _rope = _op("rope", rope_native.rope, rope_reference.rope)
 _store_kv = _op("store_kv", kv_native.store_kv, kv_reference.store_kv, _USUAL_ATTENTION)
@@ -198,6 +220,7 @@ _silu_mul = _op(
     activation_native.silu_mul,
     activation_reference.silu_mul,
     triton_run="ops.activation.triton_activation:silu_mul",
+    recorded_run=recording.silu_mul,
 )
 
 _gated = _op(
@@ -205,12 +228,14 @@ _gated = _op(
     activation_native.gated,
     activation_reference.gated,
     triton_run="ops.activation.triton_activation:gated",
+    recorded_run=recording.gated,
 )
 _activate = _op(
     "activate",
     activation_native.activate,
     activation_reference.activate,
     triton_run="ops.activation.triton_activation:activate",
+    recorded_run=recording.activate,
 )
 
 
@@ -401,6 +426,7 @@ _attend = Op(
         Kernel("attend", "triton", _on_cuda, "ops.attention.layer:attend"),
         Kernel("attend", "reference", _any, _attend_in_parts, "one op after another"),
     ],
+    Kernel("attend", "recorded", recording.supports_attention, recording.attend),
 )
 
 
@@ -448,6 +474,12 @@ def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
         from ops.attention import cuda as _registers_its_program  # noqa: F401
 
         cuda_program.compile_ahead(dtype, device)
+
+
+def can_record(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a `Recorder` records anything there."""
+    refusal = native.supports(ShapeClass(device.type, dtype)) or native.lacks("Program")
+    return forced() != "reference" and refusal is None
 
 
 def set_num_threads(n: int) -> None:

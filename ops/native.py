@@ -38,5 +38,16 @@ def supports(case: ShapeClass) -> str | None:
     return None
 
 
+def lacks(function: str) -> str | None:
+    """Why the module cannot do what newer code than it asks for; None if it can."""
+    if missing is not None or hasattr(module, function):
+        return missing
+    return f"oneloop_native has no {function}: it is older than this code, reinstall oneloop"
+
+
+def supports_sampling(case: ShapeClass) -> str | None:
+    return supports(case) or lacks("sample_largest")
+
+
 def supports_attention(case: ShapeClass) -> str | None:
     return supports(case) or ("takes head sizes that are multiples of 8" if case.head_size % 8 else None)

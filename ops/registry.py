@@ -66,9 +66,11 @@ class Op:
 
     `runs[device, dtype]`, or `runs[device, dtype, kv_dtype, head_size]` where the op has these, is the function to call."""
 
-    def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], recorded: Kernel | None = None) -> None:
+        """`recorded`: what notes the op while a recording is made; no choice that anyone is told of."""
         self.name = name
         self.kernels = tuple(kernels)
+        self._recorded = recorded
         self.runs = _Choices(self.choose)
         self._usual = usual
         self._reasons: dict[ShapeClass, str] = {}
@@ -86,6 +88,8 @@ class Op:
 
     def choose(self, case: ShapeClass) -> Callable[..., Any]:
         """The run of the first kernel that supports `case`. Raises NotImplementedError when none does."""
+        if self._recorded is not None and self._recorded.supports(case) is None:
+            return _resolve(self._recorded.run)
         refusals: list[str] = []
         asked = _forced.get(self.name) or _forced.get(None)
         if asked not in {kernel.name for kernel in self.kernels}:

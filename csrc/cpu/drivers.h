@@ -110,17 +110,40 @@ struct Heads {
 void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const float* cos_sin, int64_t stride_cos_sin,
           int64_t half, bool interleaved);
 
-// k and v [tokens, heads, d] into the caches' element type; slot -1 writes nothing.
 struct Cache {
     void* data;
     int64_t stride_b, stride_h, stride_s;
 };
-void store_kv(Heads k, Heads v, Cache k_cache, Cache v_cache, bool bfloat16, int64_t block_size, int64_t d,
-              const int64_t* slots, int64_t tokens);
+struct PagedCache {
+    Cache k, v;
+    bool bfloat16;  // else float32
+    int64_t block_size;
+};
+// k and v [tokens, heads, d] into the caches' element type; slot -1 writes nothing.
+void store_kv(Heads k, Heads v, const PagedCache& cache, int64_t d, const int64_t* slots, int64_t tokens);
+
+struct HeadNorms {
+    const float *q, *k;  // [d] each, or null
+    float eps;
+};
+struct Turns {
+    const float* cos_sin;  // rows of `half` cosines, then as many sines; `half` 0 turns nothing
+    int64_t stride, half;
+};
+// For each token: RMS norms of q's and k's heads and their rotation, in place, then k and v into the cache.
+void norm_rope_store(Heads q, Heads k, Heads v, int64_t d, const HeadNorms& norms, const Turns& turns, const int64_t* positions,
+                     const PagedCache& cache, const int64_t* slots, int64_t tokens);
 
 // y [rows, n] = activation(x); y [rows, half] = activation(first half of gate_up) * second half.
 void activate(Activation kind, const float* x, int64_t stride, int64_t rows, int64_t n, float* y);
 void gated(Activation kind, const float* gate_up, int64_t stride, int64_t rows, int64_t half, float* y);
+
+// x [n] times `factor`; x += y.
+void scale(float* x, int64_t n, float factor);
+void add(float* x, const float* y, int64_t n);
+
+// ids[i] = Kernels::largest of row i of x [rows, n], unless skip[i].
+void largest(const float* x, int64_t stride, int64_t rows, int64_t n, const uint8_t* skip, int64_t* ids);
 
 // starts [rows + 1], lens [rows], tables [rows] with the given row stride: consistent with each other and with q.
 void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts,

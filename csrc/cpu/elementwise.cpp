@@ -67,24 +67,46 @@ void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const floa
     });
 }
 
-void store_kv(Heads k, Heads v, Cache k_cache, Cache v_cache, bool bfloat16, int64_t block_size, int64_t d,
-              const int64_t* slots, int64_t tokens) {
-    const auto narrow = kernels().to_bfloat16;
-    for_rows(tokens, k.heads * d * 2, [&](int64_t t) {
-        if (slots[t] < 0) return;
-        const int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
-        for (int which = 0; which < 2; which++) {
-            const Heads& from = which ? v : k;
-            const Cache& to = which ? v_cache : k_cache;
-            for (int64_t h = 0; h < from.heads; h++) {
-                const float* head = from.data + t * from.stride_t + h * from.stride_h;
-                const int64_t place = block * to.stride_b + h * to.stride_h + offset * to.stride_s;
-                if (bfloat16)
-                    narrow(head, static_cast<uint16_t*>(to.data) + place, d);
-                else
-                    std::memcpy(static_cast<float*>(to.data) + place, head, d * sizeof(float));
+namespace {
+
+void store_head(const float* head, const Cache& to, int64_t place, bool bfloat16, int64_t d) {
+    if (bfloat16)
+        kernels().to_bfloat16(head, static_cast<uint16_t*>(to.data) + place, d);
+    else
+        std::memcpy(static_cast<float*>(to.data) + place, head, d * sizeof(float));
+}
+
+void store_token(const Heads& k, const Heads& v, const PagedCache& cache, int64_t d, int64_t slot, int64_t t) {
+    if (slot < 0) return;
+    const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
+    for (int which = 0; which < 2; which++) {
+        const Heads& from = which ? v : k;
+        const Cache& to = which ? cache.v : cache.k;
+        for (int64_t h = 0; h < from.heads; h++)
+            store_head(from.data + t * from.stride_t + h * from.stride_h, to,
+                       block * to.stride_b + h * to.stride_h + offset * to.stride_s, cache.bfloat16, d);
+    }
+}
+
+}  // namespace
+
+void store_kv(Heads k, Heads v, const PagedCache& cache, int64_t d, const int64_t* slots, int64_t tokens) {
+    for_rows(tokens, k.heads * d * 2, [&](int64_t t) { store_token(k, v, cache, d, slots[t], t); });
+}
+
+void norm_rope_store(Heads q, Heads k, Heads v, int64_t d, const HeadNorms& norms, const Turns& turns, const int64_t* positions,
+                     const PagedCache& cache, const int64_t* slots, int64_t tokens) {
+    const Kernels& set = kernels();
+    for_rows(tokens, (q.heads + 2 * k.heads) * d, [&](int64_t t) {
+        for (const Heads& x : {q, k}) {
+            const float* norm = x.data == q.data ? norms.q : norms.k;
+            for (int64_t h = 0; h < x.heads; h++) {
+                float* head = x.data + t * x.stride_t + h * x.stride_h;
+                if (norm) set.rms_norm(head, nullptr, norm, norms.eps, head, d);
+                if (turns.half) set.rope(head, turns.cos_sin + positions[t] * turns.stride, turns.half, false);
             }
         }
+        store_token(k, v, cache, d, slots[t], t);
     });
 }
 
@@ -96,6 +118,21 @@ void activate(Activation kind, const float* x, int64_t stride, int64_t rows, int
 void gated(Activation kind, const float* gate_up, int64_t stride, int64_t rows, int64_t half, float* y) {
     const auto run = kernels().activate;
     for_rows(rows, half * 2, [&](int64_t i) { run(kind, gate_up + i * stride, gate_up + i * stride + half, y + i * half, half); });
+}
+
+void largest(const float* x, int64_t stride, int64_t rows, int64_t n, const uint8_t* skip, int64_t* ids) {
+    const auto run = kernels().largest;
+    for_rows(rows, n, [&](int64_t i) {
+        if (!skip[i]) ids[i] = run(x + i * stride, n);
+    });
+}
+
+void scale(float* x, int64_t n, float factor) {
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+void add(float* x, const float* y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] += y[i];
 }
 
 }  // namespace oneloop

@@ -97,6 +97,8 @@ struct Kernels {
     // out [rows of the task] = values / sum, written as [T, Hq, D] with the given strides.
     void (*finish)(AttentionState state, const AttentionArgs&, const AttentionTask&, float* out, int64_t stride_t,
                    int64_t stride_h);
+    // Index of the first of the largest of x [n]; -1 where that is infinite, or where there is a NaN.
+    int64_t (*largest)(const float* x, int64_t n);
 };
 
 int64_t attention_scratch_floats(int64_t rows, int64_t head_size);

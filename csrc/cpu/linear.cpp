@@ -48,13 +48,13 @@ PackedLinear::PackedLinear(const void* weight, Element element, int64_t n, int64
                            const float* bias)
     : element_(element), n_(n), k_(k), panels_((n + kPanel - 1) / kPanel) {
     nbytes_ = panels_ * k * kPanel * element_bytes(element);
-    weight_ = allocate(nbytes_);
+    weight_ = allocate_weight(nbytes_);
     if (element == Element::kFloat32)
         pack(static_cast<const float*>(weight), n, k, stride_n, stride_k, weight_.as<float>());
     else
         pack(static_cast<const uint16_t*>(weight), n, k, stride_n, stride_k, weight_.as<uint16_t>());
     if (bias) {
-        bias_ = allocate(panels_ * kPanel * sizeof(float));
+        bias_ = allocate_weight(panels_ * kPanel * sizeof(float));
         std::copy(bias, bias + n, bias_.as<float>());
         nbytes_ += panels_ * kPanel * static_cast<int64_t>(sizeof(float));
     }

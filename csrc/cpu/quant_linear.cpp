@@ -45,9 +45,9 @@ bool round_weights(const void* weight, Element element, int64_t first, int64_t s
 
 QuantLinear::QuantLinear(QuantType type, int64_t n, int64_t k, const float* bias)
     : type_(type), n_(n), k_(k), blocks_((k + kBlock - 1) / kBlock), panels_((n + kPanel - 1) / kPanel),
-      panel_bytes_(layout_of(type).panel_bytes(blocks_)), nbytes_(panels_ * panel_bytes_), weight_(allocate(nbytes_)) {
+      panel_bytes_(layout_of(type).panel_bytes(blocks_)), nbytes_(panels_ * panel_bytes_), weight_(allocate_weight(nbytes_)) {
     if (!bias) return;
-    bias_ = allocate(panels_ * kPanel * sizeof(float));
+    bias_ = allocate_weight(panels_ * kPanel * sizeof(float));
     std::copy(bias, bias + n, bias_.as<float>());
     nbytes_ += panels_ * kPanel * static_cast<int64_t>(sizeof(float));
 }

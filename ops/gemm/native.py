@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ops import recording
 from ops.gemm.weight import BlockRows, LinearWeight
 from ops.native import module as native
 
@@ -33,6 +34,8 @@ class NativeWeight(LinearWeight):
         self.nbytes = packed.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
+        if isinstance(x, recording.Symbol):
+            return recording.linear(x, self._packed)
         out = x.new_empty(x.shape[0], self.out_features)
         self._packed.matmul(x, out)
         return out

@@ -6,15 +6,18 @@ step. Knows tokens, positions and slots; neither requests nor where its weights 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from math import prod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 import ops
 from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.layer import build_layer
 from runtime.models.blocks.rope import cos_sin_table
+from runtime.models.blocks.stack import LayerStack, Stack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec import DecoderSpec, layer_name
@@ -52,10 +55,21 @@ class Decoder:
             rope: cos_sin_table(rope, max_positions).to(device)
             for rope in {layer.attention.rope for layer in spec.layers}
         }
-        self._layers = [
-            build_layer(layer, layer_name(index), spec.hidden_size, weights, tables)
-            for index, layer in enumerate(spec.layers)
-        ]
+        self._layers = LayerStack(
+            [
+                build_layer(layer, layer_name(index), spec.hidden_size, weights, tables)
+                for index, layer in enumerate(spec.layers)
+            ]
+        )
+        self._stack: Stack = self._layers
+
+    def recorded(self, memory: Sequence[LayerMemory]) -> Decoder:
+        """The same for this memory alone: a native CPU step of its layers is as few calls as `ops.Recorder` allows."""
+        if not ops.can_record(torch.device(self.device), getattr(torch, self.dtype)):
+            return self
+        decoder = copy(self)
+        decoder._stack = self._layers.recorded(memory, self.spec.hidden_size)
+        return decoder
 
     def forward(
         self,
@@ -80,11 +94,7 @@ class Decoder:
         """`memory`: one entry a layer. The tokens' keys and values are written to the `slots` [T] int64 of the layer's block table,
         then attended to through its entry of `metas`."""
         residual = self._vocabulary.embed(input_ids, positions)
-        x: Tensor | None = None
-        for layer, layer_memory in zip(self._layers, memory, strict=True):
-            table = layer_memory.table
-            x = layer.forward(x, residual, positions, layer_memory, slots[table], metas[table])
-        return Hidden(x, residual)
+        return Hidden(self._stack.forward(residual, positions, memory, slots, metas), residual)
 
     def logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""

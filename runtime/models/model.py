@@ -29,6 +29,10 @@ class Model(Protocol):
     @property
     def uncapturable(self) -> str | None: ...
 
+    def recorded(self, memory: Sequence[LayerMemory]) -> Model:
+        """The same model for this memory alone, in as few native calls as `ops.Recorder` allows; it may be itself."""
+        ...
+
     def hidden(
         self,
         input_ids: Tensor,

@@ -6,6 +6,7 @@ the thread that computes, hence always consistent with the step that reads."""
 from __future__ import annotations
 
 from collections import deque
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -27,32 +28,31 @@ class InputBuffers:
     def fill(self, batch: ScheduledBatch) -> StepInputs:
         rows = batch.rows
         deque(self._tables.write(rows), maxlen=0)
-        spans = np.array([row.num_tokens for row in rows])
-        ends = np.cumsum(spans)
-        row_ids = np.array([row.row for row in rows])
-        context_lens = np.array([row.end for row in rows], dtype=np.int32)
-        positions = np.arange(batch.num_tokens) + np.repeat(context_lens - ends, spans)
-        slots = self._tables.slots(np.repeat(row_ids, spans), positions)
-        states = self._tables.states(row_ids).astype(np.int64)
-        max_context = int(context_lens.max())
-        sampling = [index for index, row in enumerate(rows) if row.samples]
-        query_starts = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32))
-        lens, lines = torch.from_numpy(context_lens), torch.from_numpy(row_ids)
-        num_entries, longest = -(-max_context // self._block_size), int(spans.max())
+        # Lists where there is little to compute: a step has few tokens here, and a call of a library costs more than most.
+        positions = np.array([position for row in rows for position in range(row.start, row.end)])
+        slots = self._tables.slots(np.array([row.row for row in rows for _ in range(row.num_tokens)]), positions)
+        ends = list(accumulate(row.num_tokens for row in rows))
+        lines = torch.tensor([row.row for row in rows])
+        query_starts = torch.tensor([0, *ends], dtype=torch.int32)
+        context_lens = torch.tensor([row.end for row in rows], dtype=torch.int32)
+        longest, max_context = max(row.num_tokens for row in rows), max(row.end for row in rows)
+        num_entries = -(-max_context // self._block_size)
+        states = self._tables.states(np.array([row.row for row in rows])).astype(np.int64)
+        sampling = [(row, end - 1) for row, end in zip(rows, ends, strict=True) if row.samples]
         return StepInputs(
-            ids=self._ids(batch, ends),
+            ids=self._ids(batch, ends, lines),
             positions=torch.from_numpy(positions),
-            slots=tuple(torch.from_numpy(each) for each in (*slots, *states)),
-            logit_tokens=torch.from_numpy(ends[sampling] - 1),
-            sample_rows=torch.tensor([rows[index].row for index in sampling], dtype=torch.int32),
-            sample_positions=torch.tensor([rows[index].end for index in sampling], dtype=torch.int64),
+            slots=tuple(map(torch.from_numpy, (*slots, *states))),
+            logit_tokens=None if len(sampling) == ends[-1] else torch.tensor([token for _, token in sampling]),
+            sample_rows=torch.tensor([row.row for row, _ in sampling], dtype=torch.int32),
+            sample_positions=torch.tensor([row.end for row, _ in sampling]),
             metas=tuple(
-                ops.AttentionMeta(query_starts, lens, table[lines, :num_entries], longest, max_context)
+                ops.AttentionMeta(query_starts, context_lens, table[lines, :num_entries], longest, max_context)
                 for table in self._block_tables
             ),
         )
 
-    def _ids(self, batch: ScheduledBatch, ends: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
+    def _ids(self, batch: ScheduledBatch, ends: list[int], lines: torch.Tensor) -> torch.Tensor:
         """Known ids from the batch; the one that a row lacks from what it sampled last."""
         flat: list[int] = []
         late_tokens: list[int] = []
@@ -61,9 +61,11 @@ class InputBuffers:
             flat.extend(row.token_ids)
             if len(row.token_ids) < row.num_tokens:
                 flat.append(0)
-                late_tokens.append(int(end) - 1)
+                late_tokens.append(end - 1)
                 late_rows.append(row.row)
-        ids = torch.tensor(flat, dtype=torch.int64)
+        if len(late_rows) == len(flat):
+            return self.last_ids[lines]
+        ids = torch.tensor(flat)
         if late_rows:
             ids[late_tokens] = self.last_ids[late_rows]
         return ids

@@ -55,7 +55,7 @@ def build_runner(plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int]
     cache = KVCache(plan.layout, plan.num_kv_blocks, getattr(torch, plan.kv_cache_dtype), cpu)
     inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout)
     sampler = Sampler(decoder.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu)
-    return CpuRunner(decoder, cache, sampler, inputs, worker)
+    return CpuRunner(decoder.recorded(cache.layers), cache, sampler, inputs, worker)
 
 
 def warm_up(runner: CpuRunner, plan: EnginePlan) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,9 @@ class TransformersModel:
         self._head = causal
         cos_sin = cos_sin_table(None, 1).to(device)  # the modules turn queries and keys themselves
         self._layers = [_PagedLayer(call, cos_sin) for call in spec.calls]
+
+    def recorded(self, memory: Sequence[LayerMemory]) -> Self:
+        return self
 
     def hidden(
         self,

@@ -1,0 +1,225 @@
+// Program at the border: ops are checked when they are recorded, a step's inputs when it runs. The program holds whatever
+// Python object its ops point into.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "checks.h"
+#include "cpu/program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace oneloop {
+namespace {
+
+struct CacheShape {
+    int64_t blocks, block_size;
+};
+
+struct AttendShape {
+    int64_t num_heads, num_kv_heads, head_size;
+    float scale;
+    int64_t window;  // 0 for none
+    float softcap;   // 0 for none
+};
+
+class BoundProgram {
+public:
+    int add_register(int64_t width) {
+        if (width < 1) throw nb::value_error("a register needs a width");
+        return program_.add_register(width);
+    }
+
+    void linear(nb::object linear_, int x, int out) {
+        const Linear* linear = nb::cast<const Linear*>(linear_);
+        expect(x, linear->k(), "x"), expect(out, linear->n(), "out"), apart(x, out);
+        keep_.push_back(linear_);
+        const int64_t k = linear->k(), n = linear->n();
+        program_.add([=](const Program::Frame& f) { linear->matmul(f[x], f.inputs.tokens, k, f[out], n); }, {x, out});
+    }
+
+    void rms_norm(int x, std::optional<int> residual, nb::object weight, float eps, int out) {
+        const int64_t h = norm_width(x, residual, out);
+        const float* scale = check_vector(Tensor(weight, "weight"), h);
+        keep_.push_back(weight);
+        if (residual)
+            program_.add([=, r = *residual](const Program::Frame& f) { add_rms_norm(f[x], h, f[r], h, f.inputs.tokens, h, scale, eps, f[out]); },
+                         {x, *residual, out});
+        else
+            program_.add([=](const Program::Frame& f) { oneloop::rms_norm(f[x], f.inputs.tokens, 1, h, 0, h, scale, eps, f[out]); }, {x, out});
+    }
+
+    void layer_norm(int x, std::optional<int> residual, nb::object weight, nb::object bias, float eps, int out) {
+        const int64_t h = norm_width(x, residual, out);
+        const float *scale = check_optional(weight, "weight", h), *shift = check_optional(bias, "bias", h);
+        keep_.push_back(weight), keep_.push_back(bias);
+        if (residual)
+            program_.add([=, r = *residual](const Program::Frame& f) { add_layer_norm(f[x], h, f[r], h, f.inputs.tokens, h, scale, shift, eps, f[out]); },
+                         {x, *residual, out});
+        else
+            program_.add([=](const Program::Frame& f) { oneloop::layer_norm(f[x], f.inputs.tokens, 1, h, 0, h, scale, shift, eps, f[out]); },
+                         {x, out});
+    }
+
+    void attend(int qkv, int out, const AttendShape& s, nb::object cos_sin_, nb::object q_norm, nb::object k_norm, float eps,
+                nb::object sinks_, nb::object k_cache_, nb::object v_cache_, size_t table) {
+        const int64_t d = s.head_size;
+        if (d < 8 || d % 8) throw nb::value_error("head_size is not a multiple of 8");
+        if (s.num_kv_heads < 1 || s.num_heads < 1 || s.num_heads % s.num_kv_heads) throw nb::value_error("heads do not fit kv heads");
+        if (s.window < 0 || !(s.softcap >= 0)) throw nb::value_error("window or softcap is negative");
+        expect(qkv, (s.num_heads + 2 * s.num_kv_heads) * d, "qkv"), expect(out, s.num_heads * d, "out"), apart(qkv, out);
+        const Tensor cos_sin(cos_sin_, "cos_sin"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache");
+        cos_sin.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
+        if (cos_sin.size(1) > d || cos_sin.size(1) % 2) cos_sin.fail("turns a number of dims that heads do not have");
+        const Type type = cache_type(k_cache);
+        const Cache k = check_cache(k_cache, type, -1, s.num_kv_heads, -1, d);
+        const int64_t blocks = k_cache.size(0), block_size = k_cache.size(2);
+        if (blocks < 1 || block_size < 1) k_cache.fail("has no room");
+        const PagedCache cache{k, check_cache(v_cache, type, blocks, s.num_kv_heads, block_size, d), type == Type::kBFloat16, block_size};
+        note_cache(table, {blocks, block_size});
+        if (cos_sin.size(1)) max_positions_ = std::min(max_positions_, cos_sin.size(0));
+        const HeadNorms norms{check_optional(q_norm, "q_norm", d), check_optional(k_norm, "k_norm", d), eps};
+        const Turns turns{cos_sin.data<float>(), cos_sin.stride(0), cos_sin.size(1) / 2};
+        const float* sinks = check_optional(sinks_, "sinks", s.num_heads);
+        for (const nb::object& each : {cos_sin_, q_norm, k_norm, sinks_, k_cache_, v_cache_}) keep_.push_back(each);
+        const int64_t row = (s.num_heads + 2 * s.num_kv_heads) * d;
+        AttentionArgs args{nullptr, row, d, cache.k.data, cache.v.data, k.stride_b, k.stride_h, k.stride_s, cache.v.stride_b,
+                           cache.v.stride_h, cache.v.stride_s, cache.bfloat16, block_size, d, s.num_heads / s.num_kv_heads, s.scale,
+                           s.window ? s.window : kNoWindow, s.softcap, sinks};
+        program_.add([=](const Program::Frame& f) {
+            float* x = f[qkv];
+            const Heads q{x, s.num_heads, row, d}, keys{x + s.num_heads * d, s.num_kv_heads, row, d},
+                values{x + (s.num_heads + s.num_kv_heads) * d, s.num_kv_heads, row, d};
+            const StepTable& step = f.inputs.tables[table];
+            norm_rope_store(q, keys, values, d, norms, turns, f.inputs.positions, cache, step.slots, f.inputs.tokens);
+            AttentionArgs mine = args;
+            mine.q = x;
+            paged_attention(mine, step.lines, s.num_kv_heads, step.starts, step.lens, step.tables, step.stride_table, f[out],
+                            s.num_heads * d, d);
+        }, {qkv, out});
+    }
+
+    void gated(int x, const std::string& activation, int out) {
+        const int64_t half = program_.width(out);
+        const Activation kind = activation_called(activation);
+        expect(x, 2 * half, "x"), apart(x, out);
+        program_.add([=](const Program::Frame& f) { oneloop::gated(kind, f[x], 2 * half, f.inputs.tokens, half, f[out]); }, {x, out});
+    }
+
+    void activate(int x, const std::string& activation, int out) {
+        const int64_t n = program_.width(out);
+        const Activation kind = activation_called(activation);
+        expect(x, n, "x"), apart(x, out);
+        program_.add([=](const Program::Frame& f) { oneloop::activate(kind, f[x], n, f.inputs.tokens, n, f[out]); }, {x, out});
+    }
+
+    void scale(int x, float factor) {
+        const int64_t n = program_.width(x);
+        program_.add([=](const Program::Frame& f) { oneloop::scale(f[x], n * f.inputs.tokens, factor); }, {x});
+    }
+
+    void add(int x, int y) {
+        const int64_t n = program_.width(x);
+        expect(y, n, "y");
+        program_.add([=](const Program::Frame& f) { oneloop::add(f[x], f[y], n * f.inputs.tokens); }, {x, y});
+    }
+
+    int64_t size() const { return program_.size(); }
+    void truncate(int64_t size) { program_.truncate(size); }
+    void finish(std::vector<int> external) { program_.finish(std::move(external)); }
+
+    // external: a [tokens, width] float32 tensor for each external register; tables: (slots, query_starts, context_lens,
+    // block_tables) of each block table; those that no op uses are not looked at.
+    void run(nb::list external_, nb::handle positions_, nb::list tables_) {
+        const Tensor positions(positions_, "positions");
+        const int64_t tokens = positions.typed(Type::kInt64).shaped({-1}).contiguous().size(0);
+        check_range<int64_t>(positions, 0, max_positions_);
+        if (nb::len(external_) != program_.external().size()) throw nb::value_error("not a tensor for each external register");
+        std::vector<float*> external;
+        for (nb::handle each : external_) {
+            const Tensor tensor(each, "external");
+            const int64_t width = program_.width(program_.external()[external.size()]);
+            external.push_back(tensor.typed(Type::kFloat32).shaped({tokens, width}).contiguous().data<float>());
+        }
+        if (nb::len(tables_) < caches_.size()) throw nb::value_error("fewer tables than ops use");
+        StepInputs inputs{tokens, positions.data<int64_t>(), {}};
+        inputs.tables.resize(caches_.size());
+        for (size_t i = 0; i < caches_.size(); i++)
+            if (caches_[i]) inputs.tables[i] = step_table(tables_[i], tokens, *caches_[i]);
+        if (tokens == 0) return;
+        nb::gil_scoped_release unlocked;
+        program_.run(inputs, external);
+    }
+
+private:
+    static StepTable step_table(nb::handle parts, int64_t tokens, CacheShape cache) {
+        const Tensor slots(parts[0], "slots"), starts(parts[1], "query_starts"), lens(parts[2], "context_lens"), tables(parts[3], "block_tables");
+        slots.typed(Type::kInt64).shaped({tokens}).contiguous();
+        lens.typed(Type::kInt32).shaped({-1}).contiguous();
+        starts.typed(Type::kInt32).shaped({lens.size(0) + 1}).contiguous();
+        tables.typed(Type::kInt32).shaped({lens.size(0), -1}).row_contiguous();
+        check_range<int64_t>(slots, -1, cache.blocks * cache.block_size);
+        check_rows(starts, lens, tables, tokens, cache.blocks, cache.block_size);
+        return {slots.data<int64_t>(), starts.data<int32_t>(), lens.data<int32_t>(), tables.data<int32_t>(), lens.size(0), tables.stride(0)};
+    }
+
+    void note_cache(size_t table, CacheShape shape) {
+        if (table >= 64) throw nb::value_error("no such table");
+        if (caches_.size() <= table) caches_.resize(table + 1);
+        if (!caches_[table]) caches_[table] = shape;
+        if (caches_[table]->block_size != shape.block_size) throw nb::value_error("caches of one table differ in their blocks");
+        caches_[table]->blocks = std::min(caches_[table]->blocks, shape.blocks);
+    }
+
+    void expect(int reg, int64_t width, const char* name) const {
+        if (program_.width(reg) != width)
+            throw nb::value_error((std::string(name) + " is " + std::to_string(program_.width(reg)) + " wide, expected " + std::to_string(width)).c_str());
+    }
+
+    static void apart(int x, int out) {
+        if (x == out) throw nb::value_error("an op cannot write what it reads");
+    }
+
+    int64_t norm_width(int x, std::optional<int> residual, int out) const {
+        const int64_t h = program_.width(x);
+        expect(out, h, "out"), apart(x, out);
+        if (residual) expect(*residual, h, "residual"), apart(x, *residual), apart(*residual, out);
+        return h;
+    }
+
+    Program program_;
+    std::vector<nb::object> keep_;
+    std::vector<std::optional<CacheShape>> caches_;  // by table
+    int64_t max_positions_ = INT64_MAX;
+};
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+    nb::class_<AttendShape>(m, "AttendShape")
+        .def(nb::init<int64_t, int64_t, int64_t, float, int64_t, float>(), "num_heads"_a, "num_kv_heads"_a, "head_size"_a, "scale"_a,
+             "window"_a = 0, "softcap"_a = 0.0f);
+    nb::class_<BoundProgram>(m, "Program", "Ops on registers [tokens, width] float32, recorded once, run by one call.")
+        .def(nb::init<>())
+        .def("register", &BoundProgram::add_register, "width"_a)
+        .def("linear", &BoundProgram::linear, "linear"_a, "x"_a, "out"_a)
+        .def("rms_norm", &BoundProgram::rms_norm, "x"_a, "residual"_a.none(), "weight"_a, "eps"_a, "out"_a)
+        .def("layer_norm", &BoundProgram::layer_norm, "x"_a, "residual"_a.none(), "weight"_a.none(), "bias"_a.none(), "eps"_a, "out"_a)
+        .def("attend", &BoundProgram::attend, "qkv"_a, "out"_a, "shape"_a, "cos_sin"_a, "q_norm"_a.none(), "k_norm"_a.none(), "eps"_a,
+             "sinks"_a.none(), "k_cache"_a, "v_cache"_a, "table"_a)
+        .def("gated", &BoundProgram::gated, "x"_a, "activation"_a, "out"_a)
+        .def("activate", &BoundProgram::activate, "x"_a, "activation"_a, "out"_a)
+        .def("scale", &BoundProgram::scale, "x"_a, "factor"_a)
+        .def("add", &BoundProgram::add, "x"_a, "y"_a)
+        .def("__len__", &BoundProgram::size)
+        .def("truncate", &BoundProgram::truncate, "size"_a)
+        .def("finish", &BoundProgram::finish, "external"_a)
+        .def("run", &BoundProgram::run, "external"_a, "positions"_a, "tables"_a);
+}
+
+}  // namespace oneloop

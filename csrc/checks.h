@@ -1,0 +1,33 @@
+// Checks that several bindings share: what they let through cannot lead a kernel outside its tensors.
+#pragma once
+
+#include <string>
+
+#include "cpu/drivers.h"
+#include "tensor.h"
+
+namespace oneloop {
+
+// ids[i] in [lowest, bound)
+template <typename Int>
+void check_range(const Tensor& ids, int64_t lowest, int64_t bound) {
+    const Int* id = ids.data<Int>();
+    for (int64_t i = 0; i < ids.size(0); i++)
+        if (id[i] < lowest || id[i] >= bound)
+            ids.fail("holds " + std::to_string(id[i]) + ", outside [" + std::to_string(lowest) + ", " + std::to_string(bound) + ")");
+}
+
+// [h] float32; the optional one may be None, and is null then.
+const float* check_vector(const Tensor& vector, int64_t h);
+const float* check_optional(nanobind::handle vector, const char* name, int64_t h);
+
+// [blocks, kv_heads, block_size, head_size] of float32 or bfloat16, -1 for any size.
+Cache check_cache(const Tensor& cache, Type type, int64_t blocks, int64_t kv_heads, int64_t block_size, int64_t head_size);
+Type cache_type(const Tensor& cache);
+
+// query_starts rises from 0 to `tokens`; every row's queries fit its context and its context the blocks it names.
+void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks, int64_t block_size);
+
+Activation activation_called(const std::string& name);
+
+}  // namespace oneloop

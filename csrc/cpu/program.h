@@ -1,0 +1,73 @@
+// A stretch of a forward pass as a list of ops, recorded once and run by one call: between its ops nobody takes a lock,
+// allocates or sleeps, and the helpers of the thread pool stay awake.
+//
+// Ops read and write registers, each [tokens, width] floats. Those that hold nothing any more lend their place to later
+// ones. What differs from step to step comes in with the call. Knows no Python; shapes were checked when it was recorded.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "drivers.h"
+
+namespace oneloop {
+
+// A step's tokens as one block table shows them: where they are stored, and what each line of queries reads.
+struct StepTable {
+    const int64_t* slots;
+    const int32_t *starts, *lens, *tables;
+    int64_t lines, stride_table;
+};
+
+struct StepInputs {
+    int64_t tokens;
+    const int64_t* positions;
+    std::vector<StepTable> tables;
+};
+
+class Program {
+public:
+    // What an op sees of the call it runs in.
+    class Frame {
+    public:
+        const StepInputs& inputs;
+        float* operator[](int reg) const { return places_[reg]; }
+
+    private:
+        friend Program;
+        Frame(const StepInputs& in, const std::vector<float*>& places) : inputs(in), places_(places) {}
+        const std::vector<float*>& places_;
+    };
+    using Op = std::function<void(const Frame&)>;
+
+    int add_register(int64_t width);
+    int64_t width(int reg) const { return widths_.at(reg); }  // throws std::out_of_range
+    // `used`: every register it reads or writes; what it writes must not be what it reads, unless it works in place.
+    void add(Op op, std::vector<int> used);
+    int64_t size() const { return static_cast<int64_t>(ops_.size()); }
+    void truncate(int64_t size);
+    // No op comes after. `external`: registers that every call brings memory for, in this order.
+    void finish(std::vector<int> external);
+    const std::vector<int>& external() const { return external_; }
+
+    // One call at a time; a second one waits.
+    void run(const StepInputs& inputs, const std::vector<float*>& external);
+
+private:
+    struct Recorded {
+        Op op;
+        std::vector<int> used;
+    };
+    std::vector<int64_t> widths_;
+    std::vector<Recorded> ops_;
+    std::vector<int> external_;
+    std::vector<int> slot_of_;       // by register; -1: external, or unused
+    std::vector<int64_t> slots_;     // widths
+    std::vector<float*> places_;
+    Memory memory_;
+    int64_t room_ = 0;  // floats in memory_
+    std::mutex running_;
+};
+
+}  // namespace oneloop
