@@ -22,7 +22,10 @@ from ops.attention import reference as attention_reference
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.meta import FRESH_FROM, AttentionMeta
+from ops.conv import reference as conv_reference
 from ops.cuda import program as cuda_program
+from ops.delta import reference as delta_reference
+from ops.delta.heads import DeltaHeads
 from ops.embedding import reference as embedding_reference
 from ops.gemm import cuda as gemm_cuda
 from ops.gemm import native as gemm_native
@@ -46,6 +49,8 @@ from ops.rope import reference as rope_reference
 from ops.sampling import native as sampling_native
 from ops.sampling import reference as sampling_reference
 from ops.sampling.tables import SamplingTables
+from ops.scan import reference as scan_reference
+from ops.scan.heads import ScanHeads
 
 __all__ = [
     "FRESH_FROM",
@@ -53,6 +58,7 @@ __all__ = [
     "AttentionMeta",
     "BlockRows",
     "ClampedSwiglu",
+    "DeltaHeads",
     "ExpertShape",
     "ExpertWeights",
     "HeadsWeight",
@@ -63,6 +69,7 @@ __all__ = [
     "Recording",
     "Routing",
     "SamplingTables",
+    "ScanHeads",
     "StepSymbols",
     "StepTensors",
     "activate",
@@ -71,12 +78,15 @@ __all__ = [
     "attend",
     "attend_latent",
     "can_record",
+    "causal_conv",
     "compile_ahead",
     "describe",
     "embedding",
     "force",
     "gated",
+    "gated_delta_rule",
     "gated_linear",
+    "gated_rms_norm",
     "layer_norm",
     "linear",
     "linear_by_head",
@@ -88,8 +98,10 @@ __all__ = [
     "rms_norm",
     "rope",
     "sample",
+    "selective_scan",
     "set_num_threads",
     "silu_mul",
+    "state_space_scan",
     "store_kv",
     "unpack",
 ]
@@ -236,6 +248,26 @@ _activate = _op(
     activation_reference.activate,
     triton_run="ops.activation.triton_activation:activate",
     recorded_run=recording.activate,
+)
+
+
+def _torch_or(triton_run: str, name: str, reference_run: Callable[..., Any]) -> Op:
+    """An op that no compiled kernel of ours computes."""
+    kernels = [
+        Kernel(name, "triton", _on_cuda_at_any_size, triton_run),
+        Kernel(name, "reference", _any, reference_run),
+    ]
+    return Op(name, _USUAL, kernels)
+
+
+_gated_rms_norm = _torch_or("ops.norm.triton_gated:gated_rms_norm", "gated_rms_norm", norm_reference.gated_rms_norm)
+_causal_conv = _torch_or("ops.conv.triton_conv:causal_conv", "causal_conv", conv_reference.causal_conv)
+_state_space_scan = _torch_or(
+    "ops.scan.triton_scan:state_space_scan", "state_space_scan", scan_reference.state_space_scan
+)
+_selective_scan = _torch_or("ops.scan.triton_selective:selective_scan", "selective_scan", scan_reference.selective_scan)
+_gated_delta_rule = _torch_or(
+    "ops.delta.triton_delta:gated_delta_rule", "gated_delta_rule", delta_reference.gated_delta_rule
 )
 
 
@@ -428,6 +460,58 @@ _attend = Op(
     ],
     Kernel("attend", "recorded", recording.supports_attention, recording.attend),
 )
+
+
+# Ops of recurrent layers. What they remember of a sequence is in a slot of `states` [num_slots, ...] float32, whose inner dims are
+# contiguous; line l of the step (`meta`, whose lines may be padded with empty ones) has slots[l], int64, -1 for none. A line that
+# begins its sequence finds zeros, whatever its slot holds; behind the step the slot holds the state behind the line's last token.
+
+
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """x [T, C] convolved with weight [K, C] along each sequence, plus bias [C], then silu if asked for, [T, C]: token t gets
+    sum of x[t - K + 1 + k] * weight[k]. States [K - 1, C] are a sequence's last inputs. Rows of x may be strided."""
+    return _causal_conv.runs[x.device, x.dtype](x, weight, bias, silu, states, slots, meta)
+
+
+def state_space_scan(
+    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """Mamba-2's scan (Dao and Gu 2024), [T, heads * P]: with s = softplus(steps + step_bias), a head's state [P, N] becomes
+    exp(s * a) * state + s * x B^T, and gives state C + d * x.
+
+    xbc [T, heads * P + 2 * groups * N]: x, B and C, contiguous; steps [T, heads]. Rows may be strided."""
+    return _state_space_scan.runs[xbc.device, xbc.dtype](xbc, steps, heads, states, slots, meta)
+
+
+def selective_scan(
+    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slots: Tensor,
+    meta: AttentionMeta,
+) -> Tensor:  # fmt: skip
+    """Mamba's scan (Gu and Dao 2023), [T, I]: with s = softplus(steps), a channel's state [N] becomes
+    exp(s * a) * state + s * x B, and gives (state C + d * x) * silu(gate).
+
+    x, steps and gate [T, I]; b and c [T, N], of all channels; a [I, N] (below 0) and d [I] float32. Rows may be strided."""
+    run = _selective_scan.runs[x.device, x.dtype]
+    return run(x, steps, b, c, a, d, gate, states, slots, meta)
+
+
+def gated_delta_rule(
+    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """Gated DeltaNet's scan (Yang et al. 2024), [T, value heads * Dv]: a head's state [Dk, Dv] fades to
+    exp(a * softplus(rate + step_bias)) of it, learns k (v - state^T k)^T * beta, and gives state^T q * Dk^-0.5, q and k made unit
+    vectors.
+
+    qkv [T, 2 * key heads * Dk + value heads * Dv] contiguous; rates [T, 2 * value heads]: logits of beta, then rates."""
+    return _gated_delta_rule.runs[qkv.device, qkv.dtype](qkv, rates, heads, states, slots, meta)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, gate_first: bool) -> Tensor:
+    """RMS norm of each `group_size` neighbours of x [T, I], times weight [I]; x is multiplied by silu(gate [T, I]) before
+    (`gate_first`) or after. Rows of the gate may be strided."""
+    return _gated_rms_norm.runs[x.device, x.dtype](x, gate, weight, eps, group_size, gate_first)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

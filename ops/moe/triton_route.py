@@ -19,9 +19,8 @@ from ops.launch import overlap, wait_for_previous
 from ops.moe.routing import Routing
 
 _LEAST = tl.constexpr(-3.0e38)  # of what may still be chosen; what may not is minus infinity
-_ALONE = (16, 32, 64)  # tokens of a program that sorts alone: above, two kernels are faster than one program
-_MANY = 32  # of one among others
-TOKENS_OF_EACH_ROUTE = (*_ALONE, 2 * _ALONE[-1])  # numbers of them that between them take every way through `route`
+_FEW, _MANY = 16, 64  # tokens of one program
+TOKENS_OF_EACH_ROUTE = (2 * _MANY, _MANY, _FEW)  # numbers of them that between them take every way through `route`
 _MOST_LANES = 1 << 13  # tokens times experts that one program looks at together
 
 
@@ -209,8 +208,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     num_tokens, num_experts = logits.shape
     device = logits.device
     num_lanes = prod(_lanes(num_experts, routing).values())
-    tokens = next((tokens for tokens in _ALONE if num_tokens <= tokens), _MANY)
-    tokens = min(tokens, max(1, _MOST_LANES // num_lanes))
+    tokens = min(_FEW if num_tokens <= _FEW else _MANY, max(1, _MOST_LANES // num_lanes))
     num_blocks = triton.cdiv(num_tokens, tokens)
     alone = num_blocks == 1
     chosen = _no_choice(logits, routing)

@@ -27,3 +27,13 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     residual += x
     return layer_norm(residual, weight, bias, eps)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, gate_first: bool) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    values, factors = x.to(wide), functional.silu(gate.to(wide))
+    if gate_first:
+        values = values * factors
+    grouped = values.unflatten(-1, (-1, group_size))
+    normed = (grouped * torch.rsqrt(grouped.square().mean(dim=-1, keepdim=True) + eps)).flatten(-2) * weight
+    return (normed if gate_first else normed * factors).to(x.dtype)

@@ -19,8 +19,8 @@ from runtime.models.hf_config import (
 )
 from runtime.models.spec import (
     LLAMA_RULES,
-    AnyLayer,
     Attention,
+    AttentionLayer,
     DecoderSpec,
     GatedMLP,
     LayerNorm,
@@ -42,7 +42,7 @@ def cohere2(config: HfConfig) -> DecoderSpec:
     types = layer_types(config, every(config.count("sliding_window_pattern", 4)))
     windowed = config.get("sliding_window") is not None
 
-    def change(index: int, layer: AnyLayer) -> AnyLayer:
+    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
         turn = layer.attention.rope if windowed and types[index] != FULL else None
         return replace(layer, attention=replace(layer.attention, rope=turn, window=window(config, types[index])))
 

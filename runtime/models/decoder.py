@@ -20,7 +20,7 @@ from runtime.models.blocks.rope import cos_sin_table
 from runtime.models.blocks.stack import LayerStack, Stack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import DecoderSpec, layer_name
+from runtime.models.spec import Attention, DecoderSpec, layer_name
 
 
 class Hidden(NamedTuple):
@@ -53,7 +53,7 @@ class Decoder:
         self._vocabulary = VocabularyBlock(spec, weights, dtype)
         tables = {
             rope: cos_sin_table(rope, max_positions).to(device)
-            for rope in {layer.attention.rope for layer in spec.layers}
+            for rope in {block.rope for _, block in spec.blocks() if isinstance(block, Attention)}
         }
         self._layers = LayerStack(
             [

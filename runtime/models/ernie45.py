@@ -22,6 +22,6 @@ def ernie45(config: HfConfig) -> DecoderSpec:
         mlp_bias=bias,
     )
     spec = llama(config, "Ernie4_5ForCausalLM", tied=True)
-    heads = spec.layers[0].attention
+    heads = spec.attention
     pairs = PairsTogether(heads.num_heads + heads.num_kv_heads, heads.head_size, heads.head_size)
     return replace(spec, rules=(*LLAMA_RULES, recode("qkv_proj", pairs)))

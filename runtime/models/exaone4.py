@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, HfConfig, every, layer_types, window
 from runtime.models.llama import llama
-from runtime.models.spec import AnyLayer, DecoderSpec, Layer, QKNorm
+from runtime.models.spec import AttentionLayer, DecoderSpec, Layer, QKNorm
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 
@@ -17,7 +17,7 @@ def exaone4(config: HfConfig) -> DecoderSpec:
     hybrid = config.get("sliding_window") is not None
     types = layer_types(config, every(config.count("sliding_window_pattern", 4)) if hybrid else lambda _: FULL)
 
-    def change(index: int, layer: AnyLayer) -> AnyLayer:
+    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
         kind, attention = types[index], replace(layer.attention, qk_norm=QKNorm(spec.norm))
         if hybrid:
             turn = None if kind == FULL else attention.rope

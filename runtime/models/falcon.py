@@ -33,7 +33,8 @@ def falcon(config: HfConfig) -> DecoderSpec:
     mlp = PlainMLP(inner, bias, activation(config, "activation", "gelu"))
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5))
     layers = [_layer(config, attention, mlp, norm, new=new)] * num_layers(config)
-    rules = (*_RULES, recode("qkv_proj", GroupsTogether(num_kv_heads, num_heads // num_kv_heads, head_size)))
+    of_kv_head = (num_heads // num_kv_heads * head_size, head_size, head_size)
+    rules = (*_RULES, recode("qkv_proj", GroupsTogether(num_kv_heads, of_kv_head)))
     return decoder(config, "FalconForCausalLM", layers, norm, tied=True, rules=rules)
 
 

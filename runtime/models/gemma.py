@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, SLIDING, HfConfig, every, layer_types, local_rope, rope, window
 from runtime.models.llama import llama
-from runtime.models.spec import LLAMA_RULES, AnyLayer, DecoderSpec, Layer, QKNorm, UnsupportedModel
+from runtime.models.spec import LLAMA_RULES, AttentionLayer, DecoderSpec, Layer, QKNorm, UnsupportedModel
 from runtime.weights.rules import LessOne, recode
 
 _BEFORE = ("input_layernorm", "pre_feedforward_layernorm")
@@ -35,13 +35,13 @@ def gemma3(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_key_value_heads=4, max_position_embeddings=131072, rope_theta=1e6)
     types = layer_types(config, every(config.count("sliding_window_pattern", 6)))
     spec = _four_norms(config, "Gemma3ForCausalLM", types)
-    head_size = spec.layers[0].attention.head_size
+    head_size = spec.attention.head_size
     ropes = {
         FULL: rope(config, head_size, FULL),
         SLIDING: local_rope(config, head_size, config.number("rope_local_base_freq", 10000.0)),
     }
 
-    def change(index: int, layer: AnyLayer) -> AnyLayer:
+    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
         attention = replace(layer.attention, rope=ropes[types[index]], qk_norm=QKNorm(spec.norm))
         return replace(layer, attention=attention)
 
@@ -54,7 +54,7 @@ def _four_norms(config: HfConfig, architecture: str, types: list[str]) -> Decode
     scale = config.number("query_pre_attn_scalar", 256.0) ** -0.5
     softcap = config.number_or_none("attn_logit_softcapping")
 
-    def change(index: int, layer: AnyLayer) -> AnyLayer:
+    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
         size = window(config, types[index])
         attention = replace(layer.attention, score_scale=scale, softcap=softcap, window=size)
         return Layer(attention, layer.mlp, layer.norm, _BEFORE, _AFTER)

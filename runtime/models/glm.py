@@ -31,7 +31,7 @@ def _glm(config: HfConfig, architecture: str) -> DecoderSpec:
         attention_bias=True,
     )
     spec = llama(config, architecture)
-    attention = replace(spec.layers[0].attention, output_bias=False)
+    attention = replace(spec.attention, output_bias=False)
     spec = spec.with_layers(lambda _, layer: replace(layer, attention=attention))
     assert attention.rope is not None
     pairs = PairsTogether(attention.num_heads + attention.num_kv_heads, attention.head_size, attention.rope.dim)

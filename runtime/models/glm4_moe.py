@@ -28,7 +28,7 @@ def glm4_moe(config: HfConfig) -> DecoderSpec:
     size = config.count("moe_intermediate_size", 1408)
     shared = GatedMLP(config.count("n_shared_experts", 1) * size, name="mlp.shared_expert")
     spec = llama(config, "Glm4MoeForCausalLM")
-    attention = replace(spec.layers[0].attention, output_bias=False)
+    attention = replace(spec.attention, output_bias=False)
     if config.flag("use_qk_norm", False):
         attention = replace(attention, qk_norm=QKNorm(spec.norm))
     dense = config.count_or_zero("first_k_dense_replace", 1)

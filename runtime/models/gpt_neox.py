@@ -31,5 +31,5 @@ def gpt_neox(config: HfConfig) -> DecoderSpec:
     norm = LayerNorm(config.number("layer_norm_eps", 1e-5))
     parallel = config.flag("use_parallel_residual", True)
     layer = ParallelLayer(attention, mlp, norm, _NORMS) if parallel else Layer(attention, mlp, norm, _NORMS)
-    rules = (*_RULES, recode("qkv_proj", GroupsTogether(num_heads, 1, head_size)))
+    rules = (*_RULES, recode("qkv_proj", GroupsTogether(num_heads, (head_size,) * 3)))
     return decoder(config, "GPTNeoXForCausalLM", [layer] * num_layers(config), norm, rules=rules, ignored=_IGNORED)

@@ -51,7 +51,7 @@ def gpt_oss(config: HfConfig) -> DecoderSpec:
     )
     spec = llama(config, "GptOssForCausalLM")
     types = layer_types(config, every(2))
-    attention = replace(spec.layers[0].attention, sinks=True)
+    attention = replace(spec.attention, sinks=True)
     windowed = replace(attention, window=window(config.with_unsaid(sliding_window=128)))
     router = Router(config.count("num_experts_per_tok", 4), renormalize=True, bias=True)
     activation = ClampedSwiglu(config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0))

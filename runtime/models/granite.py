@@ -11,7 +11,7 @@ from runtime.models.spec import DecoderSpec, Layer
 
 def granite(config: HfConfig) -> DecoderSpec:
     spec = llama(config, "GraniteForCausalLM")
-    attention = replace(spec.layers[0].attention, score_scale=config.number("attention_multiplier", 1.0))
+    attention = replace(spec.attention, score_scale=config.number("attention_multiplier", 1.0))
     multiplier = config.number("residual_multiplier", 1.0)
     return replace(
         spec.with_layers(lambda _, layer: Layer(attention, layer.mlp, layer.norm, multiplier=multiplier)),

@@ -16,13 +16,13 @@ _SHARED = (
     *LLAMA_RULES,
     stack("experts"),
 )
-_RULES = (
+RULES = (
     *_SHARED,
     rename("block_sparse_moe.input_linear", into="mlp.experts.gate_up"),
     rename("block_sparse_moe.output_linear", into="mlp.experts.down"),
     rename("block_sparse_moe.router.layer", into="mlp.gate"),
 )
-_STACKED = (
+STACKED = (
     *_SHARED,
     rename("block_sparse_moe.experts.gate_up_proj", into="mlp.experts.gate_up.weight"),
     rename("block_sparse_moe.experts.down_proj", into="mlp.experts.down.weight"),
@@ -43,4 +43,4 @@ def granitemoeshared(config: HfConfig) -> DecoderSpec:
 def _granitemoe(config: HfConfig, shared: GatedMLP | None, architecture: str) -> DecoderSpec:
     router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
     moe = mixture(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
-    return replace(with_mlps(granite(config), moe), architecture=architecture, rules=_RULES, other_rules=(_STACKED,))
+    return replace(with_mlps(granite(config), moe), architecture=architecture, rules=RULES, other_rules=(STACKED,))

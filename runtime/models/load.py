@@ -17,7 +17,7 @@ from runtime.models.blocks.weights import Weights
 from runtime.models.decoder import Decoder
 from runtime.models.kept import Kept
 from runtime.models.registry import spec_from_config
-from runtime.models.spec import EMBEDDING, HEAD, DecoderSpec, Experts, Linear, MoE, layer_name
+from runtime.models.spec import EMBEDDING, HEAD, DecoderSpec, Experts, Linear, MoE
 from runtime.weights.rules import Checkpoint, Load, Report, TensorSource, WeightsError, fitting, plan, stored_as
 
 _TABLE = f"{EMBEDDING}.weight"
@@ -108,9 +108,9 @@ def _prepare(
 def _routers(spec: DecoderSpec) -> set[str]:
     """Rounded, they might choose other experts."""
     return {
-        f"{layer.mlp.router_linear(layer_name(index), spec.hidden_size).name}.weight"
-        for index, layer in enumerate(spec.layers)
-        if isinstance(layer.mlp, MoE)
+        f"{block.router_linear(layer, spec.hidden_size).name}.weight"
+        for layer, block in spec.blocks()
+        if isinstance(block, MoE)
     }
 
 

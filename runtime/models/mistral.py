@@ -18,7 +18,7 @@ _ROPE_3 = {
 def mistral(config: HfConfig) -> DecoderSpec:
     config = _with_defaults(config)
     spec = llama(config, "MistralForCausalLM")
-    attention = replace(spec.layers[0].attention, window=window(config))
+    attention = replace(spec.attention, window=window(config))
     return spec.with_layers(lambda _, layer: replace(layer, attention=attention))
 
 
@@ -26,7 +26,7 @@ def ministral(config: HfConfig) -> DecoderSpec:
     config = _with_defaults(config)
     spec = llama(config, "MinistralForCausalLM")
     types = layer_types(config, lambda _: FULL if config.get("sliding_window") is None else SLIDING)
-    attention = spec.layers[0].attention
+    attention = spec.attention
     by_type = {each: replace(attention, window=window(config, each)) for each in types}
     return spec.with_layers(lambda index, layer: replace(layer, attention=by_type[types[index]]))
 
@@ -38,7 +38,7 @@ def ministral3(config: HfConfig) -> DecoderSpec:
     spec = llama(config, "Ministral3ForCausalLM")
     rope = config.section("rope_parameters")
     growth = QueryGrowth(rope.number("llama_4_scaling_beta"), rope.count("original_max_position_embeddings"))
-    attention = replace(spec.layers[0].attention, window=window(config), growth=growth)
+    attention = replace(spec.attention, window=window(config), growth=growth)
     return spec.with_layers(lambda _, layer: replace(layer, attention=attention))
 
 

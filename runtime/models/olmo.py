@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, SLIDING, HfConfig, every, layer_types, local_rope, rope, window
 from runtime.models.llama import llama
-from runtime.models.spec import AnyLayer, DecoderSpec, Layer, LayerNorm, Over, QKNorm
+from runtime.models.spec import AttentionLayer, DecoderSpec, Layer, LayerNorm, Over, QKNorm
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def olmo(config: HfConfig) -> DecoderSpec:
     spec, norm = llama(config, "OlmoForCausalLM"), LayerNorm(1e-5, weight=False, bias=False)
-    attention = replace(spec.layers[0].attention, clip=config.number_or_none("clip_qkv"))
+    attention = replace(spec.attention, clip=config.number_or_none("clip_qkv"))
     return replace(spec.with_layers(lambda _, layer: replace(layer, attention=attention, norm=norm)), norm=norm)
 
 
@@ -25,13 +25,13 @@ def olmo2(config: HfConfig) -> DecoderSpec:
 def olmo3(config: HfConfig) -> DecoderSpec:
     config = config.with_unsaid(sliding_window=4096).with_defaults(rope_theta=500000.0)
     spec, types = _olmo2(config, "Olmo3ForCausalLM"), layer_types(config, every(4))
-    head_size = spec.layers[0].attention.head_size
+    head_size = spec.attention.head_size
     ropes = {
         FULL: rope(config, head_size, FULL),
         SLIDING: local_rope(config, head_size, config.number("rope_theta")),
     }
 
-    def change(index: int, layer: AnyLayer) -> AnyLayer:
+    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
         kind = types[index]
         return replace(layer, attention=replace(layer.attention, rope=ropes[kind], window=window(config, kind)))
 
@@ -40,5 +40,5 @@ def olmo3(config: HfConfig) -> DecoderSpec:
 
 def _olmo2(config: HfConfig, architecture: str) -> DecoderSpec:
     spec = llama(config.with_defaults(rms_norm_eps=1e-5), architecture)
-    attention = replace(spec.layers[0].attention, qk_norm=QKNorm(spec.norm, Over.ALL_HEADS))
+    attention = replace(spec.attention, qk_norm=QKNorm(spec.norm, Over.ALL_HEADS))
     return spec.with_layers(lambda _, layer: Layer(attention, layer.mlp, layer.norm, None, _AFTER))

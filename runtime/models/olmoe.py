@@ -14,7 +14,7 @@ def olmoe(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(rms_norm_eps=1e-5, max_position_embeddings=4096)
     spec = llama(config, "OlmoeForCausalLM")
     clip, qk_norm = config.number_or_none("clip_qkv"), QKNorm(spec.norm, Over.ALL_HEADS)
-    attention = replace(spec.layers[0].attention, qk_norm=qk_norm, clip=clip)
+    attention = replace(spec.attention, qk_norm=qk_norm, clip=clip)
     router = Router(config.count("num_experts_per_tok", 8), renormalize=config.flag("norm_topk_prob", False))
     moe = mixture(MoE(num_experts(config, 64), config.count("intermediate_size"), router))
     return with_expert_rules(spec.with_layers(lambda _, layer: Layer(attention, moe, layer.norm)))

@@ -12,5 +12,5 @@ from runtime.models.spec import DecoderSpec
 def phi3(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5, attention_bias=False)
     spec = llama(config, "Phi3ForCausalLM")
-    attention = replace(spec.layers[0].attention, window=window(config))
+    attention = replace(spec.attention, window=window(config))
     return replace(spec.with_layers(lambda _, layer: replace(layer, attention=attention)), rules=())

@@ -19,7 +19,7 @@ def phimoe(config: HfConfig) -> DecoderSpec:
         raise UnsupportedModel("config: num_experts_per_tok is not 2, as Phi's sparse mixer has it")
     spec = llama(config, "PhimoeForCausalLM")
     norm = LayerNorm(config.number("rms_norm_eps"))
-    attention = spec.layers[0].attention
+    attention = spec.attention
     assert attention.rope is not None
     attention = replace(attention, rope=_rope(config, attention.rope), window=window(config))
     router = Router(2, "sparsemixer", jitter=config.number("router_jitter_noise", 0.01))

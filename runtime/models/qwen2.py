@@ -12,7 +12,7 @@ from runtime.models.spec import Attention, DecoderSpec
 def qwen2(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(max_position_embeddings=32768)
     spec = llama(config, "Qwen2ForCausalLM")
-    return with_attention(spec, replace(spec.layers[0].attention, qkv_bias=True, output_bias=False), config)
+    return with_attention(spec, replace(spec.attention, qkv_bias=True, output_bias=False), config)
 
 
 def with_attention(spec: DecoderSpec, attention: Attention, config: HfConfig) -> DecoderSpec:

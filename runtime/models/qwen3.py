@@ -13,4 +13,4 @@ from runtime.models.spec import DecoderSpec, QKNorm
 def qwen3(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(max_position_embeddings=32768, head_dim=128)
     spec = llama(config, "Qwen3ForCausalLM")
-    return with_attention(spec, replace(spec.layers[0].attention, qk_norm=QKNorm(spec.norm)), config)
+    return with_attention(spec, replace(spec.attention, qk_norm=QKNorm(spec.norm)), config)

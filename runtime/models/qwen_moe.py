@@ -13,18 +13,23 @@ from runtime.models.spec import DecoderSpec, GatedMLP, MoE, Router, UnsupportedM
 
 def qwen2_moe(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_experts=60, num_experts_per_tok=4)
-    shared = GatedMLP(config.count("shared_expert_intermediate_size", 5632), name="mlp.shared_expert")
-    moe = replace(_moe(config, 1408), shared=shared, shared_gate=True)
+    moe = shared_expert_moe(config, 1408, 5632)
     spec = qwen2(config.with_defaults(num_key_value_heads=16))
     bias = config.flag("qkv_bias", True)
     spec = spec.with_layers(lambda _, layer: replace(layer, attention=replace(layer.attention, qkv_bias=bias)))
-    return _sparse(replace(spec, architecture="Qwen2MoeForCausalLM"), moe, config)
+    return sparse(replace(spec, architecture="Qwen2MoeForCausalLM"), moe, config)
 
 
 def qwen3_moe(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_experts_per_tok=8, num_key_value_heads=4)
     spec = qwen3(config)
-    return _sparse(replace(spec, architecture="Qwen3MoeForCausalLM"), _moe(config, 768), config)
+    return sparse(replace(spec, architecture="Qwen3MoeForCausalLM"), _moe(config, 768), config)
+
+
+def shared_expert_moe(config: HfConfig, intermediate_size: int, shared_size: int) -> MoE:
+    """Sizes: of an expert and of the shared one, unless the config says otherwise."""
+    shared = GatedMLP(config.count("shared_expert_intermediate_size", shared_size), name="mlp.shared_expert")
+    return replace(_moe(config, intermediate_size), shared=shared, shared_gate=True)
 
 
 def _moe(config: HfConfig, intermediate_size: int) -> MoE:
@@ -32,7 +37,8 @@ def _moe(config: HfConfig, intermediate_size: int) -> MoE:
     return mixture(MoE(num_experts(config, 128), config.count("moe_intermediate_size", intermediate_size), router))
 
 
-def _sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
+def sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
+    """With experts in the layers that the config names, and the rules of their checkpoints."""
     step, dense = config.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
         raise UnsupportedModel(f"config: mlp_only_layers is {dense!r}, not a list of layers")

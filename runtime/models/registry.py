@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runtime.models.bamba import bamba
 from runtime.models.cohere import cohere, cohere2
 from runtime.models.deepseek import deepseek_v2, deepseek_v3
 from runtime.models.ernie45 import ernie45
@@ -20,11 +21,16 @@ from runtime.models.gpt_neox import gpt_neox
 from runtime.models.gpt_oss import gpt_oss
 from runtime.models.granite import granite
 from runtime.models.granitemoe import granitemoe, granitemoeshared
+from runtime.models.granitemoehybrid import granitemoehybrid
 from runtime.models.hf_config import HfConfig
+from runtime.models.jamba import jamba
+from runtime.models.lfm2 import lfm2
 from runtime.models.llama import llama
+from runtime.models.mamba2 import mamba2
 from runtime.models.mistral import ministral, ministral3, mistral
 from runtime.models.mixtral import mixtral
 from runtime.models.nemotron import nemotron
+from runtime.models.nemotron_h import nemotron_h
 from runtime.models.olmo import olmo, olmo2, olmo3
 from runtime.models.olmoe import olmoe
 from runtime.models.opt import opt
@@ -33,6 +39,7 @@ from runtime.models.phi3 import phi3
 from runtime.models.phimoe import phimoe
 from runtime.models.qwen2 import qwen2
 from runtime.models.qwen3 import qwen3
+from runtime.models.qwen3_next import qwen3_next
 from runtime.models.qwen_moe import qwen2_moe, qwen3_moe
 from runtime.models.seed_oss import seed_oss
 from runtime.models.smollm3 import smollm3
@@ -41,6 +48,7 @@ from runtime.models.stablelm import stablelm
 from runtime.models.starcoder2 import starcoder2
 
 FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
+    "BambaForCausalLM": bamba,
     "Cohere2ForCausalLM": cohere2,
     "CohereForCausalLM": cohere,
     "DeepseekV2ForCausalLM": deepseek_v2,
@@ -60,13 +68,18 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "GptOssForCausalLM": gpt_oss,
     "GraniteForCausalLM": granite,
     "GraniteMoeForCausalLM": granitemoe,
+    "GraniteMoeHybridForCausalLM": granitemoehybrid,
     "GraniteMoeSharedForCausalLM": granitemoeshared,
+    "JambaForCausalLM": jamba,
+    "Lfm2ForCausalLM": lfm2,
     "LlamaForCausalLM": llama,
+    "Mamba2ForCausalLM": mamba2,
     "Ministral3ForCausalLM": ministral3,
     "MinistralForCausalLM": ministral,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,
     "NemotronForCausalLM": nemotron,
+    "NemotronHForCausalLM": nemotron_h,
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
     "OlmoeForCausalLM": olmoe,
@@ -79,6 +92,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "Qwen3NextForCausalLM": qwen3_next,
     "SeedOssForCausalLM": seed_oss,
     "SmolLM3ForCausalLM": smollm3,
     "StableLmForCausalLM": stablelm,

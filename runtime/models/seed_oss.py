@@ -14,5 +14,5 @@ def seed_oss(config: HfConfig) -> DecoderSpec:
         num_key_value_heads=8, head_dim=128, max_position_embeddings=524288, attention_bias=True
     )
     spec = llama(config, "SeedOssForCausalLM")
-    attention = replace(spec.layers[0].attention, output_bias=config.flag("attention_out_bias", False))
+    attention = replace(spec.attention, output_bias=config.flag("attention_out_bias", False))
     return spec.with_layers(lambda _, layer: replace(layer, attention=attention))

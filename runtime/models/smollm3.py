@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, SLIDING, HfConfig, layer_types, num_layers, window
 from runtime.models.llama import llama
-from runtime.models.spec import AnyLayer, DecoderSpec, UnsupportedModel
+from runtime.models.spec import AttentionLayer, DecoderSpec, UnsupportedModel
 
 
 def smollm3(config: HfConfig) -> DecoderSpec:
@@ -14,7 +14,7 @@ def smollm3(config: HfConfig) -> DecoderSpec:
     turns, windowed = _turns(config), config.flag("use_sliding_window", False)
     types = layer_types(config, lambda index: SLIDING if windowed and not turns[index] else FULL)
 
-    def change(index: int, layer: AnyLayer) -> AnyLayer:
+    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
         turn = layer.attention.rope if turns[index] else None
         size = window(config, types[index]) if windowed else None
         return replace(layer, attention=replace(layer.attention, rope=turn, window=size))

@@ -12,7 +12,7 @@ from math import prod
 from typing import Literal, Protocol
 
 from runtime.config import ELEMENT_BYTES
-from runtime.kv.layout import LayerShape, MemoryShape
+from runtime.kv.layout import LayerShape, MemoryShape, StateShape
 from runtime.weights.rules import Parameter, Rule, WeightsError, merge
 
 
@@ -177,7 +177,8 @@ class Attention:
     `rope` None: q and k do not turn. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
     and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
-    takes its share of the softmax and adds nothing."""
+    takes its share of the softmax and adds nothing. `output_gate`: what heads give is multiplied by the sigmoid of a further
+    projection, whose rows are between those of q and k."""
 
     num_heads: int
     num_kv_heads: int
@@ -192,6 +193,7 @@ class Attention:
     clip: float | None = None
     sinks: bool = False
     growth: QueryGrowth | None = None
+    output_gate: bool = False
 
     @property
     def scale(self) -> float:
@@ -203,8 +205,9 @@ class Attention:
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        parts = (2 * q if self.output_gate else q, kv, kv)
         return (
-            Linear(f"{layer}.self_attn.qkv_proj", q + 2 * kv, hidden_size, self.qkv_bias, (q, kv, kv)),
+            Linear(f"{layer}.self_attn.qkv_proj", sum(parts), hidden_size, self.qkv_bias, parts),
             Linear(f"{layer}.self_attn.o_proj", hidden_size, q, self.output_bias),
         )
 
@@ -263,6 +266,171 @@ class LatentAttention(Attention):
         yield from self.norm.parameters(f"{name}.kv_a_layernorm", self.rank)
         rows = self.num_heads * (self.key_size + self.value_size)
         yield Parameter(f"{name}.kv_b_proj.weight", (rows, self.rank))
+
+
+def _conv_parameters(name: str, channels: int, taps: int, bias: bool) -> Iterator[Parameter]:
+    """Of a convolution over time, each channel by itself."""
+    if bias:
+        yield Parameter(f"{name}.bias", (channels,))
+    yield Parameter(f"{name}.weight", (channels, 1, taps))
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """State space layer of heads (Dao and Gu 2024): its input is convolved over the last `taps` tokens, then `ops.ScanHeads`
+    says what it remembers. `norm`: of the output, by group, after it is multiplied by silu of a gate. `bias`: of both
+    projections."""
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    state_size: int
+    taps: int
+    norm: RMSNorm
+    bias: bool = False
+    conv_bias: bool = True
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """That are convolved: of x, B and C."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return StateShape(((self.taps - 1, self.channels), (self.num_heads, self.head_size, self.state_size)))
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into gate, channels and steps; and out."""
+        into = self.inner_size + self.channels + self.num_heads
+        return (
+            Linear(f"{layer}.mamba.in_proj", into, hidden_size, self.bias),
+            Linear(f"{layer}.mamba.out_proj", hidden_size, self.inner_size, self.bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        yield from _conv_parameters(f"{layer}.mamba.conv1d", self.channels, self.taps, self.conv_bias)
+        for name in ("A_log", "D", "dt_bias"):
+            yield Parameter(f"{layer}.mamba.{name}", (self.num_heads,), float32=True)
+        yield from self.norm.parameters(f"{layer}.mamba.norm", self.inner_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """State space layer of channels (Gu and Dao 2023), each with a state of `state_size` dims that forget at rates of their own.
+    Steps come out of `rank` dims. `norm`: of those dims, of B and of C, each with weights of its own. `bias` of the
+    projections in and out."""
+
+    inner_size: int
+    state_size: int
+    rank: int
+    taps: int
+    norm: RMSNorm | None = None
+    bias: bool = False
+    conv_bias: bool = True
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return StateShape(((self.taps - 1, self.inner_size), (self.inner_size, self.state_size)))
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into x and gate, out, into steps, B and C, and from few dims to steps."""
+        name, inner = f"{layer}.mamba", self.inner_size
+        return (
+            Linear(f"{name}.in_proj", 2 * inner, hidden_size, self.bias),
+            Linear(f"{name}.out_proj", hidden_size, inner, self.bias),
+            Linear(f"{name}.x_proj", self.rank + 2 * self.state_size, inner),
+            Linear(f"{name}.dt_proj", inner, self.rank, bias=True),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        name = f"{layer}.mamba"
+        yield from _conv_parameters(f"{name}.conv1d", self.inner_size, self.taps, self.conv_bias)
+        yield Parameter(f"{name}.A_log", (self.inner_size, self.state_size), float32=True)
+        yield Parameter(f"{name}.D", (self.inner_size,), float32=True)
+        if self.norm is not None:
+            yield from self.norm.parameters(f"{name}.dt_layernorm", self.rank)
+            yield from self.norm.parameters(f"{name}.b_layernorm", self.state_size)
+            yield from self.norm.parameters(f"{name}.c_layernorm", self.state_size)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """Linear attention by the gated delta rule (Yang et al. 2024): q, k and v are convolved over the last `taps` tokens, then
+    `ops.DeltaHeads` says what is remembered. `norm`: of each head's output, before it is multiplied by silu of a gate."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+    norm: RMSNorm
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """That are convolved: of q, k and v."""
+        return 2 * self.num_key_heads * self.key_size + self.inner_size
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return StateShape(((self.taps - 1, self.channels), (self.num_value_heads, self.key_size, self.value_size)))
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into q, k, v and gate, out, and into what two rates of each head are made of."""
+        name = f"{layer}.linear_attn"
+        return (
+            Linear(f"{name}.in_proj_qkvz", self.channels + self.inner_size, hidden_size),
+            Linear(f"{name}.out_proj", hidden_size, self.inner_size),
+            Linear(f"{name}.in_proj_ba", 2 * self.num_value_heads, hidden_size),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        name = f"{layer}.linear_attn"
+        yield from _conv_parameters(f"{name}.conv1d", self.channels, self.taps, bias=False)
+        for each in ("A_log", "dt_bias"):
+            yield Parameter(f"{name}.{each}", (self.num_value_heads,), float32=True)
+        yield from self.norm.parameters(f"{name}.norm", self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """c * conv(b * x), where b, c and x are projections of the input and the convolution is over the last `taps` tokens."""
+
+    taps: int
+    size: int
+    bias: bool = False
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return StateShape(((self.taps - 1, self.size),))
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into b, c and x; and out."""
+        return (
+            Linear(f"{layer}.conv.in_proj", 3 * self.size, hidden_size, self.bias),
+            Linear(f"{layer}.conv.out_proj", hidden_size, self.size, self.bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        yield from _conv_parameters(f"{layer}.conv.conv", self.size, self.taps, self.bias)
+
+
+Recurrent = Mamba2 | Mamba | GatedDeltaNet | ShortConv
 
 
 class Activation(StrEnum):
@@ -412,6 +580,7 @@ class MoE:
 
 
 MLP = GatedMLP | PlainMLP | MoE
+Block = Attention | Recurrent | MLP
 
 
 # --- layers --------------------------------------------------------------------------------------------------------
@@ -430,8 +599,16 @@ class Layer:
     after: tuple[str, str] | None = None
     multiplier: float = 1.0
 
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.attention, self.mlp)
+
+    @property
+    def kv_shape(self) -> LayerShape:
+        return self.attention.kv_shape
+
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
-        for index, block in enumerate((self.attention, self.mlp)):
+        for index, block in enumerate(self.blocks):
             if self.before is not None:
                 yield from self.norm.parameters(f"{name}.{self.before[index]}", hidden_size)
             yield from block.parameters(name, hidden_size)
@@ -448,6 +625,14 @@ class ParallelLayer:
     norm: Norm
     norms: tuple[str] | tuple[str, str] = ("input_layernorm",)
 
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.attention, self.mlp)
+
+    @property
+    def kv_shape(self) -> LayerShape:
+        return self.attention.kv_shape
+
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
         for norm in self.norms:
             yield from self.norm.parameters(f"{name}.{norm}", hidden_size)
@@ -455,7 +640,52 @@ class ParallelLayer:
         yield from self.mlp.parameters(name, hidden_size)
 
 
-AnyLayer = Layer | ParallelLayer
+@dataclass(frozen=True, slots=True)
+class RecurrentLayer:
+    """As a `Layer` with norms before both of its blocks, but with something recurrent in place of attention."""
+
+    mixer: Recurrent
+    mlp: MLP
+    norm: Norm
+    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    multiplier: float = 1.0
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.mixer, self.mlp)
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return self.mixer.kv_shape
+
+    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
+        for norm, block in zip(self.before, self.blocks, strict=True):
+            yield from self.norm.parameters(f"{name}.{norm}", hidden_size)
+            yield from block.parameters(name, hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SingleLayer:
+    """x + block(norm(x)): a layer of nothing else."""
+
+    block: Block
+    norm: Norm
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.block,)
+
+    @property
+    def kv_shape(self) -> MemoryShape | None:
+        return None if isinstance(self.block, MLP) else self.block.kv_shape
+
+    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
+        yield from self.norm.parameters(f"{name}.norm", hidden_size)
+        yield from self.block.parameters(name, hidden_size)
+
+
+AttentionLayer = Layer | ParallelLayer
+AnyLayer = AttentionLayer | RecurrentLayer | SingleLayer
 
 
 # --- the model -----------------------------------------------------------------------------------------------------
@@ -529,24 +759,37 @@ class DecoderSpec:
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     ignored_below: tuple[str, ...] = ()
 
-    def with_layers(self, change: Callable[[int, AnyLayer], AnyLayer]) -> DecoderSpec:
-        """The same with each layer, by index, changed."""
-        return replace(self, layers=tuple(change(index, layer) for index, layer in enumerate(self.layers)))
+    def with_layers(self, change: Callable[[int, AttentionLayer], AnyLayer]) -> DecoderSpec:
+        """The same with each layer that has attention, by index, changed."""
+        layers = (
+            change(index, layer) if isinstance(layer, AttentionLayer) else layer
+            for index, layer in enumerate(self.layers)
+        )
+        return replace(self, layers=tuple(layers))
+
+    @property
+    def attention(self) -> Attention:
+        """Of the first layer that has it."""
+        return next(block for _, block in self.blocks() if isinstance(block, Attention))
 
     @property
     def head(self) -> Linear:
         return Linear(EMBEDDING if self.tied_embedding else HEAD, self.vocab_size, self.hidden_size, self.head_bias)
 
     def linears(self) -> Iterator[Linear]:
-        for index, layer in enumerate(self.layers):
-            yield from layer.attention.linears(layer_name(index), self.hidden_size)
-            yield from layer.mlp.linears(layer_name(index), self.hidden_size)
+        for name, block in self.blocks():
+            yield from block.linears(name, self.hidden_size)
         yield self.head
 
     def experts(self) -> Iterator[Experts]:
+        for name, block in self.blocks():
+            if isinstance(block, MoE):
+                yield block.experts(name, self.hidden_size)
+
+    def blocks(self) -> Iterator[tuple[str, Block]]:
+        """With the names of their layers."""
         for index, layer in enumerate(self.layers):
-            if isinstance(layer.mlp, MoE):
-                yield layer.mlp.experts(layer_name(index), self.hidden_size)
+            yield from ((layer_name(index), block) for block in layer.blocks)
 
     def parameters(self) -> Iterator[Parameter]:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""
@@ -564,5 +807,5 @@ class DecoderSpec:
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
     def kv_shapes(self) -> tuple[MemoryShape | None, ...]:
-        """What each layer remembers."""
-        return tuple(layer.attention.kv_shape for layer in self.layers)
+        """What each layer remembers, None for nothing."""
+        return tuple(layer.kv_shape for layer in self.layers)

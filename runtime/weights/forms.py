@@ -22,10 +22,11 @@ def decode(form: Form, values: Array, shape: Shape) -> Array:
             pairs = turned.reshape(-1, rotated // 2, 2, *shape[1:]).swapaxes(1, 2)
             heads[:num_heads, :rotated] = pairs.reshape(turned.shape)
             return heads.reshape(shape)
-        case GroupsTogether(num_kv_heads, group, head_size):
-            heads = values.reshape(num_kv_heads, group + 2, head_size, *shape[1:])
-            q, k, v = heads[:, :group], heads[:, group], heads[:, group + 1]
-            return np.concatenate([part.reshape(-1, *shape[1:]) for part in (q, k, v)])
+        case GroupsTogether(num_groups, sizes):
+            num_rows = num_groups * sum(sizes)
+            groups = values[:num_rows].reshape(num_groups, sum(sizes), *shape[1:])
+            kinds = np.split(groups, np.cumsum(sizes[:-1]), axis=1)
+            return np.concatenate([*(kind.reshape(-1, *shape[1:]) for kind in kinds), values[num_rows:]])
         case HalvesInTurn(as_columns):
             rows = values.T if as_columns else values
             return np.ascontiguousarray(rows.reshape(-1, 2, *shape[1:]).swapaxes(0, 1)).reshape(shape)

@@ -64,11 +64,11 @@ class PairsTogether:
 
 @dataclass(frozen=True, slots=True)
 class GroupsTogether:
-    """Rows of q, k and v by kv head: its `group` query heads, its key head, its value head."""
+    """Rows by group, each of which has so many (`sizes`) of several kinds, where ours stand by kind. Rows behind the last
+    group stay where they are."""
 
-    num_kv_heads: int
-    group: int
-    head_size: int
+    num_groups: int
+    sizes: tuple[int, ...]
 
     def stored_shape(self, shape: Shape) -> Shape:
         return shape

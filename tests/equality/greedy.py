@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,15 +38,17 @@ class Reference:
 @torch.inference_mode()
 def transformers_greedy(model, prompt_ids: Sequence[int], max_tokens: int) -> Reference:
     torch.set_num_threads(CORES)
-    ids, margins, cache = [], [], None
-    step = torch.tensor([list(prompt_ids)])
+    ids, margins, cache = [], [], {}
+    step, positions = torch.tensor([list(prompt_ids)]), torch.arange(len(prompt_ids))[None]
+    knows_positions = "position_ids" in inspect.signature(model.forward).parameters  # Bamba counts from 0 in every call
     for _ in range(max_tokens):
-        out = model(step, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
+        where = {"position_ids": positions} if knows_positions else {}
+        out = model(step, **cache, **where, use_cache=True, logits_to_keep=1)
+        cache = {name: out[name] for name in ("past_key_values", "cache_params") if name in out}
         best = out.logits[0, -1].float().topk(2)
         ids.append(int(best.indices[0]))
         margins.append(float(best.values[0] - best.values[1]))
-        step = best.indices[:1].view(1, 1)
+        step, positions = best.indices[:1].view(1, 1), positions[:, -1:] + 1
     return Reference(list(prompt_ids), ids, margins)
 
 

@@ -41,7 +41,7 @@ def by_pair(routed, num_tokens: int, top_k: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("num_tokens", [1, 16, 17, 33, 65, 130])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 65, 130])
 @pytest.mark.parametrize("rule", ROUTINGS)
 def test_routing_sorts_the_reference_s_choices_by_expert(rule, num_tokens, device):
     num_experts, routing, corrected = ROUTINGS[rule]

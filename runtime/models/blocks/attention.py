@@ -34,6 +34,7 @@ class AttentionBlock:
         if attention.growth is not None:
             self._query_factors = _query_factors(attention.growth, cos_sin.shape[0]).to(cos_sin.device)
         self._query_size = attention.num_heads * attention.head_size
+        self._has_gate = attention.output_gate
         self._norm_heads: _HeadNorms | None = None
         norms, norm_eps = None, 0.0
         match attention.qk_norm:
@@ -51,7 +52,11 @@ class AttentionBlock:
         self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
     ) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
-        qkv = ops.linear(x, self._qkv)
+        qkv, gate = ops.linear(x, self._qkv), None
+        if self._has_gate:
+            size = self._query_size
+            q, gate, kv_rows = qkv.split_with_sizes([size, size, qkv.shape[1] - 2 * size], dim=1)
+            qkv = torch.cat([q, kv_rows], dim=1)
         if self._norm_heads is not None:
             self._norm_heads.apply(qkv)
         if self._clip is not None:
@@ -59,7 +64,8 @@ class AttentionBlock:
         if self._query_factors is not None:
             qkv[:, : self._query_size] *= self._query_factors[positions]
         keys, values = memory.tensors
-        return ops.linear(ops.attend(qkv, self._heads, positions, keys, values, slots, meta), self._output)
+        mixed = ops.attend(qkv, self._heads, positions, keys, values, slots, meta)
+        return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
 
 
 def _query_factors(growth: QueryGrowth, num_positions: int) -> Tensor:

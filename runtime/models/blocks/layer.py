@@ -12,11 +12,35 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.attention import AttentionBlock, LayerMemory
+from runtime.models.blocks.gated_delta_net import GatedDeltaNetBlock
 from runtime.models.blocks.latent_attention import LatentAttentionBlock
+from runtime.models.blocks.mamba import MambaBlock
+from runtime.models.blocks.mamba2 import Mamba2Block
 from runtime.models.blocks.mlp import build_mlp
 from runtime.models.blocks.norm import NoNorm, NormBlock, build_norm
+from runtime.models.blocks.short_conv import ShortConvBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import AnyLayer, Attention, LatentAttention, Layer, ParallelLayer, Rope
+from runtime.models.spec import (
+    MLP,
+    AnyLayer,
+    Attention,
+    GatedDeltaNet,
+    GatedMLP,
+    LatentAttention,
+    Layer,
+    Mamba,
+    Mamba2,
+    MoE,
+    ParallelLayer,
+    PlainMLP,
+    Recurrent,
+    RecurrentLayer,
+    Rope,
+    ShortConv,
+    SingleLayer,
+)
+
+Tables = Mapping[Rope | None, Tensor]
 
 
 class LayerBlock(Protocol):
@@ -28,8 +52,20 @@ class LayerBlock(Protocol):
         ...
 
 
+class Mixer(Protocol):
+    """What lets a token know of those before it."""
+
+    def forward(
+        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
+    ) -> Tensor:
+        """x [T, H] -> [T, H], a fresh tensor."""
+        ...
+
+
 class SequentialBlock:
-    def __init__(self, layer: Layer, name: str, hidden_size: int, weights: Weights, cos_sin: Tensor) -> None:
+    def __init__(
+        self, layer: Layer | RecurrentLayer, name: str, hidden_size: int, weights: Weights, tables: Tables
+    ) -> None:
         def norms(names: tuple[str, str] | None) -> tuple[NormBlock, NormBlock] | None:
             if names is None:
                 return None
@@ -40,9 +76,10 @@ class SequentialBlock:
 
         before = norms(layer.before)
         self._before_attention, self._before_mlp = (NoNorm(), NoNorm()) if before is None else before
-        self._after = norms(layer.after)
+        self._after = norms(layer.after if isinstance(layer, Layer) else None)
         self._multiplier = layer.multiplier
-        self._attention = build_attention(layer.attention, name, hidden_size, weights, cos_sin)
+        mixer = layer.attention if isinstance(layer, Layer) else layer.mixer
+        self._attention = build_mixer(mixer, name, hidden_size, weights, tables)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
@@ -65,11 +102,11 @@ class SequentialBlock:
 
 
 class ParallelBlock:
-    def __init__(self, layer: ParallelLayer, name: str, hidden_size: int, weights: Weights, cos_sin: Tensor) -> None:
+    def __init__(self, layer: ParallelLayer, name: str, hidden_size: int, weights: Weights, tables: Tables) -> None:
         norms = [build_norm(layer.norm, f"{name}.{each}", weights) for each in layer.norms]
         self._norm = norms[0]
         self._mlp_norm = norms[1] if len(norms) == 2 else None
-        self._attention = build_attention(layer.attention, name, hidden_size, weights, cos_sin)
+        self._attention = build_mixer(layer.attention, name, hidden_size, weights, tables)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
@@ -82,20 +119,57 @@ class ParallelBlock:
         return added
 
 
-def build_attention(
-    attention: Attention, layer: str, hidden_size: int, weights: Weights, cos_sin: Tensor
-) -> AttentionBlock | LatentAttentionBlock:
-    if isinstance(attention, LatentAttention):
-        return LatentAttentionBlock(attention, layer, hidden_size, weights, cos_sin)
-    return AttentionBlock(attention, layer, hidden_size, weights, cos_sin)
+class SingleMixerBlock:
+    def __init__(
+        self, layer: SingleLayer, mixer: Attention | Recurrent, name: str, hidden_size: int, weights: Weights,
+        tables: Tables,
+    ) -> None:  # fmt: skip
+        self._norm = build_norm(layer.norm, f"{name}.norm", weights)
+        self._mixer = build_mixer(mixer, name, hidden_size, weights, tables)
+
+    def forward(
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
+        meta: ops.AttentionMeta,
+    ) -> Tensor:  # fmt: skip
+        return self._mixer.forward(self._norm.add(delta, residual), positions, memory, slots, meta)
 
 
-def build_layer(
-    layer: AnyLayer, name: str, hidden_size: int, weights: Weights, cos_sin: Mapping[Rope | None, Tensor]
-) -> LayerBlock:
-    table = cos_sin[layer.attention.rope]
+class SingleMLPBlock:
+    def __init__(self, layer: SingleLayer, mlp: MLP, name: str, hidden_size: int, weights: Weights) -> None:
+        self._norm = build_norm(layer.norm, f"{name}.norm", weights)
+        self._mlp = build_mlp(mlp, name, hidden_size, weights)
+
+    def forward(
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
+        meta: ops.AttentionMeta,
+    ) -> Tensor:  # fmt: skip
+        return self._mlp.forward(self._norm.add(delta, residual))
+
+
+def build_mixer(mixer: Attention | Recurrent, layer: str, hidden_size: int, weights: Weights, tables: Tables) -> Mixer:
+    match mixer:
+        case LatentAttention():
+            return LatentAttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope])
+        case Attention():
+            return AttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope])
+        case Mamba2():
+            return Mamba2Block(mixer, layer, hidden_size, weights)
+        case Mamba():
+            return MambaBlock(mixer, layer, hidden_size, weights)
+        case GatedDeltaNet():
+            return GatedDeltaNetBlock(mixer, layer, hidden_size, weights)
+        case ShortConv():
+            return ShortConvBlock(mixer, layer, hidden_size, weights)
+
+
+def build_layer(layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables) -> LayerBlock:
+    """`tables`: of every rotary embedding that the layers have."""
     match layer:
-        case Layer():
-            return SequentialBlock(layer, name, hidden_size, weights, table)
+        case Layer() | RecurrentLayer():
+            return SequentialBlock(layer, name, hidden_size, weights, tables)
         case ParallelLayer():
-            return ParallelBlock(layer, name, hidden_size, weights, table)
+            return ParallelBlock(layer, name, hidden_size, weights, tables)
+        case SingleLayer(block):
+            if isinstance(block, GatedMLP | PlainMLP | MoE):
+                return SingleMLPBlock(layer, block, name, hidden_size, weights)
+            return SingleMixerBlock(layer, block, name, hidden_size, weights, tables)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 
 import ops
+from runtime.kv.layout import LayerShape
 from runtime.models.model import Model
 
 BLOCK = 16
+STATES = 1  # the table of recurrent layers: a row is its own slot
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Paged:
         dtype = getattr(torch, model.dtype)
         self.memory = []
         for shape in model.spec.kv_shapes():
+            if not isinstance(shape, LayerShape):
+                shapes = () if shape is None else shape.shapes
+                states = tuple(torch.full((num_rows, *each), torch.nan) for each in shapes)
+                self.memory.append(LayerMemory(states, STATES))
+                continue
             size = (len(ids), shape.num_kv_heads, BLOCK, shape.head_size)
             keys = torch.full(size, torch.nan, dtype=dtype)
             self.memory.append(LayerMemory((keys, keys if shape.latent else keys.clone())))
@@ -56,5 +63,6 @@ class Paged:
             max(self.lengths[row] for row in spans),
         )
         tokens = torch.tensor(ids), torch.tensor(positions)
-        logits = self.model.logits(self.model.hidden(*tokens, self.memory, (torch.tensor(slots),), (meta,)))
+        by_table = (torch.tensor(slots), torch.tensor(list(spans)))
+        logits = self.model.logits(self.model.hidden(*tokens, self.memory, by_table, (meta, meta)))
         return {row: logits[a:b] for row, a, b in zip(spans, starts, starts[1:], strict=False)}

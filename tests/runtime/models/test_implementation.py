@@ -96,7 +96,7 @@ BART = {
         (ARCEE | {"architectures": ["ArceForCausalLM"]}, "auto", "no causal LM of this name; the nearest.*ArceeForCausalLM"),
         (config("mamba2", "Mamba2ForCausalLM"), "transformers", "more than attention"),
         (config("rwkv", "RwkvForCausalLM"), "auto", "RwkvForCausalLM is not supported.*more than attention"),
-        (config("lfm2", "Lfm2ForCausalLM", layer_types=["conv", "full_attention"]), "auto", r"attention \(conv\)"),
+        (config("lfm2", "Lfm2ForCausalLM", layer_types=["conv", "full_attention"]), "transformers", r"attention \(conv\)"),
         (BART, "auto", "it is an encoder-decoder"),
         (config("bloom", "BloomForCausalLM"), "auto", "its attention is code of its own"),
         (config("moon", "MoonForCausalLM", auto_map={"AutoModel": "x.Y"}), "auto", "repository brings.*is never run"),

@@ -54,8 +54,14 @@ def test_q_k_and_v_stored_by_kv_head_are_sorted():
     )  # two kv heads, each with three query heads, its key and its value, two rows each
     by_head = stored.reshape(2, 5, 2, 4)
     expected = [by_head[:, :3], by_head[:, 3], by_head[:, 4]]
-    values = decode(GroupsTogether(2, 3, 2), stored.copy(), (20, 4))
+    values = decode(GroupsTogether(2, (6, 2, 2)), stored.copy(), (20, 4))
     np.testing.assert_array_equal(values, np.concatenate([part.reshape(-1, 4) for part in expected]))
+
+
+def test_rows_behind_the_groups_stay():
+    """Two heads of a query row and a gate row each, then keys and values."""
+    values = decode(GroupsTogether(2, (1, 1)), numbers(7), (7,))
+    np.testing.assert_array_equal(values, [0, 2, 1, 3, 4, 5, 6])
 
 
 def test_what_is_stored_less_one_gets_it_back():

@@ -1,0 +1,73 @@
+"""Gated delta rule in plain torch, in chunks: Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024).
+
+The state of a head is a matrix from keys to values. A token first lets it fade, then corrects what it answers to the token's key,
+then asks it its query. The corrections of a chunk depend on each other: a triangular system, solved at once. Any float dtype,
+any device; math in float32 at least. It reads the step on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ops.attention.meta import AttentionMeta
+from ops.delta.heads import DeltaHeads
+from ops.scan.lines import walk
+
+CHUNK = 64  # tokens of one triangular system
+NORM_EPS = 1e-6
+
+
+def gated_delta_rule(
+    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    wide = torch.promote_types(qkv.dtype, torch.float32)
+    q, k, v = qkv.to(wide).split_with_sizes(heads.sizes, dim=1)
+    # [T, key heads, value heads of a key head, ...]: q and k of a key head meet all of its value heads.
+    grouped = (heads.num_key_heads, heads.num_value_heads // heads.num_key_heads)
+    q, k = (_unit(each.unflatten(1, (heads.num_key_heads, 1, heads.key_size))) for each in (q, k))
+    q = q * heads.key_size**-0.5
+    v = v.unflatten(1, (*grouped, heads.value_size))
+    b, a = rates.to(wide).chunk(2, dim=1)
+    beta = b.sigmoid().unflatten(1, grouped)
+    decay = (heads.a * functional.softplus(a + heads.step_bias)).unflatten(1, grouped)
+    out = torch.zeros_like(v)
+
+    def single(tokens: Tensor, before: Tensor) -> Tensor:
+        key = k[tokens].unsqueeze(-1)
+        state = before.to(wide).unflatten(1, grouped) * decay[tokens].exp()[..., None, None]
+        error = v[tokens] - (state * key).sum(-2)
+        state = state + key * (error * beta[tokens].unsqueeze(-1)).unsqueeze(-2)
+        out[tokens] = (state * q[tokens].unsqueeze(-1)).sum(-2)
+        return state.flatten(1, 2).to(before.dtype)
+
+    def span(tokens: slice, before: Tensor) -> Tensor:
+        state = before.to(wide).unflatten(0, grouped)
+        for start in range(tokens.start, tokens.stop, CHUNK):
+            part = slice(start, min(start + CHUNK, tokens.stop))
+            q_here, k_here, v_here = (each[part].movedim(0, -2) for each in (q, k, v))
+            beta_here, decay_here = (each[part].movedim(0, -1) for each in (beta, decay))
+            mixed, state = _chunk(q_here, k_here, v_here, beta_here, decay_here, state)
+            out[part] = mixed.movedim(-2, 0)
+        return state.flatten(0, 1).to(before.dtype)
+
+    walk(states, slots, meta, single, span)
+    return out.flatten(1).to(qkv.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
+
+
+def _chunk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """q, k [K, 1, n, Dk]; v [K, R, n, Dv]; beta and decay (logarithms) [K, R, n]; state [K, R, Dk, Dv] -> mixed [K, R, n, Dv],
+    the next state."""
+    until = decay.cumsum(-1)
+    between = (until.unsqueeze(-1) - until.unsqueeze(-2)).tril().exp().tril()
+    faded = until.exp().unsqueeze(-1)
+    system = (k @ k.transpose(-1, -2)) * between * beta.unsqueeze(-1)
+    errors = (v - (k @ state) * faded) * beta.unsqueeze(-1)
+    corrections = torch.linalg.solve_triangular(system, errors, upper=False, unitriangular=True)
+    mixed = (q @ state) * faded + ((q @ k.transpose(-1, -2)) * between) @ corrections
+    left = (until[..., -1:] - until).exp().unsqueeze(-1)
+    return mixed, state * until[..., -1].exp()[..., None, None] + (k * left).transpose(-1, -2) @ corrections

@@ -1,0 +1,156 @@
+"""Gated delta rule in Triton: lines of one token read, change and write their states once; longer ones go through their tokens in
+chunks that are matrix products, with the state kept in registers from the first to the last (Yang et al. 2024).
+
+What the tokens of a chunk correct depends on each other by a unit lower triangular matrix. Its inverse grows out of the diagonal:
+blocks of twice the size from pairs of blocks, [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]], all pairs by one product."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ops.attention.meta import AttentionMeta
+from ops.delta.heads import DeltaHeads
+from ops.delta.reference import NORM_EPS
+from ops.launch import overlap, wait_for_previous
+from ops.scan.triton_lines import EXACT, chunk_size, lanes, line_span, precision, softplus
+
+_COLS_OF_ONE, _COLS = 16, 32  # value dims of one program, for lines of one token and of more
+
+
+@triton.jit
+def _one_token(
+    qkv_ptr, rates_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr, rates_stride,
+    state_stride, eps,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEY_LANES: tl.constexpr,
+    COLS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per (line, value head, COLS of its dims); a state is [KEY, VALUE].
+    head = tl.program_id(1)
+    row = tl.arange(0, KEY_LANES)
+    col = tl.program_id(2) * COLS + tl.arange(0, COLS)
+    a = tl.load(a_ptr + head)
+    bias = tl.load(bias_ptr + head)
+    wait_for_previous(PDL)
+    slot, start, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    if (slot < 0) | (end - start != 1):
+        return
+    KEYS: tl.constexpr = KEY_HEADS * KEY
+    token = start.to(tl.int64)
+    qkv = qkv_ptr + token * (2 * KEYS + HEADS * VALUE)
+    key_head = head // (HEADS // KEY_HEADS)
+    q = tl.load(qkv + key_head * KEY + row, mask=row < KEY, other=0.0).to(tl.float32)
+    k = tl.load(qkv + KEYS + key_head * KEY + row, mask=row < KEY, other=0.0).to(tl.float32)
+    v = tl.load(qkv + 2 * KEYS + head * VALUE + col, mask=col < VALUE, other=0.0).to(tl.float32)
+    q *= tl.rsqrt(tl.sum(q * q, 0) + eps) / tl.sqrt(KEY * 1.0)
+    k *= tl.rsqrt(tl.sum(k * k, 0) + eps)
+    rates = rates_ptr + token * rates_stride + head
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(rates).to(tl.float32)))
+    fade = tl.exp(a * softplus(tl.load(rates + HEADS).to(tl.float32) + bias))
+    at = states_ptr + slot * state_stride + (head * KEY + row)[:, None] * VALUE + col[None, :]
+    inside = (row < KEY)[:, None] & (col < VALUE)[None, :]
+    state = tl.load(at, mask=tl.where(remembers, inside, False), other=0.0) * fade
+    error = v - tl.sum(state * k[:, None], 0)
+    state += k[:, None] * (error * beta)[None, :]
+    tl.store(at, state, mask=inside)
+    out = tl.sum(state * q[:, None], 0)
+    tl.store(out_ptr + token * HEADS * VALUE + head * VALUE + col, out.to(out_ptr.dtype.element_ty), mask=col < VALUE)
+
+
+@triton.jit
+def _inverse(system, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+    # system [CHUNK, CHUNK], whose part below the diagonal counts, and ones on it -> the inverse of that.
+    row = tl.arange(0, CHUNK)[:, None]
+    col = tl.arange(0, CHUNK)[None, :]
+    inverse = tl.where(row == col, 1.0, 0.0)
+    size = 1
+    while size < CHUNK:
+        # C of each pair of blocks of this size: rows of the second, columns of the first.
+        is_pair = (row // (2 * size) == col // (2 * size)) & (row // size > col // size)
+        between = tl.dot(tl.where(is_pair, system, 0.0), inverse, input_precision=PRECISION)
+        inverse -= tl.dot(inverse, between, input_precision=PRECISION)
+        size *= 2
+    return inverse
+
+
+@triton.jit
+def _chunks(
+    qkv_ptr, rates_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr, rates_stride,
+    state_stride, eps,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEY_LANES: tl.constexpr,
+    COLS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, INVERSION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per (line, value head, COLS of its dims).
+    head = tl.program_id(1)
+    row = tl.arange(0, KEY_LANES)
+    col = tl.program_id(2) * COLS + tl.arange(0, COLS)
+    a = tl.load(a_ptr + head)
+    bias = tl.load(bias_ptr + head)
+    wait_for_previous(PDL)
+    slot, first, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    if (slot < 0) | (end - first < 2):
+        return
+    KEYS: tl.constexpr = KEY_HEADS * KEY
+    key_head = head // (HEADS // KEY_HEADS)
+    at = states_ptr + slot * state_stride + (head * KEY + row)[:, None] * VALUE + col[None, :]
+    inside = (row < KEY)[:, None] & (col < VALUE)[None, :]
+    state = tl.load(at, mask=tl.where(remembers, inside, False), other=0.0)
+    place = tl.arange(0, CHUNK)
+    is_before = place[:, None] >= place[None, :]
+    for start in range(first, end, CHUNK):
+        token = (start + place).to(tl.int64)
+        is_token = token < end
+        rates = rates_ptr + token * rates_stride + head
+        logit = tl.load(rates, mask=is_token, other=0.0).to(tl.float32)
+        beta = tl.where(is_token, 1.0 / (1.0 + tl.exp(-logit)), 0.0)  # who is no token corrects nothing
+        rate = softplus(tl.load(rates + HEADS, mask=is_token, other=0.0).to(tl.float32) + bias)
+        decay = tl.where(is_token, a * rate, 0.0)
+        until = tl.cumsum(decay, 0)
+        total = tl.sum(decay, 0)
+        between = tl.exp(tl.where(is_before, until[:, None] - until[None, :], -float("inf")))
+        qkv = qkv_ptr + token[:, None] * (2 * KEYS + HEADS * VALUE)
+        in_key = is_token[:, None] & (row < KEY)[None, :]
+        in_value = is_token[:, None] & (col < VALUE)[None, :]
+        k = tl.load(qkv + KEYS + key_head * KEY + row[None, :], mask=in_key, other=0.0).to(tl.float32)
+        k *= tl.rsqrt(tl.sum(k * k, 1) + eps)[:, None]
+        system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * beta[:, None]
+        v = tl.load(qkv + 2 * KEYS + head * VALUE + col[None, :], mask=in_value, other=0.0).to(tl.float32)
+        errors = v - tl.dot(k, state, input_precision=PRECISION) * tl.exp(until)[:, None]
+        inverse = _inverse(system, CHUNK, INVERSION)
+        corrections = tl.dot(inverse, errors * beta[:, None], input_precision=INVERSION)
+        q = tl.load(qkv + key_head * KEY + row[None, :], mask=in_key, other=0.0).to(tl.float32)
+        q *= (tl.rsqrt(tl.sum(q * q, 1) + eps) / tl.sqrt(KEY * 1.0))[:, None]
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+        out = tl.dot(scores, corrections, input_precision=PRECISION)
+        out += tl.dot(q, state, input_precision=PRECISION) * tl.exp(until)[:, None]
+        k *= tl.exp(total - until)[:, None]
+        state = state * tl.exp(total) + tl.dot(tl.trans(k), corrections, input_precision=PRECISION)
+        to = out_ptr + token[:, None] * (HEADS * VALUE) + head * VALUE + col[None, :]
+        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=in_value)
+    tl.store(at, state, mask=inside)
+
+
+def gated_delta_rule(
+    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """See `ops.gated_delta_rule`. Tokens of no line get anything."""
+    out = torch.empty((qkv.shape[0], heads.sizes[2]), dtype=qkv.dtype, device=qkv.device)
+    if not qkv.shape[0]:
+        return out
+    tensors = (
+        qkv, rates, heads.a, heads.step_bias, out, states, slots, meta.query_starts, meta.context_lens, rates.stride(0),
+        states.stride(0), NORM_EPS,
+    )  # fmt: skip
+    shape = {
+        "KEY_HEADS": heads.num_key_heads, "HEADS": heads.num_value_heads, "KEY": heads.key_size, "VALUE": heads.value_size,
+        "KEY_LANES": lanes(heads.key_size), **overlap(qkv.device),
+    }  # fmt: skip
+    grid = slots.shape[0], heads.num_value_heads
+    _one_token[(*grid, triton.cdiv(heads.value_size, _COLS_OF_ONE))](*tensors, COLS=_COLS_OF_ONE, num_warps=2, **shape)
+    if meta.max_query_len > 1:
+        _chunks[(*grid, triton.cdiv(heads.value_size, _COLS))](
+            *tensors, COLS=_COLS, CHUNK=chunk_size(qkv), PRECISION=precision(qkv), INVERSION=EXACT, num_warps=8, **shape
+        )
+    return out

@@ -1,0 +1,28 @@
+"""ScanHeads: what a state space layer of Mamba-2's kind scans with, whatever the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ScanHeads:
+    """`num_heads` heads of `head_size` dims share `num_groups` pairs of input and output vectors B, C of `state_size` dims,
+    head h those of group h // (num_heads // num_groups).
+
+    a (below 0), d and step_bias [num_heads] float32: how fast a head forgets, what of its input passes by the state, and what is
+    added to the steps."""
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    state_size: int
+    a: Tensor
+    d: Tensor
+    step_bias: Tensor
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_size

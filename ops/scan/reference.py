@@ -1,0 +1,97 @@
+"""State space scans in plain torch: Mamba-2's, in chunks by matrix products, and Mamba's, token by token.
+
+Mamba-2: state space duality (Dao and Gu 2024). Mamba: selective scan (Gu and Dao 2023), whose every state dim forgets at a rate
+of its own, so that no product of matrices computes it. Any float dtype, any device; math in float32 at least. They read the
+step on the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ops.attention.meta import AttentionMeta
+from ops.scan.heads import ScanHeads
+from ops.scan.lines import walk
+
+CHUNK = 64  # tokens multiplied at once
+SELECTIVE_CHUNK = 16  # tokens whose states [I, N] are kept at once
+
+
+def state_space_scan(
+    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    wide = torch.promote_types(xbc.dtype, torch.float32)
+    groups, in_group = heads.num_groups, heads.num_heads // heads.num_groups
+    width = groups * heads.state_size
+    x, b, c = xbc.to(wide).split_with_sizes([heads.inner_size, width, width], dim=1)
+    # One more dim than heads: [T, groups, heads of a group, ...], so that B and C of a group meet all of its heads.
+    x = x.unflatten(1, (groups, in_group, heads.head_size))
+    b, c = (each.unflatten(1, (groups, 1, heads.state_size)) for each in (b, c))
+    dt = functional.softplus(steps.to(wide) + heads.step_bias)
+    decay = (dt * heads.a).unflatten(1, (groups, in_group))
+    dx = x * dt.unflatten(1, (groups, in_group)).unsqueeze(-1)
+    out = torch.zeros_like(x)
+
+    def single(tokens: Tensor, before: Tensor) -> Tensor:
+        state = before.to(wide).unflatten(1, (groups, in_group)) * decay[tokens].exp()[..., None, None]
+        state += dx[tokens].unsqueeze(-1) * b[tokens].unsqueeze(-2)
+        out[tokens] = (state @ c[tokens].unsqueeze(-1)).squeeze(-1)
+        return state.flatten(1, 2).to(before.dtype)
+
+    def span(tokens: slice, before: Tensor) -> Tensor:
+        state = before.to(wide).unflatten(0, (groups, in_group))
+        for start in range(tokens.start, tokens.stop, CHUNK):
+            part = slice(start, min(start + CHUNK, tokens.stop))
+            dx_here, b_here, c_here = (each[part].movedim(0, -2) for each in (dx, b, c))
+            mixed, state = _chunk(dx_here, b_here, c_here, decay[part].movedim(0, -1), state)
+            out[part] = mixed.movedim(-2, 0)
+        return state.flatten(0, 1).to(before.dtype)
+
+    walk(states, slots, meta, single, span)
+    out += x * heads.d.view(groups, in_group, 1)
+    return out.flatten(1).to(xbc.dtype)
+
+
+def _chunk(dx: Tensor, b: Tensor, c: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """dx [G, R, n, P]; b, c [G, 1, n, N]; decay [G, R, n], logarithms; state [G, R, P, N] -> mixed [G, R, n, P], the next state."""
+    until = decay.cumsum(-1)
+    between = (
+        (until.unsqueeze(-1) - until.unsqueeze(-2)).tril().exp().tril()
+    )  # of each token's input, when another reads it
+    inside = (c @ b.transpose(-1, -2) * between) @ dx
+    inherited = c @ state.transpose(-1, -2) * until.exp().unsqueeze(-1)
+    left = (until[..., -1:] - until).exp().unsqueeze(-1)
+    grown = (dx * left).transpose(-1, -2) @ b
+    return inside + inherited, state * until[..., -1].exp()[..., None, None] + grown
+
+
+def selective_scan(
+    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slots: Tensor,
+    meta: AttentionMeta,
+) -> Tensor:  # fmt: skip
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x_wide, b, c = (each.to(wide) for each in (x, b, c))
+    dt = functional.softplus(steps.to(wide))
+    out = torch.zeros_like(x_wide)
+
+    def single(tokens: Tensor, before: Tensor) -> Tensor:
+        dt_here = dt[tokens].unsqueeze(-1)
+        grown = dt_here * x_wide[tokens].unsqueeze(-1) * b[tokens].unsqueeze(1)
+        state = before.to(wide) * (dt_here * a).exp() + grown
+        out[tokens] = (state @ c[tokens].unsqueeze(-1)).squeeze(-1)
+        return state.to(before.dtype)
+
+    def span(tokens: slice, before: Tensor) -> Tensor:
+        state = before.to(wide)
+        for start in range(tokens.start, tokens.stop, SELECTIVE_CHUNK):
+            part = slice(start, min(start + SELECTIVE_CHUNK, tokens.stop))
+            kept = (dt[part].unsqueeze(-1) * a).exp()
+            behind = (dt[part] * x_wide[part]).unsqueeze(-1) * b[part].unsqueeze(1)
+            for factor, sum_here in zip(kept, behind, strict=True):
+                state = sum_here.addcmul_(factor, state)
+            out[part] = (behind @ c[part].unsqueeze(-1)).squeeze(-1)
+        return state.to(before.dtype)
+
+    walk(states, slots, meta, single, span)
+    return ((out + x_wide * d) * functional.silu(gate.to(wide))).to(x.dtype)

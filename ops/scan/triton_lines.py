@@ -1,0 +1,44 @@
+"""What Triton kernels of recurrent layers have in common: which tokens are a line's, how exact products are, a softplus.
+
+Everything about the step is read on the device, so that captured graphs serve any step of their size."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EXACT = "tf32x3"
+
+
+@triton.jit
+def line_span(slots_ptr, query_starts_ptr, context_lens_ptr, line):
+    # -> its slot (below 0: none), its first token and the one behind its last, whether its sequence began before.
+    slot = tl.load(slots_ptr + line)
+    start = tl.load(query_starts_ptr + line)
+    end = tl.load(query_starts_ptr + line + 1)
+    return slot, start, end, tl.load(context_lens_ptr + line) > end - start
+
+
+@triton.jit
+def softplus(x):
+    # log(1 + e) loses e's digits where e is small; log(u) * e / (u - 1) has them (Kahan).
+    e = tl.exp(tl.minimum(x, 20.0))
+    u = 1.0 + e
+    return tl.where(x > 20.0, x, tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0))))
+
+
+def precision(x: Tensor) -> str:
+    """Of products of matrices, by what those were made of: float32 numbers by three products each, which lose next to nothing."""
+    return EXACT if x.dtype == torch.float32 else "tf32"
+
+
+def chunk_size(x: Tensor) -> int:
+    """Tokens multiplied at once. Three products each need their parts of a float32 matrix in shared memory at the same time."""
+    return 16 if x.dtype == torch.float32 else 64
+
+
+def lanes(size: int) -> int:
+    """Of a side of a matrix that is multiplied."""
+    return max(16, triton.next_power_of_2(size))

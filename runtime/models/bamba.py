@@ -1,0 +1,29 @@
+"""Bamba: Llama that turns half of each head, with Mamba-2's mixer in most layers in place of attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.hf_config import HfConfig
+from runtime.models.hybrid import bamba_mixer, indices
+from runtime.models.llama import llama
+from runtime.models.spec import LLAMA_RULES, AnyLayer, AttentionLayer, DecoderSpec, Layer, RecurrentLayer
+from runtime.weights.rules import rename
+
+_NORMS = ("input_layernorm", "pre_ff_layernorm")
+_RULES = (*LLAMA_RULES, rename("feed_forward", into="mlp"), rename("model.final_layernorm", into="model.norm"))
+
+
+def bamba(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(
+        num_key_value_heads=8, max_position_embeddings=262144, rms_norm_eps=1e-5, partial_rotary_factor=0.5
+    )
+    spec = llama(config, "BambaForCausalLM")
+    mixer, with_attention = bamba_mixer(config), indices(config, "attn_layer_indices")
+
+    def change(index: int, layer: AttentionLayer) -> AnyLayer:
+        if index in with_attention:
+            return Layer(layer.attention, layer.mlp, layer.norm, _NORMS)
+        return RecurrentLayer(mixer, layer.mlp, layer.norm, _NORMS)
+
+    return replace(spec.with_layers(change), rules=_RULES)

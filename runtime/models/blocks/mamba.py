@@ -1,0 +1,41 @@
+"""Mamba's mixer: a convolution, a selective scan of channels, a gate."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.attention import LayerMemory
+from runtime.models.blocks.conv import Convolution
+from runtime.models.blocks.norm import build_norm
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import Mamba
+
+
+class MambaBlock:
+    def __init__(self, mamba: Mamba, layer: str, hidden_size: int, weights: Weights) -> None:
+        linears = mamba.linears(layer, hidden_size)
+        self._into, self._output, self._rates, self._steps = (weights.linears[linear.name] for linear in linears)
+        name = f"{layer}.mamba"
+        self._conv = Convolution(f"{name}.conv1d", weights, silu=True)
+        self._sizes = [mamba.rank, mamba.state_size, mamba.state_size]
+        self._a, self._d = -weights.tensors[f"{name}.A_log"].exp(), weights.tensors[f"{name}.D"]
+        self._norms = [
+            build_norm(mamba.norm, f"{name}.{each}_layernorm", weights)
+            for each in ("dt", "b", "c")
+            if mamba.norm is not None
+        ]
+
+    def forward(
+        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
+    ) -> Tensor:
+        """x [T, H] -> [T, H]; `memory`: last inputs of the convolution, states of the scan."""
+        inputs, states = memory.tensors
+        x, gate = ops.linear(x, self._into).chunk(2, dim=1)
+        x = self._conv.forward(x, inputs, slots, meta)
+        rates = list(ops.linear(x, self._rates).split_with_sizes(self._sizes, dim=1))
+        if self._norms:
+            rates = [norm.forward(each) for norm, each in zip(self._norms, rates, strict=True)]
+        steps = ops.linear(rates[0].contiguous(), self._steps)
+        mixed = ops.selective_scan(x, steps, rates[1], rates[2], self._a, self._d, gate, states, slots, meta)
+        return ops.linear(mixed, self._output)

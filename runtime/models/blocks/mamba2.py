@@ -1,0 +1,36 @@
+"""Mamba-2's mixer: a convolution, a state space scan of heads, a norm with a gate."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.attention import LayerMemory
+from runtime.models.blocks.conv import Convolution
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec import Mamba2
+
+
+class Mamba2Block:
+    def __init__(self, mamba: Mamba2, layer: str, hidden_size: int, weights: Weights) -> None:
+        into, output = mamba.linears(layer, hidden_size)
+        self._into, self._output = weights.linears[into.name], weights.linears[output.name]
+        self._sizes = [mamba.inner_size, mamba.channels, mamba.num_heads]
+        self._conv = Convolution(f"{layer}.mamba.conv1d", weights, silu=True)
+        a_log, d, step_bias = (weights.tensors[f"{layer}.mamba.{name}"] for name in ("A_log", "D", "dt_bias"))
+        self._heads = ops.ScanHeads(
+            mamba.num_heads, mamba.head_size, mamba.num_groups, mamba.state_size, -a_log.exp(), d, step_bias
+        )
+        self._norm, self._eps = weights.tensors[f"{layer}.mamba.norm.weight"], mamba.norm.eps
+        self._group_size = mamba.inner_size // mamba.num_groups
+
+    def forward(
+        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
+    ) -> Tensor:
+        """x [T, H] -> [T, H]; `memory`: last inputs of the convolution, states of the scan."""
+        inputs, states = memory.tensors
+        gate, xbc, steps = ops.linear(x, self._into).split_with_sizes(self._sizes, dim=1)
+        xbc = self._conv.forward(xbc, inputs, slots, meta)
+        mixed = ops.state_space_scan(xbc, steps, self._heads, states, slots, meta)
+        mixed = ops.gated_rms_norm(mixed, gate, self._norm, self._eps, self._group_size, gate_first=True)
+        return ops.linear(mixed, self._output)

@@ -1,0 +1,50 @@
+"""Granite 4: Granite with Mamba-2's mixer in most layers, an MLP that every token takes, and in some models experts beside it.
+Attention knows no positions unless the config says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.granite import granite
+from runtime.models.granitemoe import RULES, STACKED
+from runtime.models.hf_config import HfConfig, activation, num_layers
+from runtime.models.hybrid import RECURRENT, bamba_mixer, hybrid_types
+from runtime.models.mixture import mixture, num_experts
+from runtime.models.spec import (
+    MLP,
+    AnyLayer,
+    AttentionLayer,
+    DecoderSpec,
+    GatedMLP,
+    MoE,
+    RecurrentLayer,
+    Router,
+    UnsupportedModel,
+)
+
+
+def granitemoehybrid(config: HfConfig) -> DecoderSpec:
+    spec = granite(config)
+    position = config.get("position_embedding_type")
+    if position not in (None, "nope", "rope"):
+        raise UnsupportedModel(f"config: position_embedding_type {position!r} is neither 'rope' nor null")
+    types = hybrid_types(config, [RECURRENT] * num_layers(config))
+    mixer = bamba_mixer(config) if RECURRENT in types else None
+    mlp, multiplier = _mlp(config), config.number("residual_multiplier", 1.0)
+
+    def change(index: int, layer: AttentionLayer) -> AnyLayer:
+        if mixer is not None and types[index] == RECURRENT:
+            return RecurrentLayer(mixer, mlp, layer.norm, multiplier=multiplier)
+        attention = layer.attention if position == "rope" else replace(layer.attention, rope=None)
+        return replace(layer, attention=attention, mlp=mlp)
+
+    spec = replace(spec.with_layers(change), architecture="GraniteMoeHybridForCausalLM")
+    return replace(spec, rules=RULES, other_rules=(STACKED,))
+
+
+def _mlp(config: HfConfig) -> MLP:
+    shared = GatedMLP(config.count("shared_intermediate_size", 1024), activation=activation(config), name="shared_mlp")
+    if config.with_defaults(num_local_experts=8).get("num_local_experts") == 0:
+        return shared
+    router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
+    return mixture(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
