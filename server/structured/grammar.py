@@ -186,10 +186,23 @@ def _closed(schema: Any) -> Any:
 # --- parts of Lark ------------------------------------------------------------------------------------------------
 
 
-def literal(text: str, tokenizer: Tokenizer) -> str:
-    """`text` as a Lark expression; where it spells special tokens, these are meant."""
-    special = {tokenizer.token_string(id): id for id in tokenizer.special_ids}
-    names = sorted((name for name in special if name), key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
-    parts = [f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece]
-    return " ".join(parts) or '""'
+class Literals:
+    """Texts as Lark expressions, for one tokenizer; where they spell special tokens, these are meant."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = sorted(tokenizer.special_ids)
+        self._special = {name: id for name, id in zip(tokenizer.token_strings(ids), ids, strict=True) if name}
+        names = sorted(self._special, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+
+    def __contains__(self, text: str) -> bool:
+        """Whether `text` is a special token."""
+        return text in self._special
+
+    def __call__(self, text: str) -> str:
+        pieces = [text] if self._pattern is None else self._pattern.split(text)
+        found = self._special
+        return (
+            " ".join(f"<[{found[piece]}]>" if piece in found else json.dumps(piece) for piece in pieces if piece)
+            or '""'
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 
-from server.structured.grammar import GrammarError, JsonSchema, literal
+from server.structured.grammar import GrammarError, JsonSchema, Literals
 from server.structured.strings import patterns_of
 from server.text.tools.forms import CallForm
 from server.text.tools.schemas import Schema, as_schema, dereferenced
@@ -28,8 +28,7 @@ class RuleWriter:
     """The rules as they come up. `text.tools.forms.Writer` has more to say of its methods."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._special = set(tokenizer.token_strings(sorted(tokenizer.special_ids)))
+        self._literals = Literals(tokenizer)
         self._rules = [_ANY]
         self._made: dict[str, str] = {}  # body to name
         self.root: Schema = {}  # to which references are
@@ -38,7 +37,7 @@ class RuleWriter:
         return "\n".join([f"start: {start}", *self._rules])
 
     def fitting(self, forms: Sequence[CallForm]) -> CallForm:
-        return next(form for form in forms if form.only_with is None or form.only_with in self._special)
+        return next(form for form in forms if form.only_with is None or form.only_with in self._literals)
 
     # --- expressions ----------------------------------------------------------------------------------------------
 
@@ -56,14 +55,14 @@ class RuleWriter:
         return self._made[definition]
 
     def text(self, text: str) -> str:
-        return literal(text, self._tokenizer)
+        return self._literals(text)
 
     def either(self, expressions: Iterable[str]) -> str:
         return f"({' | '.join(expressions)})"
 
     def free(self, markers: Sequence[str], not_first: str = "") -> str:
         """Any text without `markers`, that does not begin with white space or `not_first`, if there are such characters."""
-        spelled = [marker for marker in markers if marker not in self._special]
+        spelled = [marker for marker in markers if marker not in self._literals]
         bodies = ["ANY"] if not not_first else [f"/[^{_in_class(not_first)}\\s](?s:.*)/"]
         if spelled:
             bodies.append(f"~(ANY {self.either(map(json.dumps, spelled))} ANY)")
@@ -74,7 +73,7 @@ class RuleWriter:
         free = self.free(others)
         return (
             f"{free} {self.text(marker)}"
-            if marker in self._special
+            if marker in self._literals
             else self.rule(f"{free} {self.text(marker)}", "[lazy]")
         )
 
@@ -91,7 +90,7 @@ class RuleWriter:
             return f"{self.either(map(self.text, texts))} {self.text(end)}"
         if schema.get("type") != "string":
             return f"{self.json(schema)} {self.text(end)}"
-        if marker in self._special:  # which no text can spell, so that nothing needs to be held back for it
+        if marker in self._literals:  # which no text can spell, so that nothing needs to be held back for it
             return f"{self._string(schema, [])} {self.text(end.lstrip(chr(10)))}"
         return self.rule(f"{self._string(schema, [marker])} {self.text(end)}", "[lazy]")
 

@@ -20,9 +20,9 @@ from server.structured.grammar import (
     WHITESPACE,
     GrammarError,
     JsonSchema,
+    Literals,
     Rules,
     check_length,
-    literal,
     read_json,
 )
 from server.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ class _Writer:
     """Rules of the Lark grammar as they come up, and the grammars that they refer to."""
 
     def __init__(self, tokenizer: Tokenizer, whitespace: str) -> None:
-        self._tokenizer = tokenizer
+        self._literal = Literals(tokenizer)
         self._whitespace = whitespace
         self._rules = [f"ANY: {_ANY}"]
         self._others: list[dict[str, Any]] = []
@@ -95,9 +95,6 @@ class _Writer:
 
     def _each(self, format: _Format, name: str) -> list[str]:
         return [self._write(element) for element in format.formats(name)]
-
-    def _literal(self, text: str) -> str:
-        return literal(text, self._tokenizer)
 
     def _json(self, format: _Format) -> str:
         style = format.get("style", "json")

@@ -279,7 +279,9 @@ async def test_a_schema_that_cannot_be_followed_is_refused_in_words(dialect, sch
     assert len(str(caught.value)) < 500
 
 
-async def test_hundreds_of_tools_compile_within_the_limits():
+async def test_many_tools_compile_within_the_limits_beside_a_thousand_special_tokens():
     functions = tuple(Function(f"f{number}", WEATHER) for number in range(128))
     for dialect in ("hermes", "qwen3_coder"):
-        assert await Grammars(speaker(dialect), frozenset({EOS})).factory(ChatForm(dialect, functions, True, True))
+        reserved = [f"<|reserved_{number}|>" for number in range(1000)]
+        tokenizer = tiny_tokenizer(*sorted(DIALECTS[dialect].strings() - set(SPECIAL)), *reserved)
+        assert await Grammars(tokenizer, frozenset({EOS})).factory(ChatForm(dialect, functions, True, True))

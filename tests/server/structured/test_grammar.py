@@ -7,7 +7,7 @@ import json
 import pytest
 
 from server.structured import grammar as limits
-from server.structured.grammar import ANY_OBJECT, Choice, GrammarError, JsonSchema, Regex, Rules, literal
+from server.structured.grammar import ANY_OBJECT, Choice, GrammarError, JsonSchema, Regex, Rules
 from tests.server import smollm2
 from tests.server.structured.reading import TOKENIZER, accepted
 
@@ -104,11 +104,11 @@ async def test_a_schema_as_deep_as_allowed_is_taken():
 
 
 def test_a_literal_means_the_special_tokens_it_spells():
-    assert literal("<|im_start|>a<|im_end|>\n", TOKENIZER) == '<[0]> "a" <[1]> "\\n"'
-    assert literal("plain", TOKENIZER) == '"plain"'
-    assert literal("", TOKENIZER) == '""'
+    assert Literals(TOKENIZER)("<|im_start|>a<|im_end|>\n") == '<[0]> "a" <[1]> "\\n"'
+    assert Literals(TOKENIZER)("plain") == '"plain"'
+    assert Literals(TOKENIZER)("") == '""'
 
 
 async def test_special_tokens_in_rules_are_drawn_as_such():
-    rules = Rules(f"start: {literal('<|im_start|>a', TOKENIZER)}")
+    rules = Rules(f"start: {Literals(TOKENIZER)('<|im_start|>a')}")
     assert await accepted(rules, "<|im_start|>a", "a") == {"<|im_start|>a"}
