@@ -204,8 +204,9 @@ def to_json(item: Item) -> Json:
     """As input_items lists it."""
     match item:
         case InputMessage(role=role, content=content):
-            kind = "output_text" if role == "assistant" else "input_text"
-            parts = [{"type": kind, "text": content}] if isinstance(content, str) else list(map(_part, content))
+            if isinstance(content, str):
+                content = [OutputText(text=content) if role == "assistant" else InputText(text=content)]
+            parts = list(map(_part, content))
             return {
                 "id": item.id,
                 "type": "message",

@@ -1,0 +1,70 @@
+"""Whatever a body holds, it is read or refused in words: nothing of it is an error of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.errors import ApiError
+from server.responses import input_items
+from server.responses.chat_request import chat_request
+from server.responses.messages import messages_of
+from server.responses.wire import RESPONSES
+
+_WORDS = [
+    "text",
+    "auto",
+    "function",
+    "json_schema",
+    "user",
+    "assistant",
+    "input_text",
+    "output_text",
+    "message",
+    "high",
+    "",
+    "x",
+]
+LEAF = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(-3, 3), st.sampled_from(_WORDS))
+_NAMES = [
+    *("type", "role", "content", "text", "id", "name", "call_id", "arguments", "output", "summary", "effort", "format"),
+    *("schema", "mode", "tools", "verbosity", "status", "phase", "caller", "namespace", "encrypted_content"),
+]
+JSON = st.recursive(
+    LEAF,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=5),
+    max_leaves=12,
+)
+KINDS = ["message", "function_call", "function_call_output", "reasoning", "item_reference", "computer_call"]
+ITEM = st.builds(
+    lambda kind, fields, more: {**fields, **({"type": kind} if kind else {}), **more},
+    st.sampled_from([None, *KINDS]),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(_NAMES, JSON)),
+    st.fixed_dictionaries(
+        {}, optional={"role": st.sampled_from(["user", "assistant", "developer"]), "content": st.just("Hi")}
+    ),
+)
+FIELDS = [field.name for field in msgspec.structs.fields(type(RESPONSES.decode(b'{"input":"Hi"}')))]
+
+
+@given(st.lists(ITEM, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_items_are_read_or_refused(items):
+    with contextlib.suppress(ApiError):
+        found = [item for item in input_items.read(items) if not isinstance(item, input_items.ItemReference)]
+        listed = [input_items.to_json(item) for item in found]
+        assert [input_items.to_json(input_items.from_json(json.dumps(item).encode())) for item in listed] == listed
+        messages_of(found, "Be brief.")
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_fields_are_read_or_refused(fields):
+    with contextlib.suppress(ApiError):
+        wire = RESPONSES.decode(json.dumps({"input": "Hi", **fields}).encode(), [])
+        if isinstance(wire.input, str):
+            chat_request(wire, messages_of([], wire.instructions))
