@@ -71,9 +71,7 @@ def list_models(argv: list[str]) -> int:
         others = others or by != "native"
         print(f"{architecture:40} {by}", flush=True)
     if others:
-        print(
-            "Through transformers: unless a model's config asks for more than plain attention, which is said when it is loaded."
-        )
+        print("A config may still ask for what is not served: that is said when the model is loaded.")
     else:
         print("pip install 'oneloop[transformers]' for more, through the transformers package.")
     return 0

@@ -81,8 +81,8 @@ def load(
 
 
 def supported() -> Iterator[tuple[str, str]]:
-    """Architectures and which of IMPLEMENTATIONS computes each; those through transformers if the package is there, and as far
-    as their class tells: a config may still ask for too much. Takes seconds, since it looks at every class."""
+    """Architectures and which of IMPLEMENTATIONS computes each; those through transformers, which takes seconds, if the package is
+    there. A config may still ask for what is not served."""
     yield from ((name, "native") for name in FAMILIES)
     try:
         from runtime.models.through_transformers.describe import servable

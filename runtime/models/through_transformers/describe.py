@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -33,6 +33,10 @@ VERSION: str = transformers.__version__
 PAGED = "oneloop"
 _TRACED = "oneloop-traced"
 _NUM_TRACED = 5  # tokens
+_SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 48,
+}  # fmt: skip
 _HARMLESS = {
     "dropout",
     "position_ids",
@@ -53,21 +57,25 @@ def names() -> set[str]:
     return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
 
-def servable() -> list[str]:
-    """The causal LMs of transformers that a config may ask for. Imports the modules of all, which takes seconds."""
+def servable() -> Iterator[str]:
+    """The causal LMs of transformers that can be described, tried with a small config of their type. Takes seconds, since it
+    imports and builds them all."""
     types: dict[str, list[str]] = {}
     for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         types.setdefault(architecture, []).append(model_type)
-    return sorted(name for name, kinds in types.items() if class_refusal(name) is None and any(map(_usual, kinds)))
+    for name, kinds in sorted(types.items()):
+        if class_refusal(name) is None and any(
+            _works(name, kind, sizes) for kind in kinds for sizes in ({"num_hidden_layers": 2}, _SMALL)
+        ):
+            yield name
 
 
-def _usual(model_type: str) -> bool:
-    """Whether a config of this type, left at its defaults, is one of a decoder that has only attention."""
+def _works(architecture: str, model_type: str, sizes: Mapping[str, Any]) -> bool:
     try:
-        own = CONFIG_MAPPING[model_type]()
-        return config_refusal(own) is None and getattr(own, "is_decoder", True) is not False
-    except Exception:  # it has no defaults
-        return True
+        own = CONFIG_MAPPING[model_type](**sizes)
+        return config_refusal(own) is None and bool(_spec(architecture, own).calls)
+    except Exception:  # config classes refuse sizes in their own ways
+        return False
 
 
 def class_refusal(architecture: str) -> str | None:
@@ -113,7 +121,10 @@ def _rope_types(parameters: Any) -> set[str]:
 
 def describe(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
     """`config`: as in config.json. Raises UnsupportedModel, which says why."""
-    own = _own_config(architecture, config)
+    return _spec(architecture, _own_config(architecture, config))
+
+
+def _spec(architecture: str, own: Any) -> TransformersSpec:
     text = own.get_text_config()
     model = on_meta(architecture, own)
     calls = _trace(model, own)
