@@ -7,7 +7,7 @@ import json
 import pytest
 
 from server.structured import grammar as limits
-from server.structured.grammar import ANY_OBJECT, Choice, GrammarError, JsonSchema, Regex, Rules
+from server.structured.grammar import ANY_OBJECT, Choice, GrammarError, JsonSchema, Literals, Regex, Rules
 from tests.server import smollm2
 from tests.server.structured.reading import TOKENIZER, accepted
 
