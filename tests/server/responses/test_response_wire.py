@@ -52,7 +52,7 @@ FIELDS = [field.name for field in msgspec.structs.fields(type(RESPONSES.decode(b
 
 
 @given(st.lists(ITEM, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_items_are_read_or_refused(items):
     with contextlib.suppress(ApiError):
         found = [item for item in input_items.read(items) if not isinstance(item, input_items.ItemReference)]
@@ -62,7 +62,7 @@ def test_items_are_read_or_refused(items):
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_fields_are_read_or_refused(fields):
     with contextlib.suppress(ApiError):
         wire = RESPONSES.decode(json.dumps({"input": "Hi", **fields}).encode(), [])
