@@ -10,17 +10,17 @@ from runtime.models.hybrid import taps
 from runtime.models.spec import DecoderSpec, Mamba2, RMSNorm, SingleLayer, UnsupportedModel
 from runtime.weights.rules import rename
 
-_RULES = (
+RULES = (
     rename("backbone.embeddings", into="model.embed_tokens"),
     rename("backbone.layers", into="model.layers"),
     rename("backbone.norm_f", into="model.norm"),
     rename("mixer", into="mamba"),
 )
-_ANY_LENGTH = 1 << 18  # tokens: there is no limit of the model's own; Codestral Mamba was tested to this
+ANY_LENGTH = 1 << 18  # tokens: there is no limit of the model's own; Codestral Mamba was tested to this
 
 
 def mamba2(config: HfConfig) -> DecoderSpec:
-    config = config.with_defaults(max_position_embeddings=_ANY_LENGTH)
+    config = config.with_defaults(max_position_embeddings=ANY_LENGTH)
     norm = RMSNorm(config.number("layer_norm_epsilon", 1e-5))
     mixer = Mamba2(
         config.count("num_heads", 128),
@@ -35,4 +35,4 @@ def mamba2(config: HfConfig) -> DecoderSpec:
     if mixer.inner_size != config.count("expand", 2) * config.count("hidden_size"):
         raise UnsupportedModel(f"config: num_heads times head_dim is {mixer.inner_size}, not expand times hidden_size")
     layers = [SingleLayer(checked(config, mixer), norm)] * num_layers(config)
-    return decoder(config, "Mamba2ForCausalLM", layers, norm, rules=_RULES)
+    return decoder(config, "Mamba2ForCausalLM", layers, norm, rules=RULES)

@@ -26,6 +26,7 @@ from runtime.models.hf_config import HfConfig
 from runtime.models.jamba import jamba
 from runtime.models.lfm2 import lfm2
 from runtime.models.llama import llama
+from runtime.models.mamba import mamba
 from runtime.models.mamba2 import mamba2
 from runtime.models.mistral import ministral, ministral3, mistral
 from runtime.models.mixtral import mixtral
@@ -39,7 +40,7 @@ from runtime.models.phi3 import phi3
 from runtime.models.phimoe import phimoe
 from runtime.models.qwen2 import qwen2
 from runtime.models.qwen3 import qwen3
-from runtime.models.qwen3_next import qwen3_next
+from runtime.models.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
 from runtime.models.qwen_moe import qwen2_moe, qwen3_moe
 from runtime.models.seed_oss import seed_oss
 from runtime.models.smollm3 import smollm3
@@ -74,6 +75,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "Lfm2ForCausalLM": lfm2,
     "LlamaForCausalLM": llama,
     "Mamba2ForCausalLM": mamba2,
+    "MambaForCausalLM": mamba,
     "Ministral3ForCausalLM": ministral3,
     "MinistralForCausalLM": ministral,
     "MistralForCausalLM": mistral,
@@ -90,6 +92,8 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "PhimoeForCausalLM": phimoe,
     "Qwen2ForCausalLM": qwen2,
     "Qwen2MoeForCausalLM": qwen2_moe,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "Qwen3NextForCausalLM": qwen3_next,

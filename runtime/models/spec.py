@@ -388,11 +388,11 @@ class GatedDeltaNet:
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into q, k, v and gate, out, and into what two rates of each head are made of."""
-        name = f"{layer}.linear_attn"
+        name, sizes = f"{layer}.linear_attn", (self.channels, self.inner_size)
         return (
-            Linear(f"{name}.in_proj_qkvz", self.channels + self.inner_size, hidden_size),
+            Linear(f"{name}.in_proj_qkvz", sum(sizes), hidden_size, parts=sizes),
             Linear(f"{name}.out_proj", hidden_size, self.inner_size),
-            Linear(f"{name}.in_proj_ba", 2 * self.num_value_heads, hidden_size),
+            Linear(f"{name}.in_proj_ba", 2 * self.num_value_heads, hidden_size, parts=(self.num_value_heads,) * 2),
         )
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:

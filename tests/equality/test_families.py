@@ -250,6 +250,7 @@ FAMILIES = {
     "mamba 2": row(
         "Mamba2Config", SMALL, num_heads=8, head_dim=16, n_groups=2, state_size=24, chunk_size=16, use_bias=True
     ),
+    "mamba": row("MambaConfig", SMALL, state_size=6, time_step_rank=5, use_bias=True),
     "jamba": row("JambaConfig", JAMBA, num_experts=5, num_experts_per_tok=2),
     "jamba, dense, biases": row("JambaConfig", JAMBA, num_experts=1, mamba_proj_bias=True, mamba_conv_bias=False),
     "granite 4, dense": row(
@@ -268,6 +269,8 @@ FAMILIES = {
         "Qwen3NextConfig", QWEN3_NEXT, layer_types=[FULL, LINEAR], mlp_only_layers=[0],
         attention_bias=True, linear_num_key_heads=4,
     ),
+    "qwen 3.5": row("Qwen3_5TextConfig", QWEN3_NEXT, layer_types=[LINEAR, FULL]),
+    "qwen 3.5 moe": row("Qwen3_5MoeTextConfig", QWEN3_NEXT, layer_types=[FULL, LINEAR], tie_word_embeddings=True),
     "lfm2": row("Lfm2Config", GROUPED, layer_types=["conv", FULL, "conv"], num_hidden_layers=3, block_multiple_of=16),
     "lfm2, biases": row(
         "Lfm2Config", GROUPED, full_attn_idxs=[0], block_auto_adjust_ff_dim=False, conv_bias=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.kv.layout import LayerShape, StateShape
 from runtime.models.registry import spec_from_config
 from runtime.models.spec import LinearScaling, QKNorm, RMSNorm, Rope, UnsupportedModel
 from runtime.weights.rules import WeightsError
@@ -157,3 +158,45 @@ def test_what_cannot_be_served_is_refused_by_name(changes, says):
     with pytest.raises(UnsupportedModel, match=says):
         spec_from_config(LLAMA | changes)
     assert issubclass(UnsupportedModel, WeightsError)
+
+
+MAMBA2 = {
+    "architectures": ["Mamba2ForCausalLM"], "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8,
+    "head_dim": 16, "n_groups": 2, "state_size": 32,
+}  # fmt: skip
+NEMOTRON_H = LLAMA | {
+    "architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M-M*", "num_key_value_heads": 2, "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+}  # fmt: skip
+JAMBA = LLAMA | {"architectures": ["JambaForCausalLM"], "num_key_value_heads": 2}
+
+
+def test_what_recurrent_layers_remember_does_not_grow():
+    spec = spec_from_config(MAMBA2)
+    assert spec.kv_shapes() == (StateShape(((3, 128 + 2 * 2 * 32), (8, 16, 32))),) * 2
+    kinds = [type(shape) for shape in spec_from_config(NEMOTRON_H).kv_shapes()]
+    assert kinds == [StateShape, type(None), StateShape, LayerShape]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (MAMBA2 | {"time_step_limit": [0.001, 0.1]}, "time_step_limit .* only 0 to infinity"),
+        (MAMBA2 | {"hidden_act": "gelu"}, "'gelu' is not supported in recurrent layers"),
+        (MAMBA2 | {"n_groups": 3}, "8 heads do not share 3 groups evenly"),
+        (MAMBA2 | {"conv_kernel": 1}, "conv_kernel is 1"),
+        (MAMBA2 | {"head_dim": 8}, "not expand times hidden_size"),
+        (NEMOTRON_H | {"hybrid_override_pattern": "ME*"}, "layers_block_type has moe; supported"),
+        (NEMOTRON_H | {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern has X"),
+        (JAMBA | {"mamba_d_conv": 1}, "mamba_d_conv is 1"),
+        (JAMBA | {"num_experts": 2, "num_experts_per_tok": 3}, "3 experts per token of 2"),
+    ],
+)
+def test_recurrent_layers_that_make_no_sense_or_are_not_known_are_refused(config, says):
+    with pytest.raises(UnsupportedModel, match=says):
+        spec_from_config(config)
+
+
+def test_infinity_may_be_written_as_transformers_4_or_5_does():
+    for infinity in (float("inf"), {"__float__": "Infinity"}):
+        assert spec_from_config(MAMBA2 | {"time_step_limit": [0.0, infinity]}) == spec_from_config(MAMBA2)

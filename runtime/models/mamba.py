@@ -1,0 +1,25 @@
+"""Mamba: nothing but state space layers of channels, no positions. Residuals have the model's dtype, as in `mamba2`."""
+
+from __future__ import annotations
+
+from runtime.models.hf_config import HfConfig, decoder, num_layers
+from runtime.models.hybrid import check_silu, taps
+from runtime.models.mamba2 import ANY_LENGTH, RULES
+from runtime.models.spec import DecoderSpec, Mamba, RMSNorm, SingleLayer
+
+
+def mamba(config: HfConfig) -> DecoderSpec:
+    check_silu(config)
+    config = config.with_defaults(max_position_embeddings=ANY_LENGTH)
+    norm, hidden_size = RMSNorm(config.number("layer_norm_epsilon", 1e-5)), config.count("hidden_size")
+    by_width = -(-hidden_size // 16)
+    mixer = Mamba(
+        inner_size=config.count("intermediate_size", config.count("expand", 2) * hidden_size),
+        state_size=config.count("state_size", 16),
+        rank=by_width if config.get("time_step_rank") == "auto" else config.count("time_step_rank", by_width),
+        taps=taps(config, "conv_kernel"),
+        bias=config.flag("use_bias", False),
+        conv_bias=config.flag("use_conv_bias", True),
+    )
+    layers = [SingleLayer(mixer, norm)] * num_layers(config)
+    return decoder(config, "MambaForCausalLM", layers, norm, tied=True, rules=RULES)
