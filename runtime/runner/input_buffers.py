@@ -43,9 +43,9 @@ class InputBuffers:
             ids=self._ids(batch, ends, lines),
             positions=torch.from_numpy(positions),
             slots=tuple(map(torch.from_numpy, (*slots, *states))),
-            logit_tokens=None if len(sampling) == ends[-1] else torch.tensor([token for _, token in sampling]),
+            logit_tokens=None if len(sampling) == ends[-1] else _int64([token for _, token in sampling]),
             sample_rows=torch.tensor([row.row for row, _ in sampling], dtype=torch.int32),
-            sample_positions=torch.tensor([row.end for row, _ in sampling]),
+            sample_positions=_int64([row.end for row, _ in sampling]),
             metas=tuple(
                 ops.AttentionMeta(query_starts, context_lens, table[lines, :num_entries], longest, max_context)
                 for table in self._block_tables
@@ -69,3 +69,8 @@ class InputBuffers:
         if late_rows:
             ids[late_tokens] = self.last_ids[late_rows]
         return ids
+
+
+def _int64(values: list[int]) -> torch.Tensor:
+    """Whose type torch would not guess where there are none: a step may be pieces of prompts alone."""
+    return torch.tensor(values, dtype=torch.int64)
