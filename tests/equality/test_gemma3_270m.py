@@ -55,7 +55,7 @@ def model():
 )
 def test_greedy_equals_transformers(model, budget, together, rounds):
     decoder, _, prompts, references = model
-    config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=256, max_model_len=2048)
+    config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=1024, max_model_len=2048)
     outcome = run(decoder, config, prompts, MAX_TOKENS, together=together, rounds=rounds)
     print(f"{compare(outcome, references)} of {len(prompts)} left at a tie; {outcome.num_cached_tokens} tokens cached")
 
