@@ -246,6 +246,10 @@ FAMILIES = {
         "AfmoeConfig", HEADS, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=3, num_dense_layers=1,
         sliding_window=WINDOW, layer_types=[SLIDING, FULL],
     ),
+    "minicpm 3 through transformers, values narrower than keys": through_transformers(
+        "MiniCPM3Config", SMALL, num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=24, qk_nope_head_dim=12,
+        qk_rope_head_dim=8, v_head_dim=16,
+    ),
     "aria text through transformers": through_transformers("AriaTextConfig", GROUPED, moe_num_experts=8, moe_topk=3),
     "mamba 2": row(
         "Mamba2Config", SMALL, num_heads=8, head_dim=16, n_groups=2, state_size=24, chunk_size=16, use_bias=True

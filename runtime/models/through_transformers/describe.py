@@ -37,11 +37,10 @@ _SMALL = {
     "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "intermediate_size": 48,
 }  # fmt: skip
-_HARMLESS = {
-    "dropout",
-    "position_ids",
-    "is_causal",
-}  # options of attention, beside those that `_traced_attention` reads
+# Options of attention, beside those that `_traced_attention` reads.
+_HARMLESS = {"dropout", "position_ids", "is_causal"}
+# Of a config, wherever they stand in it: they name code, some of it on the hub.
+_CODE = {"auto_map", "attn_implementation", "experts_implementation", "use_kernels", "kernel_config"}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _VARYING_ROPES = {"dynamic", "longrope"}
 
@@ -145,12 +144,22 @@ def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UnsupportedModel(f"transformers {VERSION} knows no model_type {model_type!r}")
     try:
-        own = CONFIG_MAPPING[model_type].from_dict(dict(config))
+        own = CONFIG_MAPPING[model_type].from_dict(_without_code(dict(config)))
     except Exception as error:  # each config class checks in its own way
         raise UnsupportedModel(f"transformers cannot read its config: {one_line(error)}") from error
     if why := config_refusal(own):
         raise UnsupportedModel(why)
     return own
+
+
+def _without_code(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _without_code(each)
+            for key, each in value.items()
+            if str(key).strip("_").removesuffix("_internal") not in _CODE
+        }
+    return [_without_code(each) for each in value] if isinstance(value, list) else value
 
 
 def on_meta(architecture: str, own: Any) -> nn.Module:

@@ -178,7 +178,11 @@ def test_no_code_of_a_repository_runs(folder):
     (folder / "modeling_arcee.py").write_text(f"open({str(ran)!r}, 'w')\nArceeForCausalLM = None\n")
     path = folder / "config.json"
     path.write_text(json.dumps(
-        json.loads(path.read_text()) | {"auto_map": {"AutoModelForCausalLM": "modeling_arcee.ArceeForCausalLM"}}
+        json.loads(path.read_text()) | {
+            "auto_map": {"AutoModelForCausalLM": "modeling_arcee.ArceeForCausalLM"},
+            "_attn_implementation": "kernels-community/flash-attn3", "attn_implementation": "someone/attention",
+            "_experts_implementation_internal": "someone/experts",
+        }
     ))  # fmt: skip
     assert logits(load(folder)).isfinite().all()
     assert not ran.exists()
