@@ -34,11 +34,3 @@ def wait_for_previous(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def wait_then_let_next(PDL: tl.constexpr):
-    # The next kernel starts once every program of this one has been here: what kernels before wrote, it may read at once.
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()

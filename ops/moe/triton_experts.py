@@ -7,21 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ops.moe import triton_few, triton_grouped
+from ops.moe import triton_grouped
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.routing import Routing
-from ops.moe.triton_few import Stream
 from ops.moe.triton_grouped import Tiles
-from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, choose, route
+from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, route
 from ops.moe.weights import ExpertShape
-
-
-class Few(NamedTuple):
-    """For steps of up to `tokens`."""
-
-    tokens: int
-    gate_up: Stream
-    down: Stream
 
 
 class Grouped(NamedTuple):
@@ -32,7 +23,6 @@ class Grouped(NamedTuple):
     down: Tiles
 
 
-FEW = Few(2, Stream(4, 256, 4), Stream(4, 256, 4))
 GROUPED = (
     Grouped(12, Tiles(16, 64, 128, 4, 5), Tiles(16, 64, 128, 4, 3)),
     Grouped(32, Tiles(32, 128, 128, 4, 4), Tiles(32, 128, 64, 4, 4)),
@@ -60,9 +50,7 @@ class TritonExpertWeights(StackedExpertWeights):
             self._compile(x, logits, routing, correction, plus)
         return mix(self, x, logits, routing, correction, plus, self.choose(x.shape[0], routing.top_k))
 
-    def choose(self, num_tokens: int, top_k: int) -> Few | Grouped:
-        if num_tokens <= FEW.tokens:
-            return FEW
+    def choose(self, num_tokens: int, top_k: int) -> Grouped:
         per_expert = num_tokens * top_k / self.shape.num_experts
         return next(grouped for grouped in self._grouped if per_expert <= grouped.pairs)
 
@@ -77,7 +65,7 @@ class TritonExpertWeights(StackedExpertWeights):
         for num_tokens in TOKENS_OF_EACH_ROUTE:
             route(logits.new_zeros(num_tokens, self.shape.num_experts), routing, correction)
         plus = None if plus is None else torch.zeros_like(plus[:1])
-        for choice in (FEW, *self._grouped):
+        for choice in self._grouped:
             mix(self, torch.zeros_like(x[:1]), torch.zeros_like(logits[:1]), routing, correction, plus, choice)
 
 
@@ -86,17 +74,11 @@ _compiled: set[tuple[ExpertShape, Routing, torch.dtype, torch.dtype, bool, bool,
 
 def mix(
     experts: StackedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None,
-    plus: Tensor | None, choice: Few | Grouped,
+    plus: Tensor | None, choice: Grouped,
 ) -> Tensor:  # fmt: skip
     """As `ops.moe`, of one token at least, by the chosen kernels."""
     x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
-    match choice:
-        case Few(_, gate_up, down):
-            chosen = choose(logits, routing, correction)
-            inner = triton_few.gate_up(experts, x, chosen, gate_up)
-            return triton_few.down(experts, inner, chosen, down, plus)
-        case Grouped(_, gate_up, down):
-            routed = route(logits, routing, correction)
-            inner = triton_grouped.product(experts, "gate_up", x, routed, gate_up)
-            parts = triton_grouped.product(experts, "down", inner, routed, down)
-            return triton_grouped.add_parts(parts, routing.top_k, plus)
+    routed = route(logits, routing, correction)
+    inner = triton_grouped.product(experts, "gate_up", x, routed, choice.gate_up)
+    parts = triton_grouped.product(experts, "down", inner, routed, choice.down)
+    return triton_grouped.add_parts(parts, routing.top_k, plus)

@@ -8,7 +8,7 @@ is routed and sorted by one program; experts that read no sorted list are spared
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -120,11 +120,9 @@ def _route(
     scale, least_sum, twice_jitter,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RANKS: tl.constexpr, SCORE: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP_LANES: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    TWO: tl.constexpr, CORRECTED: tl.constexpr, TOKENS: tl.constexpr, SORT: tl.constexpr, ALONE: tl.constexpr,
-    PDL: tl.constexpr,
+    TWO: tl.constexpr, CORRECTED: tl.constexpr, TOKENS: tl.constexpr, ALONE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per TOKENS tokens; without SORT, it only writes down what they choose. A lane is a group and a member of it,
-    # both padded to powers of two: lanes rise with experts.
+    # One program per TOKENS tokens. A lane is a group and a member of it, both padded to powers of two: lanes rise with experts.
     block = tl.program_id(0)
     token = block * TOKENS + tl.arange(0, TOKENS)
     lane = tl.arange(0, GROUPS_PAD * GROUP_LANES)
@@ -148,15 +146,14 @@ def _route(
     is_pair = is_token[:, None] & (rank < TOP_K)
     tl.store(weights_ptr + pair, weights, mask=is_pair)
     tl.store(chosen_ptr + pair, lanes // GROUP_LANES * SIZE + lanes % GROUP_LANES, mask=is_pair)
-    if SORT:
-        counts = tl.sum((taken_by < TOP_K).to(tl.int32), 0)
-        if ALONE:
-            first = tl.cumsum(counts, 0) - counts
-            tl.store(starts_ptr + expert, first, mask=is_expert)
-            tl.store(starts_ptr + EXPERTS, num_tokens * TOP_K)
-            _place(taken_by, first, order_ptr, token, TOP_K)
-        else:
-            tl.store(counts_ptr + block * GROUPS_PAD * GROUP_LANES + lane, counts)
+    counts = tl.sum((taken_by < TOP_K).to(tl.int32), 0)
+    if ALONE:
+        first = tl.cumsum(counts, 0) - counts
+        tl.store(starts_ptr + expert, first, mask=is_expert)
+        tl.store(starts_ptr + EXPERTS, num_tokens * TOP_K)
+        _place(taken_by, first, order_ptr, token, TOP_K)
+    else:
+        tl.store(counts_ptr + block * GROUPS_PAD * GROUP_LANES + lane, counts)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
@@ -193,66 +190,39 @@ def _sort(
     _place(taken_by, start + earlier, order_ptr, token, TOP_K)
 
 
-def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Chosen:
-    """logits [T, E] contiguous, T at least 1; correction [E] or None. A program for each token."""
-    chosen = _no_choice(logits, routing)
-    common = _common(logits, routing, 1)
-    _launch_route(
-        (logits.shape[0],), logits, routing, correction, chosen, (logits, logits, logits), SORT=False, **common
-    )
-    return chosen
-
-
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
-    """`choose`, and the pairs sorted."""
+    """logits [T, E] contiguous, T at least 1; correction [E] or None."""
     num_tokens, num_experts = logits.shape
-    device = logits.device
-    num_lanes = prod(_lanes(num_experts, routing).values())
+    top_k, device = routing.top_k, logits.device
+    lanes = _lanes(num_experts, routing)
+    num_lanes = prod(lanes.values())
     tokens = min(_FEW if num_tokens <= _FEW else _MANY, max(1, _MOST_LANES // num_lanes))
     num_blocks = triton.cdiv(num_tokens, tokens)
     alone = num_blocks == 1
-    chosen = _no_choice(logits, routing)
-    order = torch.empty(num_tokens * routing.top_k, dtype=torch.int32, device=device)
+    chosen = Chosen(
+        torch.empty((num_tokens, top_k), dtype=torch.int32, device=device),
+        torch.empty((num_tokens, top_k), dtype=torch.float32, device=device),
+    )
+    order = torch.empty(num_tokens * top_k, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     counts = starts if alone else torch.empty((num_blocks, num_lanes), dtype=torch.int32, device=device)
-    common = _common(logits, routing, tokens)
-    _launch_route(
-        (num_blocks,), logits, routing, correction, chosen, (order, starts, counts), SORT=True, alone=alone, **common
-    )
+    common = {
+        "EXPERTS": num_experts, "TOP_K": top_k, "GROUPS": routing.num_groups, **lanes, "TOKENS": tokens,
+        "num_warps": max(1, min(8, tokens * num_lanes // 256)), **overlap(device),
+    }  # fmt: skip
+    _route[(num_blocks,)](
+        logits, logits if correction is None else correction, order, starts, counts, *chosen, num_tokens,
+        routing.scale, routing.least_sum, 2 * routing.jitter,
+        RANKS=triton.next_power_of_2(top_k), SCORE=routing.score, RENORMALIZE=routing.renormalize,
+        TOP_GROUPS=routing.top_groups, TWO=routing.group_score == "best two", CORRECTED=correction is not None,
+        ALONE=alone, **common,
+    )  # fmt: skip
     if not alone:
         blocks = max(1, min(_MOST_LANES // num_lanes, triton.next_power_of_2(num_blocks)))
         _sort[(num_blocks,)](chosen.experts, counts, order, starts, num_tokens, num_blocks, BLOCKS=blocks, **common)
     return Routed(chosen, order, starts)
 
 
-def _no_choice(logits: Tensor, routing: Routing) -> Chosen:
-    size = (logits.shape[0], routing.top_k)
-    return Chosen(logits.new_empty(size, dtype=torch.int32), logits.new_empty(size, dtype=torch.float32))
-
-
 def _lanes(num_experts: int, routing: Routing) -> dict[str, int]:
     groups = routing.num_groups
     return {"GROUPS_PAD": triton.next_power_of_2(groups), "GROUP_LANES": triton.next_power_of_2(num_experts // groups)}
-
-
-def _common(logits: Tensor, routing: Routing, tokens: int) -> dict[str, Any]:
-    """What both kernels are told, for programs of `tokens`."""
-    lanes = _lanes(logits.shape[1], routing)
-    return {
-        "EXPERTS": logits.shape[1], "TOP_K": routing.top_k, "GROUPS": routing.num_groups, **lanes, "TOKENS": tokens,
-        "num_warps": max(1, min(8, tokens * prod(lanes.values()) // 256)), **overlap(logits.device),
-    }  # fmt: skip
-
-
-def _launch_route(
-    grid: tuple[int], logits: Tensor, routing: Routing, correction: Tensor | None, chosen: Chosen,
-    sorted_into: tuple[Tensor, Tensor, Tensor], *, alone: bool = True, **how: Any,
-) -> None:  # fmt: skip
-    """`sorted_into`: order, starts and counts."""
-    _route[grid](
-        logits, logits if correction is None else correction, *sorted_into, *chosen, logits.shape[0],
-        routing.scale, routing.least_sum, 2 * routing.jitter,
-        RANKS=triton.next_power_of_2(routing.top_k), SCORE=routing.score, RENORMALIZE=routing.renormalize,
-        TOP_GROUPS=routing.top_groups, TWO=routing.group_score == "best two", CORRECTED=correction is not None,
-        ALONE=alone, **how,
-    )  # fmt: skip

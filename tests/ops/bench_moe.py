@@ -2,8 +2,7 @@
 
 The shape of Qwen3-30B-A3B. Each time is one of several calls in a graph, with other routings and other layers' weights in turn, so
 that no cache holds them. Floors: the bytes of the experts that are hit at the speed of a copy, the products at the speed of the
-tensor cores. A table of `ops.moe` by its parts, of both its ways where both are possible; `tiles` first tries others, and
-prints the best of them."""
+tensor cores. A table of `ops.moe` by its parts; `tiles` first tries others, and prints the best of them."""
 
 from __future__ import annotations
 
@@ -16,11 +15,9 @@ from typing import NamedTuple
 import torch
 
 import ops
-from ops.moe import triton_few
-from ops.moe.triton_experts import FEW, Few, Grouped, TritonExpertWeights, mix
-from ops.moe.triton_few import Stream
+from ops.moe.triton_experts import Grouped, TritonExpertWeights, mix
 from ops.moe.triton_grouped import Tiles, add_parts, product
-from ops.moe.triton_route import Routed, choose, route
+from ops.moe.triton_route import Routed, route
 from ops.moe.weights import Half
 from tests.ops.bench_cuda import COPY_BYTES_PER_US, us
 
@@ -28,15 +25,8 @@ SHAPE = ops.ExpertShape(128, 2048, 768)
 ROUTING = ops.Routing(8, renormalize=True)
 FLOP_PER_US = 8e8  # what large dense products reach on an H200 in bfloat16
 LAYERS, STEPS = 2, 8
-MOST_FEW = 8  # tokens for which the way of few is measured
 SHOWN = 4  # of the best tiles
 HALVES: tuple[Half, Half] = ("gate_up", "down")
-STREAMS = [
-    Stream(rows, depth, warps)
-    for rows, depth in ((1, 256), (2, 256), (4, 256), (8, 256), (2, 512), (4, 512))
-    for warps in (1, 2, 4, 8)
-    if 512 <= rows * depth * 8 // warps <= 4096
-]
 
 
 class Step(NamedTuple):
@@ -46,17 +36,11 @@ class Step(NamedTuple):
     logits: torch.Tensor
     routed: Routed
 
-    def mixed(self, choice: Few | Grouped) -> torch.Tensor:
+    def mixed(self, choice: Grouped) -> torch.Tensor:
         return mix(self.experts, self.x, self.logits, ROUTING, None, None, choice)
 
-    def half(self, half: Half, how: Tiles | Stream) -> None:
-        x = self.x if half == "gate_up" else self.inner
-        if isinstance(how, Tiles):
-            product(self.experts, half, x, self.routed, how)
-        elif half == "gate_up":
-            triton_few.gate_up(self.experts, x, self.routed.chosen, how)
-        else:
-            triton_few.down(self.experts, x, self.routed.chosen, how, None)
+    def half(self, half: Half, how: Tiles) -> None:
+        product(self.experts, half, self.x if half == "gate_up" else self.inner, self.routed, how)
 
 
 def steps_of(num_tokens: int, layers: list[TritonExpertWeights]) -> list[Step]:
@@ -84,39 +68,29 @@ def floor(halves: tuple[Half, ...], steps: list[Step]) -> float:
     return max(hit * weights * 2 / COPY_BYTES_PER_US, 2 * steps[0].inner.shape[0] * weights / FLOP_PER_US)
 
 
-def grouped_for(num_tokens: int, layers: list[TritonExpertWeights]) -> Grouped:
-    choice = layers[0].choose(max(num_tokens, FEW.tokens + 1), ROUTING.top_k)
-    assert isinstance(choice, Grouped)
-    return choice
-
-
 def table(counts: list[int], layers: list[TritonExpertWeights]) -> None:
-    columns = ("tokens", "way", "route", "gate_up", "down", "add", "all", "floor", "bytes' share of time")
+    columns = ("tokens", "route", "gate_up", "down", "add", "all", "floor", "bytes' share of time")
     print(" ".join(f"{column:>8}" for column in columns), flush=True)
     for num_tokens in counts:
         steps = steps_of(num_tokens, layers)
-        taken = layers[0].choose(num_tokens, ROUTING.top_k)
-        grouped = grouped_for(num_tokens, layers)
-        for choice in [FEW, grouped] if num_tokens <= MOST_FEW else [grouped]:
-            few = isinstance(choice, Few)
-            routing = each(steps, lambda step, few=few: (choose if few else route)(step.logits, ROUTING))
-            halves = [
+        choice = layers[0].choose(num_tokens, ROUTING.top_k)
+        parts = torch.randn(num_tokens * ROUTING.top_k, SHAPE.hidden_size, device="cuda").bfloat16()
+        took = [
+            each(steps, lambda step: route(step.logits, ROUTING)),
+            *(
                 each(steps, lambda step, half=half, choice=choice: step.half(half, getattr(choice, half)))
                 for half in HALVES
-            ]
-            parts = torch.randn(num_tokens * ROUTING.top_k, SHAPE.hidden_size, device="cuda").bfloat16()
-            adding = 0.0 if few else each(steps, lambda _, parts=parts: add_parts(parts, ROUTING.top_k, None))
-            whole, least = each(steps, lambda step, choice=choice: step.mixed(choice)), floor(HALVES, steps)
-            name = ("few" if few else "grouped") + ("*" if choice is taken else "")
-            numbers = " ".join(f"{took:8.1f}" for took in (routing, *halves, adding, whole, least))
-            print(f"{num_tokens:8} {name:>8} {numbers} {least / whole:8.0%}", flush=True)
-    print("us a layer; * is what ops.moe takes")
+            ),
+            each(steps, lambda _, parts=parts: add_parts(parts, ROUTING.top_k, None)),
+        ]
+        whole, least = each(steps, lambda step, choice=choice: step.mixed(choice)), floor(HALVES, steps)
+        numbers = " ".join(f"{us:8.1f}" for us in (*took, whole, least))
+        print(f"{num_tokens:8} {numbers} {least / whole:8.0%}", flush=True)
+    print("us a layer")
 
 
-def candidates(num_tokens: int) -> Iterator[Tiles | Stream]:
+def candidates(num_tokens: int) -> Iterator[Tiles]:
     per_expert = num_tokens * ROUTING.top_k / SHAPE.num_experts
-    if num_tokens <= MOST_FEW:
-        yield from STREAMS
     if per_expert <= 16:
         for columns, depth, warps in ((32, 128, 4), (32, 256, 2), (64, 64, 4), (64, 128, 4), (128, 64, 4)):
             yield from (Tiles(16, columns, depth, warps, stages) for stages in (3, 5))
@@ -131,7 +105,7 @@ def try_tiles(counts: list[int], layers: list[TritonExpertWeights]) -> None:
     for num_tokens in counts:
         steps = steps_of(num_tokens, layers)
         for half in HALVES:
-            times: dict[Tiles | Stream, float] = {}
+            times: dict[Tiles, float] = {}
             for how in candidates(num_tokens):
                 try:
                     times[how] = each(steps, lambda step, half=half, how=how: step.half(half, how))
@@ -139,19 +113,19 @@ def try_tiles(counts: list[int], layers: list[TritonExpertWeights]) -> None:
                     print(f"  {how}: {type(error).__name__} {str(error)[:80]}")
                     torch.cuda.synchronize()
             best = sorted(times, key=times.__getitem__)[:SHOWN]
-            found = "; ".join(f"{times[how]:.1f} {type(how).__name__}{tuple(how)}" for how in best)
+            found = "; ".join(f"{times[how]:.1f} {tuple(how)}" for how in best)
             print(f"{num_tokens} tokens, {half}: floor {floor((half,), steps):.1f}, best {found}", flush=True)
 
 
 def compile_all(counts: list[int], layers: list[TritonExpertWeights], *, tiles: bool) -> None:
     """At the same time, what is measured one after another."""
     step = steps_of(1, layers)[0]
-    choices = [FEW, *(grouped_for(count, layers) for count in counts)]
+    choices = [layers[0].choose(count, ROUTING.top_k) for count in counts]
     wanted = {(half, getattr(choice, half)) for choice in choices for half in HALVES}
     if tiles:
         wanted |= {(half, how) for count in counts for how in candidates(count) for half in HALVES}
 
-    def compile_one(half: Half, how: Tiles | Stream) -> None:
+    def compile_one(half: Half, how: Tiles) -> None:
         with suppress(Exception):  # too large for the device: said where it is measured
             step.half(half, how)
 

@@ -9,10 +9,9 @@ import torch
 
 import ops
 from ops.moe import reference
-from ops.moe.triton_experts import FEW, FLOAT32_GROUPED, GROUPED, Few, Grouped, TritonExpertWeights, mix
-from ops.moe.triton_few import Stream
+from ops.moe.triton_experts import FLOAT32_GROUPED, GROUPED, Grouped, TritonExpertWeights, mix
 from ops.moe.triton_grouped import Tiles
-from ops.moe.triton_route import choose, route
+from ops.moe.triton_route import route
 from tests.ops.moe_case import moe_case
 from tests.ops.places import DEVICES, places
 
@@ -53,18 +52,6 @@ def test_routing_sorts_the_reference_s_choices_by_expert(rule, num_tokens, devic
     assert torch.equal(by_pair(routed, num_tokens, routing.top_k), ids)
     assert torch.equal(routed.chosen.experts.cpu().long(), ids)
     torch.testing.assert_close(routed.chosen.weights.cpu().double(), weights, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rule", ROUTINGS)
-def test_choosing_without_sorting_chooses_the_same(rule, device):
-    num_experts, routing, corrected = ROUTINGS[rule]
-    random = torch.Generator().manual_seed(5)
-    logits = torch.randn(3, num_experts, generator=random).to(device)
-    correction = torch.randn(num_experts, generator=random).to(device) / 4 if corrected else None
-    chosen, routed = choose(logits, routing, correction), route(logits, routing, correction)
-    assert torch.equal(chosen.experts, routed.chosen.experts)
-    torch.testing.assert_close(chosen.weights, routed.chosen.weights)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -112,10 +99,7 @@ def test_moe_matches_the_definition(shape, num_tokens, dtype, tolerance, device)
     assert error(out, case.expected()) < tolerance
 
 
-EVERY_CHOICE = [
-    *GROUPED, *FLOAT32_GROUPED, Grouped(0, Tiles(64, 16, 16, 4, 2), Tiles(16, 128, 32, 4, 2)),
-    FEW, Few(0, Stream(8, 64, 4), Stream(16, 32, 2)),
-]  # fmt: skip
+EVERY_CHOICE = [*GROUPED, *FLOAT32_GROUPED, Grouped(0, Tiles(64, 16, 16, 4, 2), Tiles(16, 128, 32, 4, 2))]
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
@@ -123,18 +107,8 @@ EVERY_CHOICE = [
 def test_every_choice_of_kernels_gives_the_same_result(choice, dtype, tolerance, device):
     if device == "cuda" and dtype == torch.float32 and choice in GROUPED:
         pytest.skip("tiles for half precision do not fit shared memory in float32")
-    num_tokens = 3 if isinstance(choice, Few) else 20
-    case = moe_case(num_tokens, ops.ExpertShape(3, 136, 72), ops.Routing(2), plus=True)
+    case = moe_case(20, ops.ExpertShape(3, 136, 72), ops.Routing(2), plus=True)
     out = mix(filled(case, dtype, device), **case.inputs(dtype, device), routing=case.routing, choice=choice)
-    assert error(out, case.expected()) < tolerance
-
-
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_few_tokens_kernels_match_the_definition_in_every_shape(shape, dtype, tolerance, device):
-    expert_shape, routing, options = SHAPES[shape]
-    case = moe_case(2, expert_shape, routing, **options)
-    out = mix(filled(case, dtype, device), **case.inputs(dtype, device), routing=routing, choice=FEW)
     assert error(out, case.expected()) < tolerance
 
 
@@ -143,7 +117,7 @@ def test_few_tokens_kernels_match_the_definition_in_every_shape(shape, dtype, to
 def test_experts_of_real_width_match_the_definition(num_tokens):
     case = moe_case(num_tokens, ops.ExpertShape(8, 2048, 768), ops.Routing(5, renormalize=True), plus=True)
     experts, inputs = filled(case, torch.bfloat16, "cuda"), case.inputs(torch.bfloat16, "cuda")
-    for choice in (FEW, *GROUPED):
+    for choice in GROUPED:
         assert error(mix(experts, **inputs, routing=case.routing, choice=choice), case.expected()) < 2e-2
 
 
