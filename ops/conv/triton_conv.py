@@ -50,12 +50,12 @@ def _one_token(
     tl.store(out_ptr + start.to(tl.int64) * CHANNELS + lane, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_lines", "num_halvings"])  # one program for all captured steps
 def _outputs(
     x_ptr, weight_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr, x_stride, state_stride,
-    num_tokens, num_lines,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr, HALVINGS: tl.constexpr, TOKENS: tl.constexpr,
-    LANES: tl.constexpr, PDL: tl.constexpr,
+    num_tokens, num_lines, num_halvings,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, LANES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (TOKENS tokens, LANES channels).
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -63,8 +63,8 @@ def _outputs(
     inside = lane < CHANNELS
     wait_for_previous(PDL)
     line = tl.zeros((TOKENS,), tl.int32)  # the last that begins at or before the token
-    for step in tl.static_range(HALVINGS):
-        later = line + (1 << (HALVINGS - 1 - step))
+    for step in range(num_halvings):
+        later = line + (1 << (num_halvings - 1 - step))
         begin = tl.load(query_starts_ptr + later, mask=later < num_lines, other=2147483647)
         line = tl.where(begin <= token, later, line)
     slot = tl.load(slots_ptr + line)
@@ -129,8 +129,8 @@ def causal_conv(
         _one_token[by_line](x, weight, bias, out, states, *step, SILU=silu, **shape)
         return out
     _outputs[(triton.cdiv(num_tokens, _TOKENS), by_line[1])](
-        x, weight, bias, out, states, *step, num_tokens, num_lines,
-        SILU=silu, HALVINGS=(num_lines - 1).bit_length(), TOKENS=_TOKENS, **shape,
+        x, weight, bias, out, states, *step, num_tokens, num_lines, (num_lines - 1).bit_length(),
+        SILU=silu, TOKENS=_TOKENS, **shape,
     )  # fmt: skip
     _remember[by_line](x, states, *step, **shape)
     return out

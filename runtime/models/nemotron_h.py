@@ -1,8 +1,9 @@
 """Nemotron-H and Nemotron Nano 2: each layer one block behind a norm, be it Mamba-2's mixer, attention that knows no positions
 or an MLP of two matrices with a squared ReLU.
 
-transformers 5 keeps the steps of its Mamba layers from falling below `time_step_min`, but only in prompts; NVIDIA's code, which the
-models were trained with, does not, and neither do we."""
+transformers 5 keeps the steps of the Mamba layers from falling below `time_step_min`, but only in prompts. The config's own
+`time_step_limit` asks for no such thing, and a token is the same to us in a prompt and behind it. Layers of experts are not
+supported: theirs are MLPs of two matrices too."""
 
 from __future__ import annotations
 
