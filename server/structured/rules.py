@@ -22,6 +22,8 @@ _NOT_LISTED = COMBINING | {
 }  # fmt: skip
 _TELLING_NOTHING = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 _ANY = r"ANY: /(?s:.*)/"
+MAX_KINDS = 20_000  # that schemas come apart into: references make few words mean many
+_MAX_ALTERNATIVES_DEPTH = 32
 
 
 class RuleWriter:
@@ -31,6 +33,7 @@ class RuleWriter:
         self._literals = Literals(tokenizer)
         self._rules = [_ANY]
         self._made: dict[str, str] = {}  # body to name
+        self._num_kinds = 0
         self.root: Schema = {}  # to which references are
 
     def grammar(self, start: str) -> str:
@@ -106,12 +109,16 @@ class RuleWriter:
 
     # --- schemas --------------------------------------------------------------------------------------------------
 
-    def kinds(self, schema: Schema) -> list[Schema]:
+    def kinds(self, schema: Schema, depth: int = 0) -> list[Schema]:
+        self._num_kinds += 1
+        if self._num_kinds > MAX_KINDS or depth > _MAX_ALTERNATIVES_DEPTH:
+            raise GrammarError("the schema comes apart into too many alternatives, or refers to itself without end")
         schema = dereferenced(schema, self.root)
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), list):
                 rest = {key: value for key, value in schema.items() if key != name}
-                return [kind for branch in schema[name] for kind in self.kinds(_both(rest, as_schema(branch)))]
+                branches = [_both(rest, as_schema(branch)) for branch in schema[name]]
+                return [kind for branch in branches for kind in self.kinds(branch, depth + 1)]
         if "const" in schema:
             return [{"enum": [schema["const"]]}]
         if isinstance(schema.get("enum"), list):
@@ -125,10 +132,10 @@ class RuleWriter:
 
     def members(self, schema: Schema, separator: str, write: Callable[[str, Schema], str]) -> str:
         schema = self._object(schema)
-        properties, required = schema.get("properties") or {}, schema.get("required") or []
+        properties, required = as_schema(schema.get("properties")), schema.get("required") or []
         first = following = ""  # what may come yet, if nothing has been written so far and if something has
         between = self.text(separator) if separator else ""
-        for name, described in reversed(properties.items()):
+        for name, described in reversed(list(properties.items())):
             one = self.rule(write(name, as_schema(described)))
             bodies = f"{one} {following}", f"{between} {one} {following}"
             if name in required:
@@ -144,12 +151,11 @@ class RuleWriter:
         """An object whose properties are listed."""
         schema = dereferenced(schema, self.root)
         listed = as_schema(schema.get("properties"))
+        required = schema.get("required") or []
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise GrammarError("required is no list of names")
         open_ended = schema.get("additionalProperties") not in (None, False, True) or "patternProperties" in schema
-        if (
-            (open_ended and not listed)
-            or schema.keys() & _NOT_LISTED
-            or set(schema.get("required") or ()) - listed.keys()
-        ):
+        if (open_ended and not listed) or schema.keys() & _NOT_LISTED or set(required) - listed.keys():
             raise GrammarError("this model's way to write arguments needs a schema that lists them as properties")
         return schema
 

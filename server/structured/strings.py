@@ -68,13 +68,13 @@ def _unanchored(pattern: str) -> str:
 
 def _has_alternatives(pattern: str) -> bool:
     """Outside of any parentheses."""
-    rest = re.sub(r"\\.|\[\^?\]?(\\.|[^\]])*\]", "", pattern)
+    rest = re.sub(r"\\.|\[\^?\]?(\\.|[^\]\\])*\]", "", pattern)
     while (shorter := re.sub(r"\([^()]*\)", "", rest)) != rest:
         rest = shorter
     return "|" in rest
 
 
 def _format(name: object) -> str:
-    if name not in _FORMATS:
+    if not isinstance(name, str) or name not in _FORMATS:
         raise GrammarError(f"this model's way to write strings does not take the format {clip(json.dumps(name))}")
-    return llguidance.regex_to_lark(_FORMATS[str(name)], "")
+    return llguidance.regex_to_lark(_FORMATS[name], "")

@@ -9,8 +9,8 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
-_MAX_DEPTH = 8
-_MAX_STEPS = 32
+_MAX_STEPS = 32  # from reference to reference
+_MAX_PARTS = 256  # of anyOf and oneOf, all told
 
 
 def as_schema(found: object) -> Schema:
@@ -46,25 +46,37 @@ def _referred(reference: str, root: Schema) -> Schema | None:
     return found if head == "#" and isinstance(found, Mapping) else None
 
 
-def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
-    """The JSON types a schema allows; none if it does not say."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return frozenset()
+def types_of(schema: object, root: Schema) -> frozenset[str]:
+    """The JSON types a schema allows; none if it does not say, or not in a few words."""
+    types: set[str] = set()
+    todo = [schema]
+    for _ in range(_MAX_PARTS):
+        if not todo:
+            return frozenset(types)
+        found, branches = _types(todo.pop(), root)
+        if not found and not branches:
+            return frozenset()
+        types |= found
+        todo += branches
+    return frozenset()
+
+
+def _types(schema: object, root: Schema) -> tuple[frozenset[str], list[Any]]:
+    """The types it names, or else the schemas of which it allows any."""
     try:
-        schema = dereferenced(schema, root)
+        schema = dereferenced(as_schema(schema), root)
     except ValueError:
-        return frozenset()
+        return frozenset(), []
     named = schema.get("type")
     if isinstance(named, str):
-        return frozenset((named,))
+        return frozenset((named,)), []
     if isinstance(named, list):
-        return frozenset(name for name in named if isinstance(name, str))
+        return frozenset(name for name in named if isinstance(name, str)), []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        return frozenset(map(type_of, values))
+        return frozenset(map(type_of, values)), []
     branches = schema.get("anyOf") or schema.get("oneOf")
-    allowed = [types_of(branch, root, depth + 1) for branch in branches] if isinstance(branches, list) else []
-    return frozenset().union(*allowed) if all(allowed) else frozenset()
+    return frozenset(), branches[:_MAX_PARTS] if isinstance(branches, list) else []
 
 
 def type_of(value: Any) -> str:

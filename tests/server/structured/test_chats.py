@@ -13,6 +13,7 @@ from server.structured.chats import ChatForm, Function
 from server.structured.compiler import Grammars
 from server.structured.grammar import ANY_OBJECT, Choice, GrammarError
 from server.text.tools.registry import DIALECTS, create
+from server.text.tools.schemas import types_of
 from server.tokenizer import Tokenizer
 from tests.server.structured.random_schemas import Writer, random_parameters
 from tests.server.structured.reading import accepted
@@ -248,6 +249,22 @@ def holding(value: Any, **others: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": value}, **others}
 
 
+def test_what_a_schema_allows_is_soon_told_however_many_ways_it_takes():
+    root = {"$defs": doubling(60)}
+    assert types_of({"$ref": "#/$defs/55"}, root) == {"string"}
+    assert types_of({"$ref": "#/$defs/0"}, root) == frozenset()
+    assert types_of({"anyOf": [{"const": 5}, {"enum": ["a", None]}, {"type": ["boolean"]}]}, {}) == {
+        "integer", "string", "null", "boolean",
+    }  # fmt: skip
+    assert types_of({"anyOf": [{"type": "string"}, {}]}, {}) == frozenset()
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Definitions of which each allows the next one in two ways."""
+    defs = {str(level): {"anyOf": [{"$ref": f"#/$defs/{level + 1}"}] * 2} for level in range(levels)}
+    return {**defs, str(levels): {"type": "string"}}
+
+
 @pytest.mark.parametrize(
     ("dialect", "schema", "words"),
     [
@@ -265,6 +282,13 @@ def holding(value: Any, **others: Any) -> dict[str, Any]:
         ("qwen3_coder", holding({"type": "string", "not": {"const": "x"}}), "not"),
         ("qwen3_coder", holding({"minLength": 1, "anyOf": [{"minLength": 2}]}), "minLength"),
         ("glm45", holding({"$ref": "#/properties/a"}), "without end"),
+        ("glm45", holding({"anyOf": [{"$ref": "#/properties/a"}, {"type": "null"}]}), "without end"),
+        ("glm45", holding({"$ref": "#/$defs/0"}, **{"$defs": doubling(20)}), "too many alternatives"),
+        ("functiongemma", {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefgh"}}, "nested|too many"),
+        ("glm45", holding({}, required=5), "list of names"),
+        ("glm45", {"type": "object", "properties": 5, "required": ["a"]}, "lists them"),
+        ("qwen3_coder", holding({"type": "string", "format": ["date"]}), "date"),
+        ("qwen3_coder", holding({"type": "string", "pattern": "^[" + r"\a" * 400}), "regex|unclosed|pattern|pars"),
         ("pythonic", {"type": "object", "properties": {"a-b": {}}}, "a-b"),
         ("functiongemma", holding({"enum": [{}]}), "enum of objects"),
         ("functiongemma", holding({"$ref": "#"}), "nested deeper"),
