@@ -20,7 +20,10 @@ def as_schema(found: object) -> Schema:
 
 def properties_of(schema: Schema) -> Schema:
     """Of the schema of a call's arguments, by name."""
-    return as_schema(dereferenced(schema, schema).get("properties"))
+    try:
+        return as_schema(dereferenced(schema, schema).get("properties"))
+    except ValueError:
+        return {}
 
 
 def dereferenced(schema: Schema, root: Schema) -> Schema:

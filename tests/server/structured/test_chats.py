@@ -13,7 +13,7 @@ from server.structured.chats import ChatForm, Function
 from server.structured.compiler import Grammars
 from server.structured.grammar import ANY_OBJECT, Choice, GrammarError
 from server.text.tools.registry import DIALECTS, create
-from server.text.tools.schemas import types_of
+from server.text.tools.schemas import properties_of, types_of
 from server.tokenizer import Tokenizer
 from tests.server.structured.random_schemas import Writer, random_parameters
 from tests.server.structured.reading import accepted
@@ -257,6 +257,7 @@ def test_what_a_schema_allows_is_soon_told_however_many_ways_it_takes():
         "integer", "string", "null", "boolean",
     }  # fmt: skip
     assert types_of({"anyOf": [{"type": "string"}, {}]}, {}) == frozenset()
+    assert properties_of({"$ref": "#"}) == properties_of({"properties": 5}) == {}
 
 
 def doubling(levels: int) -> dict[str, Any]:
