@@ -5,7 +5,8 @@
 #include <mutex>
 #include <new>
 
-#if defined(__linux__)
+#if defined(__linux__) && !defined(ONELOOP_SANITIZE)
+#define ONELOOP_MMAP
 #include <sys/mman.h>
 #endif
 
@@ -21,7 +22,7 @@ size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64 + 64; }  // a kernel
 
 void FreeMemory::operator()(void* p) const {
     if (part_of) return;
-#if defined(__linux__)
+#if defined(ONELOOP_MMAP)
     if (mapped) {
         munmap(p, bytes);
         return;
@@ -33,7 +34,7 @@ void FreeMemory::operator()(void* p) const {
 Memory allocate(size_t wanted) {
     const size_t bytes = padded(wanted);
     Memory made;
-#if defined(__linux__)
+#if defined(ONELOOP_MMAP)
     if (bytes >= kLarge) {
         void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED) throw std::bad_alloc();
@@ -50,6 +51,9 @@ Memory allocate(size_t wanted) {
 }
 
 Memory allocate_weight(size_t wanted) {
+#if !defined(ONELOOP_MMAP)
+    return allocate(wanted);
+#endif
     const size_t bytes = padded(wanted);
     if (bytes >= kLarge) return allocate(wanted);
     static std::mutex lock;
