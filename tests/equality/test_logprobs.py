@@ -118,7 +118,8 @@ async def test_a_prompt_whose_logits_are_no_numbers_ends_alone(pair):
     broken.logits = lambda hidden, tokens=None: spoiled(ours.logits(hidden, tokens), tokens)  # type: ignore[method-assign]
 
     def spoiled(logits: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
-        logits[(tokens == 9).nonzero()] = torch.nan  # the tenth token of the step, which belongs to the first row
+        if tokens is not None:  # None: every token samples, so none of them is of a prompt before its last
+            logits[(tokens == 9).nonzero()] = torch.nan  # the tenth token of the step, which belongs to the first row
         return logits
 
     parts = await engine_parts(broken, EngineConfig(num_kv_blocks=64))
