@@ -71,18 +71,6 @@ class Decoder:
         decoder._stack = self._layers.recorded(memory, self.spec.hidden_size)
         return decoder
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor],
-        metas: Sequence[ops.AttentionMeta],
-        logit_tokens: Tensor | None = None,
-    ) -> Tensor:
-        """One step: input_ids and positions [T] int64 -> logits [S, V] in the model's dtype. See `hidden` and `logits`."""
-        return self.logits(self.hidden(input_ids, positions, memory, slots, metas), logit_tokens)
-
     def hidden(
         self,
         input_ids: Tensor,
