@@ -8,7 +8,8 @@ prompt was chunked, and of the number of threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ __all__ = [
     "can_record",
     "causal_conv",
     "compile_ahead",
+    "compile_together",
     "describe",
     "embedding",
     "force",
@@ -558,6 +560,19 @@ def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
         from ops.attention import cuda as _registers_its_program  # noqa: F401
 
         cuda_program.compile_ahead(dtype, device)
+
+
+@contextmanager
+def compile_together(device: torch.device) -> Iterator[None]:
+    """Steps run inside compute nothing of use: kernels that are not compiled yet only begin to be, all at a time; when it ends
+    they are."""
+    if device.type != "cuda":
+        yield
+        return
+    from ops.compile_together import compile_together as together  # imports Triton
+
+    with together(device):
+        yield
 
 
 def can_record(device: torch.device, dtype: torch.dtype) -> bool:

@@ -66,7 +66,11 @@ def plan(config: EngineConfig, spec: ModelSpec, used_beside: int | None = None) 
 
 def compile_ahead(plan: EnginePlan) -> None:
     """Kernels that need a compiler begin to get it while weights are read."""
-    ops.compile_ahead(torch.device("cuda", torch.cuda.current_device()), getattr(torch, plan.dtype))
+    ops.compile_ahead(_device(), getattr(torch, plan.dtype))
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 @contextmanager
@@ -89,14 +93,14 @@ def build_runner(
     Raises PlanError."""
     report(LoadProgress("kernels"))
     with out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
-        step_bytes, step_s = _measure_step(first_plan, decoder, eos_token_ids)
+        step_bytes, tokens_per_s = _measure_step(first_plan, decoder, eos_token_ids)
     graphs = GraphPool(first_plan.max_num_seqs, first_plan.max_num_batched_tokens)
     captures, graph_bytes = config.captures and decoder.uncapturable is None, 0
     if captures:
         graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
     final = plan(config, decoder.spec, step_bytes + graph_bytes)
     if config.max_num_mixed_tokens is None:
-        final = replace(final, max_num_mixed_tokens=_mixed_tokens(final.max_num_batched_tokens, step_s))
+        final = replace(final, max_num_mixed_tokens=_mixed_tokens(final.max_num_batched_tokens, tokens_per_s))
     with out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
         runner, inputs = _parts(final, decoder, eos_token_ids, final.num_kv_blocks, graphs)
         _run_each_kind(runner, final, final.num_kv_blocks)
@@ -108,36 +112,40 @@ def build_runner(
 
 
 def _measure_step(plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int]) -> tuple[int, float]:
-    """Bytes that the largest step takes on top of weights and KV, and seconds; compiles the kernels it needs on the way."""
+    """Bytes that the largest step takes on top of weights and KV, and tokens that it computes in a second; compiles all
+    kernels on the way."""
     before = torch.cuda.memory_allocated()
     num_blocks = max(1, min(64, _MEASURED_KV_BYTES // plan.layout.block_bytes))
     runner, _ = _parts(plan, decoder, eos_token_ids, num_blocks, graphs=GraphPool(1, 2))
-    torch.cuda.reset_peak_memory_stats()
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
     batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks)
+    with ops.compile_together(_device()):
+        runner.run(batch)
+        _run_each_kind(runner, plan, num_blocks)
+    torch.cuda.reset_peak_memory_stats()
     runner.run(batch)
     began_s = time.perf_counter()
     runner.run(batch)
-    seconds = time.perf_counter() - began_s
+    tokens_per_s = batch.num_tokens / (time.perf_counter() - began_s)
     peak = torch.cuda.max_memory_allocated()
     runner.stop()
     del runner
     gc.collect()
     torch.cuda.empty_cache()
-    return peak - before, seconds
+    return peak - before, tokens_per_s
 
 
-def _mixed_tokens(num_tokens: int, step_s: float) -> int:
-    """Tokens of prompts beside decodes that take MIXED_STEP_S, where `num_tokens` take `step_s`: at most all, and whole pieces."""
-    fitting = int(num_tokens * MIXED_STEP_S / step_s) // _MIXED_PIECE * _MIXED_PIECE
-    return min(num_tokens, max(_MIXED_PIECE, fitting))
+def _mixed_tokens(most: int, tokens_per_s: float) -> int:
+    """Tokens of prompts beside decodes that take MIXED_STEP_S at that rate: at most `most`, and whole pieces."""
+    fitting = int(tokens_per_s * MIXED_STEP_S) // _MIXED_PIECE * _MIXED_PIECE
+    return min(most, max(_MIXED_PIECE, fitting))
 
 
 def _parts(
     plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int], num_blocks: int, graphs: GraphPool
 ) -> tuple[CudaRunner, DeviceInputs]:
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = _device()
     cache = KVCache(plan.layout, num_blocks, getattr(torch, plan.kv_cache_dtype), device)
     sampler = Sampler(decoder.spec.vocab_size, eos_token_ids, plan.max_num_seqs, device)
     inputs = DeviceInputs(

@@ -1,0 +1,46 @@
+"""Triton kernels that a start needs, compiled side by side: by itself each is compiled when its launch comes, one after another.
+
+Inside `compile_together` a launch whose kernel is not compiled yet only begins to compile it, on a thread, and launches nothing.
+So what runs inside computes nothing of use, and must bear it: memory that would be uninitialised is zeros, which every op takes
+for ids, counts and indices. Knows no op."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+_UNINITIALISED = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
+
+
+class _Zeros(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out.zero_() if func.overloadpacket in _UNINITIALISED else out
+
+
+@contextmanager
+def compile_together(device: torch.device) -> Iterator[None]:
+    """Ends when all is compiled. A kernel that does not compile says so at its first real launch."""
+    here, begun = threading.get_ident(), set[tuple[str, str, str]]()
+
+    def begin(*, key: str, fn: Any, compile: Any, **_: Any) -> bool:
+        if threading.get_ident() != here:
+            return False  # one of the threads below, which is to compile it
+        if (fn.module, fn.name, key) not in begun:
+            begun.add((fn.module, fn.name, key))
+            threads.submit(fn.jit_function.preload, compile["specialization_data"])
+        return True
+
+    threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "oneloop-triton", torch.cuda.set_device, (device,))
+    with threads, _Zeros(), triton.knobs.runtime.scope():
+        triton.knobs.runtime.jit_cache_hook = begin
+        yield
