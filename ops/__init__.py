@@ -569,7 +569,7 @@ def compile_together(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    from ops.compile_together import compile_together as together  # imports Triton
+    from ops.compiling import compile_together as together  # imports Triton
 
     with together(device):
         yield

@@ -13,6 +13,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,9 @@ class Program:
         cached = _cache_folder() / f"{digest[:32]}.cubin"
         if cached.is_file():
             return cached.read_bytes()
+        began_s = time.monotonic()
         code = _compile(text, options)
+        logger.info("compiled %s in %.1f s", ", ".join(path.name for path in self._sources), time.monotonic() - began_s)
         _keep(cached, code)
         return code
 
