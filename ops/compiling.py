@@ -15,16 +15,15 @@ from typing import Any
 
 import torch
 import triton
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
-_aten = torch.ops.aten
-_UNINITIALISED = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
+_UNINITIALISED = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 
 
-class _Zeros(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+class _Zeros(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        return out.zero_() if func.overloadpacket in _UNINITIALISED else out
+        return out.zero_() if func in _UNINITIALISED else out
 
 
 @contextmanager
