@@ -29,11 +29,11 @@ _CLUSTERED_PAIRS, _MOST_SPLITS = 200, 8
 
 _PROGRAM = Program(
     [Path(__file__).with_name("decode.cu")],
-    "\n".join(
-        f"DECODE(decode_{size}_{warps}, {size}, {warps}, {blocks})"
+    {
+        f"decode_{size}_{warps}": f"DECODE(decode_{size}_{warps}, {size}, {warps}, {blocks})"
         for size in HEAD_SIZES
         for warps, blocks in ([_LARGE] if size == 256 else [_WIDE, _NARROW])
-    ),
+    },
 )
 
 

@@ -1,7 +1,7 @@
 """CUDA C++ without a compiler on the machine: sources beside their wrappers, compiled by the NVRTC that torch brings along.
 
-A program is compiled for the device at hand when its first kernel is asked for, and its machine code kept on disk under
-the user's cache folder, by what went into it. Kernels are launched on torch's current stream, with programmatic dependent
+A kernel is compiled for the device at hand when it is first asked for, and its machine code kept on disk under the user's
+cache folder, by what went into it. Kernels are launched on torch's current stream, with programmatic dependent
 launch, so they must all wait for their predecessors (common.cuh). Knows no op."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import logging
 import os
 import tempfile
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor
 logger = logging.getLogger("oneloop.ops")
 
 _COMMON = Path(__file__).with_name("common.cuh")
+_COMPILERS = 8  # at a time; each takes some tens of MiB while it works
 _programs: list[Program] = []
 _DTYPE_FLAGS = {torch.bfloat16: (), torch.float16: ("-DFLOAT16",)}
 
@@ -81,16 +82,20 @@ class Kernel:
 
 
 class Program:
-    """`sources`: files put together behind common.cuh; `instances`: what to make of their templates, as source text.
+    """Kernels out of the same source files, put together behind common.cuh. `instances`: for each kernel the line that makes it
+    from a template; each is compiled by itself, so that several are at a time. `prelude`: stands before them all.
 
     `architecture`: the only one that it can be compiled for, None for any."""
 
-    def __init__(self, sources: Sequence[Path], instances: str, architecture: str | None = None) -> None:
+    def __init__(
+        self, sources: Sequence[Path], instances: Mapping[str, str], prelude: str = "", architecture: str | None = None
+    ) -> None:
         self._sources = sources
-        self._instances = instances
+        self._prelude = prelude
         self._architecture = architecture
-        self._modules: dict[tuple[int, torch.dtype], Any] = {}
-        self._loading = threading.Lock()
+        self.instances = instances
+        self._modules: dict[tuple[str, torch.dtype, int], Future[Any]] = {}
+        self._choosing = threading.Lock()
         _programs.append(self)
 
     def runs_on(self, device: torch.device) -> bool:
@@ -100,25 +105,36 @@ class Program:
         """Compiled at the first call. Raises RuntimeError with the compiler's words."""
         from cuda.bindings import driver
 
-        (function,) = _check(driver.cuModuleGetFunction(self.module(dtype, device), name.encode()))
+        (function,) = _check(driver.cuModuleGetFunction(self.module(name, dtype, device), name.encode()))
         return Kernel(function)
 
-    def module(self, dtype: torch.dtype, device: torch.device) -> Any:
-        """The loaded machine code; whoever comes second waits for the first."""
+    def module(self, name: str, dtype: torch.dtype, device: torch.device) -> Any:
+        """The kernel's machine code, loaded; whoever comes second waits for the first. Raises as `kernel` does."""
+        key = name, dtype, device.index or 0
+        with self._choosing:
+            mine = key not in self._modules
+            module = self._modules.setdefault(key, Future())
+        if mine:
+            try:
+                module.set_result(self._load(name, dtype, device))
+            except BaseException as error:
+                module.set_exception(error)
+        return module.result()
+
+    def _load(self, name: str, dtype: torch.dtype, device: torch.device) -> Any:
         from cuda.bindings import driver
 
-        key = device.index or 0, dtype
-        with self._loading:
-            if key not in self._modules:
-                torch.cuda.init()
-                torch.cuda.set_device(device)  # this thread has the context from here on
-                (self._modules[key],) = _check(driver.cuModuleLoadData(self._machine_code(dtype, device)))
-            return self._modules[key]
+        code = self._machine_code(name, dtype, device)
+        torch.cuda.init()
+        torch.cuda.set_device(device)  # this thread has the context from here on
+        (module,) = _check(driver.cuModuleLoadData(code))
+        return module
 
-    def _machine_code(self, dtype: torch.dtype, device: torch.device) -> bytes:
+    def _machine_code(self, name: str, dtype: torch.dtype, device: torch.device) -> bytes:
         from cuda.bindings import nvrtc
 
-        text = "\n".join([*(path.read_text() for path in (_COMMON, *self._sources)), self._instances])
+        sources = (path.read_text() for path in (_COMMON, *self._sources))
+        text = "\n".join([*sources, self._prelude, self.instances[name]])
         options = [
             "--std=c++17",
             f"--gpu-architecture={self._architecture or _architecture(device)}",
@@ -129,20 +145,21 @@ class Program:
         cached = _cache_folder() / f"{digest[:32]}.cubin"
         if cached.is_file():
             return cached.read_bytes()
-        began_s = time.monotonic()
         code = _compile(text, options)
-        logger.info("compiled %s in %.1f s", ", ".join(path.name for path in self._sources), time.monotonic() - began_s)
         _keep(cached, code)
         return code
 
 
 def compile_ahead(dtype: torch.dtype, device: torch.device) -> None:
-    """Begin to compile every program, each on a thread of its own; whoever needs one waits for it."""
-    if missing() is None and dtype in _DTYPE_FLAGS:
-        for program in _programs:
-            if not program.runs_on(device):
-                continue
-            threading.Thread(target=program.module, args=(dtype, device), name="oneloop-nvrtc", daemon=True).start()
+    """Begin to compile all kernels of every program, several at a time; whoever needs one waits for it."""
+    if missing() is not None or dtype not in _DTYPE_FLAGS:
+        return
+    threads = ThreadPoolExecutor(min(_COMPILERS, len(os.sched_getaffinity(0))), "oneloop-nvrtc")
+    for program in _programs:
+        if program.runs_on(device):
+            for name in program.instances:
+                threads.submit(program.module, name, dtype, device)
+    threads.shutdown(wait=False)
 
 
 def _architecture(device: torch.device) -> str:

@@ -44,7 +44,7 @@ VARIANTS = [
 
 _PROGRAM = Program(
     [Path(__file__).with_name("few_rows.cu")],
-    "\n".join(f"FEW_ROWS({v.name}, {v.warps}, {v.batches}, {v.tiles}, {v.gated:d})" for v in VARIANTS),
+    {v.name: f"FEW_ROWS({v.name}, {v.warps}, {v.batches}, {v.tiles}, {v.gated:d})" for v in VARIANTS},
 )
 
 
