@@ -7,7 +7,9 @@ from dataclasses import replace
 from runtime.models.hf_config import HfConfig
 from runtime.models.hybrid import bamba_mixer, indices
 from runtime.models.llama import llama
-from runtime.models.spec import LLAMA_RULES, AnyLayer, AttentionLayer, DecoderSpec, Layer, RecurrentLayer
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import Mixer
 from runtime.weights.rules import rename
 
 _NORMS = ("input_layernorm", "pre_ff_layernorm")
@@ -21,9 +23,8 @@ def bamba(config: HfConfig) -> DecoderSpec:
     spec = llama(config, "BambaForCausalLM")
     mixer, with_attention = bamba_mixer(config), indices(config, "attn_layer_indices")
 
-    def change(index: int, layer: AttentionLayer) -> AnyLayer:
-        if index in with_attention:
-            return Layer(layer.attention, layer.mlp, layer.norm, _NORMS)
-        return RecurrentLayer(mixer, layer.mlp, layer.norm, _NORMS)
+    def mix(index: int, attention: Attention) -> Mixer:
+        return attention if index in with_attention else mixer
 
-    return replace(spec.with_layers(change), rules=_RULES)
+    spec = spec.with_mixers(mix).with_layers(lambda _, layer: replace(layer, before=_NORMS))
+    return replace(spec, rules=_RULES)

@@ -17,17 +17,11 @@ from runtime.models.hf_config import (
     rope,
     window,
 )
-from runtime.models.spec import (
-    LLAMA_RULES,
-    Attention,
-    AttentionLayer,
-    DecoderSpec,
-    GatedMLP,
-    LayerNorm,
-    Over,
-    ParallelLayer,
-    QKNorm,
-)
+from runtime.models.spec.attention import Attention, Over, QKNorm
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import ParallelLayer
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import PairsTogether, recode
 
 
@@ -42,11 +36,11 @@ def cohere2(config: HfConfig) -> DecoderSpec:
     types = layer_types(config, every(config.count("sliding_window_pattern", 4)))
     windowed = config.get("sliding_window") is not None
 
-    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
-        turn = layer.attention.rope if windowed and types[index] != FULL else None
-        return replace(layer, attention=replace(layer.attention, rope=turn, window=window(config, types[index])))
+    def change(index: int, attention: Attention) -> Attention:
+        turn = attention.rope if windowed and types[index] != FULL else None
+        return replace(attention, rope=turn, window=window(config, types[index]))
 
-    return _cohere(config, "Cohere2ForCausalLM", norms=False).with_layers(change)
+    return _cohere(config, "Cohere2ForCausalLM", norms=False).with_mixers(change)
 
 
 def _cohere(config: HfConfig, architecture: str, *, norms: bool) -> DecoderSpec:

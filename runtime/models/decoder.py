@@ -20,7 +20,8 @@ from runtime.models.blocks.rope import cos_sin_table
 from runtime.models.blocks.stack import LayerStack, Stack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import Attention, DecoderSpec, layer_name
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec, layer_name
 
 
 class Hidden(NamedTuple):

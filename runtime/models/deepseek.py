@@ -7,17 +7,13 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig, activation, decoder, mscale, num_layers, rope, rope_parameters
 from runtime.models.mixture import SHARED_EXPERTS, mixture, num_experts, with_expert_rules
-from runtime.models.spec import (
-    DecoderSpec,
-    GatedMLP,
-    LatentAttention,
-    Layer,
-    MoE,
-    RMSNorm,
-    Router,
-    UnsupportedModel,
-    layer_name,
-)
+from runtime.models.spec.attention import LatentAttention
+from runtime.models.spec.decoder import DecoderSpec, layer_name
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.norm import RMSNorm
 
 
 def deepseek_v2(config: HfConfig) -> DecoderSpec:

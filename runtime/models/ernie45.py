@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
-from runtime.models.spec import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.weights.rules import PairsTogether, recode
 
 

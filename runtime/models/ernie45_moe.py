@@ -7,7 +7,10 @@ from dataclasses import replace
 from runtime.models.ernie45 import ernie45
 from runtime.models.hf_config import HfConfig
 from runtime.models.mixture import SEPARATE, SHARED_EXPERTS, STACKED, mixture, num_experts, with_mlps
-from runtime.models.spec import EMBEDDING, LLAMA_RULES, DecoderSpec, GatedMLP, MoE, Router, UnsupportedModel
+from runtime.models.spec.decoder import EMBEDDING, LLAMA_RULES, DecoderSpec
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE, Router
 from runtime.weights.rules import OneRow, recode, rename
 
 _BIAS = "e_score_correction_bias"

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, HfConfig, every, layer_types, window
 from runtime.models.llama import llama
-from runtime.models.spec import AttentionLayer, DecoderSpec, Layer, QKNorm
+from runtime.models.spec.attention import Attention, QKNorm
+from runtime.models.spec.decoder import DecoderSpec
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 
@@ -17,11 +18,10 @@ def exaone4(config: HfConfig) -> DecoderSpec:
     hybrid = config.get("sliding_window") is not None
     types = layer_types(config, every(config.count("sliding_window_pattern", 4)) if hybrid else lambda _: FULL)
 
-    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
-        kind, attention = types[index], replace(layer.attention, qk_norm=QKNorm(spec.norm))
-        if hybrid:
-            turn = None if kind == FULL else attention.rope
-            attention = replace(attention, rope=turn, window=window(config, kind))
-        return Layer(attention, layer.mlp, layer.norm, None, _AFTER)
+    def change(index: int, attention: Attention) -> Attention:
+        kind, attention = types[index], replace(attention, qk_norm=QKNorm(spec.norm))
+        if not hybrid:
+            return attention
+        return replace(attention, rope=None if kind == FULL else attention.rope, window=window(config, kind))
 
-    return spec.with_layers(change)
+    return spec.with_mixers(change).with_layers(lambda _, layer: replace(layer, before=None, after=_AFTER))

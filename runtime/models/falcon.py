@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
-from runtime.models.spec import Attention, DecoderSpec, Layer, LayerNorm, ParallelLayer, PlainMLP, UnsupportedModel
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Layer, ParallelLayer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import GroupsTogether, recode, rename
 
 _RULES = (

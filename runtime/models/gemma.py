@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, SLIDING, HfConfig, every, layer_types, local_rope, rope, window
 from runtime.models.llama import llama
-from runtime.models.spec import LLAMA_RULES, AttentionLayer, DecoderSpec, Layer, QKNorm, UnsupportedModel
+from runtime.models.spec.attention import Attention, QKNorm
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.model import UnsupportedModel
 from runtime.weights.rules import LessOne, recode
 
 _BEFORE = ("input_layernorm", "pre_feedforward_layernorm")
@@ -41,11 +43,10 @@ def gemma3(config: HfConfig) -> DecoderSpec:
         SLIDING: local_rope(config, head_size, config.number("rope_local_base_freq", 10000.0)),
     }
 
-    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
-        attention = replace(layer.attention, rope=ropes[types[index]], qk_norm=QKNorm(spec.norm))
-        return replace(layer, attention=attention)
+    def change(index: int, attention: Attention) -> Attention:
+        return replace(attention, rope=ropes[types[index]], qk_norm=QKNorm(spec.norm))
 
-    return spec.with_layers(change)
+    return spec.with_mixers(change)
 
 
 def _four_norms(config: HfConfig, architecture: str, types: list[str]) -> DecoderSpec:
@@ -54,12 +55,11 @@ def _four_norms(config: HfConfig, architecture: str, types: list[str]) -> Decode
     scale = config.number("query_pre_attn_scalar", 256.0) ** -0.5
     softcap = config.number_or_none("attn_logit_softcapping")
 
-    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
-        size = window(config, types[index])
-        attention = replace(layer.attention, score_scale=scale, softcap=softcap, window=size)
-        return Layer(attention, layer.mlp, layer.norm, _BEFORE, _AFTER)
+    def change(index: int, attention: Attention) -> Attention:
+        return replace(attention, score_scale=scale, softcap=softcap, window=window(config, types[index]))
 
-    return replace(spec.with_layers(change), logit_softcap=config.number_or_none("final_logit_softcapping"))
+    spec = spec.with_mixers(change).with_layers(lambda _, layer: replace(layer, before=_BEFORE, after=_AFTER))
+    return replace(spec, logit_softcap=config.number_or_none("final_logit_softcapping"))
 
 
 def _gemma(config: HfConfig, architecture: str) -> DecoderSpec:

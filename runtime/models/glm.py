@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
-from runtime.models.spec import LLAMA_RULES, DecoderSpec, Layer
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.weights.rules import PairsTogether, recode
 
 _AFTER = ("post_self_attn_layernorm", "post_mlp_layernorm")
@@ -18,7 +18,7 @@ def glm(config: HfConfig) -> DecoderSpec:
 
 def glm4(config: HfConfig) -> DecoderSpec:
     spec = _glm(config, "Glm4ForCausalLM")
-    return spec.with_layers(lambda _, layer: Layer(layer.attention, layer.mlp, layer.norm, after=_AFTER))
+    return spec.with_layers(lambda _, layer: replace(layer, after=_AFTER))
 
 
 def _glm(config: HfConfig, architecture: str) -> DecoderSpec:
@@ -32,7 +32,7 @@ def _glm(config: HfConfig, architecture: str) -> DecoderSpec:
     )
     spec = llama(config, architecture)
     attention = replace(spec.attention, output_bias=False)
-    spec = spec.with_layers(lambda _, layer: replace(layer, attention=attention))
+    spec = spec.with_mixers(lambda *_: attention)
     assert attention.rope is not None
     pairs = PairsTogether(attention.num_heads + attention.num_kv_heads, attention.head_size, attention.rope.dim)
     return replace(spec, rules=(LLAMA_RULES[0], recode("qkv_proj", pairs)))

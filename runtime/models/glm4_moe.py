@@ -7,7 +7,10 @@ from dataclasses import replace
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
 from runtime.models.mixture import SHARED_EXPERTS, mixture, num_experts, with_expert_rules, with_mlps
-from runtime.models.spec import DecoderSpec, GatedMLP, MoE, QKNorm, Router, layer_name
+from runtime.models.spec.attention import QKNorm
+from runtime.models.spec.decoder import DecoderSpec, layer_name
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.moe import MoE, Router
 
 
 def glm4_moe(config: HfConfig) -> DecoderSpec:
@@ -33,7 +36,7 @@ def glm4_moe(config: HfConfig) -> DecoderSpec:
         attention = replace(attention, qk_norm=QKNorm(spec.norm))
     dense = config.count_or_zero("first_k_dense_replace", 1)
     moe = mixture(MoE(num_experts(config, 128), size, router, shared))
-    spec = with_mlps(spec.with_layers(lambda _, layer: replace(layer, attention=attention)), moe, lambda i: i >= dense)
+    spec = with_mlps(spec.with_mixers(lambda *_: attention), moe, lambda i: i >= dense)
     # The layer beyond the last predicts a further token: no part of decoding one by one.
     spec = replace(spec, ignored_below=(f"{layer_name(len(spec.layers))}.",))
     return with_expert_rules(spec, SHARED_EXPERTS)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers
-from runtime.models.spec import Attention, DecoderSpec, Layer, LayerNorm, LearnedPositions, PlainMLP
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec, LearnedPositions
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import Transposed, recode, rename
 
 _RULES = (

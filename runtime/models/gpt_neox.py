@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
-from runtime.models.spec import Attention, DecoderSpec, Layer, LayerNorm, ParallelLayer, PlainMLP
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Layer, ParallelLayer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import GroupsTogether, recode, rename
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")

@@ -9,7 +9,9 @@ from dataclasses import replace
 from runtime.models.hf_config import SLIDING, HfConfig, every, layer_types, window
 from runtime.models.llama import llama
 from runtime.models.mixture import STACKED_BY_KIND, mixture, num_experts
-from runtime.models.spec import LLAMA_RULES, ClampedSwiglu, DecoderSpec, Layer, MoE, Router
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.moe import ClampedSwiglu, MoE, Router
 from runtime.weights.rules import HalvesInTurn, Transposed, recode, rename, stack
 
 _YARN = {

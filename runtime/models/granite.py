@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
-from runtime.models.spec import DecoderSpec, Layer
+from runtime.models.spec.decoder import DecoderSpec
 
 
 def granite(config: HfConfig) -> DecoderSpec:
@@ -14,7 +14,7 @@ def granite(config: HfConfig) -> DecoderSpec:
     attention = replace(spec.attention, score_scale=config.number("attention_multiplier", 1.0))
     multiplier = config.number("residual_multiplier", 1.0)
     return replace(
-        spec.with_layers(lambda _, layer: Layer(attention, layer.mlp, layer.norm, multiplier=multiplier)),
+        spec.with_layers(lambda _, layer: replace(layer, mixer=attention, multiplier=multiplier)),
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
         logit_scale=1 / config.number("logits_scaling", 1.0),
     )

@@ -7,7 +7,9 @@ from dataclasses import replace
 from runtime.models.granite import granite
 from runtime.models.hf_config import HfConfig
 from runtime.models.mixture import mixture, num_experts, with_mlps
-from runtime.models.spec import LLAMA_RULES, DecoderSpec, GatedMLP, MoE, Router
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.moe import MoE, Router
 from runtime.weights.rules import rename, stack
 
 _SHARED = (

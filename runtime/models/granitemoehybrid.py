@@ -9,18 +9,13 @@ from runtime.models.granite import granite
 from runtime.models.granitemoe import RULES, STACKED
 from runtime.models.hf_config import HfConfig, activation, num_layers
 from runtime.models.hybrid import RECURRENT, bamba_mixer, hybrid_types
-from runtime.models.mixture import mixture, num_experts
-from runtime.models.spec import (
-    MLP,
-    AnyLayer,
-    AttentionLayer,
-    DecoderSpec,
-    GatedMLP,
-    MoE,
-    RecurrentLayer,
-    Router,
-    UnsupportedModel,
-)
+from runtime.models.mixture import mixture, num_experts, with_mlps
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import MLP, Mixer
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE, Router
 
 
 def granitemoehybrid(config: HfConfig) -> DecoderSpec:
@@ -30,16 +25,14 @@ def granitemoehybrid(config: HfConfig) -> DecoderSpec:
         raise UnsupportedModel(f"config: position_embedding_type {position!r} is neither 'rope' nor null")
     types = hybrid_types(config, [RECURRENT] * num_layers(config))
     mixer = bamba_mixer(config) if RECURRENT in types else None
-    mlp, multiplier = _mlp(config), config.number("residual_multiplier", 1.0)
 
-    def change(index: int, layer: AttentionLayer) -> AnyLayer:
+    def mix(index: int, attention: Attention) -> Mixer:
         if mixer is not None and types[index] == RECURRENT:
-            return RecurrentLayer(mixer, mlp, layer.norm, multiplier=multiplier)
-        attention = layer.attention if position == "rope" else replace(layer.attention, rope=None)
-        return replace(layer, attention=attention, mlp=mlp)
+            return mixer
+        return attention if position == "rope" else replace(attention, rope=None)
 
-    spec = replace(spec.with_layers(change), architecture="GraniteMoeHybridForCausalLM")
-    return replace(spec, rules=RULES, other_rules=(STACKED,))
+    spec = with_mlps(spec.with_mixers(mix), _mlp(config))
+    return replace(spec, architecture="GraniteMoeHybridForCausalLM", rules=RULES, other_rules=(STACKED,))
 
 
 def _mlp(config: HfConfig) -> MLP:

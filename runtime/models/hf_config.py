@@ -8,19 +8,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from runtime.models.spec import (
-    Activation,
-    AnyLayer,
-    DecoderSpec,
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import AnyLayer
+from runtime.models.spec.mlp import Activation
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import Norm
+from runtime.models.spec.rope import (
     FactorScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    Norm,
     ProportionalScaling,
     Rope,
     RopeScaling,
-    UnsupportedModel,
     YarnScaling,
 )
 

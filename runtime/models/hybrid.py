@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 
 from runtime.models.hf_config import FULL, HfConfig, activation, num_layers
-from runtime.models.spec import Activation, Mamba2, RMSNorm, UnsupportedModel
+from runtime.models.spec.mlp import Activation
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import Mamba2
 
 RECURRENT = "linear_attention"
 _EARLIER_NAMES = {"mamba": RECURRENT, "attention": FULL}  # of transformers 4

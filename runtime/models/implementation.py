@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.config import WeightStorage
 from runtime.models.registry import FAMILIES, architecture_of, spec_from_config
-from runtime.models.spec import DecoderSpec, ModelSpec, UnsupportedModel
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.model import ModelSpec, UnsupportedModel
 from runtime.weights.rules import Checkpoint, Report
 
 if TYPE_CHECKING:

@@ -5,19 +5,13 @@ from __future__ import annotations
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers
 from runtime.models.hybrid import check_silu, taps
 from runtime.models.mixture import mixture, num_experts, with_expert_rules
-from runtime.models.spec import (
-    MLP,
-    AnyLayer,
-    Attention,
-    DecoderSpec,
-    GatedMLP,
-    Layer,
-    Mamba,
-    MoE,
-    RecurrentLayer,
-    RMSNorm,
-    Router,
-)
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import MLP, Layer
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import Mamba
 from runtime.weights.rules import rename
 
 _NORMS = ("input_layernorm", "pre_ff_layernorm")
@@ -34,11 +28,9 @@ def jamba(config: HfConfig) -> DecoderSpec:
     attention = Attention(*heads(config), rope=None)
     dense, moe = GatedMLP(config.count("intermediate_size", 14336), activation=activation(config)), _moe(config)
 
-    def layer(index: int) -> AnyLayer:
+    def layer(index: int) -> Layer:
         mlp: MLP = moe if moe is not None and _is_one_of(config, "expert_layer", index, (2, 1)) else dense
-        if _is_one_of(config, "attn_layer", index, (8, 4)):
-            return Layer(attention, mlp, norm, _NORMS)
-        return RecurrentLayer(mamba, mlp, norm, _NORMS)
+        return Layer(attention if _is_one_of(config, "attn_layer", index, (8, 4)) else mamba, mlp, norm, _NORMS)
 
     layers = [layer(index) for index in range(num_layers(config))]
     return with_expert_rules(decoder(config, "JambaForCausalLM", layers, norm), *_RULES)

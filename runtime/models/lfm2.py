@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from runtime.models.hf_config import FULL, HfConfig, decoder, heads, num_layers, rope
 from runtime.models.hybrid import block_types, indices, taps
-from runtime.models.spec import (
-    LLAMA_RULES,
-    AnyLayer,
-    Attention,
-    DecoderSpec,
-    GatedMLP,
-    Layer,
-    QKNorm,
-    RecurrentLayer,
-    RMSNorm,
-    ShortConv,
-    UnsupportedModel,
-)
+from runtime.models.spec.attention import Attention, QKNorm
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import ShortConv
 from runtime.weights.rules import merge, rename
 
 _NORMS = ("operator_norm", "ffn_norm")
@@ -41,11 +35,7 @@ def lfm2(config: HfConfig) -> DecoderSpec:
     attention = Attention(*num_heads, rope(config, num_heads[2]), qk_norm=QKNorm(norm))
     conv = ShortConv(taps(config, "conv_L_cache", 3), config.count("hidden_size"), config.flag("conv_bias", False))
     mlp = GatedMLP(_intermediate_size(config))
-
-    def layer(kind: str) -> AnyLayer:
-        return RecurrentLayer(conv, mlp, norm, _NORMS) if kind == _CONV else Layer(attention, mlp, norm, _NORMS)
-
-    layers = [layer(kind) for kind in _types(config)]
+    layers = [Layer(conv if kind == _CONV else attention, mlp, norm, _NORMS) for kind in _types(config)]
     return decoder(config, "Lfm2ForCausalLM", layers, norm, rules=_RULES)
 
 

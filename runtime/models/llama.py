@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
-from runtime.models.spec import Attention, DecoderSpec, GatedMLP, Layer, RMSNorm
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.norm import RMSNorm
 
 
 def llama(config: HfConfig, architecture: str = "LlamaForCausalLM", *, tied: bool = False) -> DecoderSpec:

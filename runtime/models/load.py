@@ -17,7 +17,9 @@ from runtime.models.blocks.weights import Weights
 from runtime.models.decoder import Decoder
 from runtime.models.kept import Kept
 from runtime.models.registry import spec_from_config
-from runtime.models.spec import EMBEDDING, HEAD, DecoderSpec, Experts, Linear, MoE
+from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.moe import Experts, MoE
 from runtime.weights.rules import Checkpoint, Load, Report, TensorSource, WeightsError, fitting, plan, stored_as
 
 _TABLE = f"{EMBEDDING}.weight"

@@ -5,7 +5,10 @@ from __future__ import annotations
 from runtime.models.hf_config import HfConfig, decoder, num_layers
 from runtime.models.hybrid import check_silu, taps
 from runtime.models.mamba2 import ANY_LENGTH, RULES
-from runtime.models.spec import DecoderSpec, Mamba, RMSNorm, SingleLayer
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import SingleLayer
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import Mamba
 
 
 def mamba(config: HfConfig) -> DecoderSpec:

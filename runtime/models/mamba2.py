@@ -7,7 +7,11 @@ from __future__ import annotations
 from runtime.models.hf_config import HfConfig, decoder, num_layers
 from runtime.models.hybrid import mamba2 as checked
 from runtime.models.hybrid import taps
-from runtime.models.spec import DecoderSpec, Mamba2, RMSNorm, SingleLayer, UnsupportedModel
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import SingleLayer
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import Mamba2
 from runtime.weights.rules import rename
 
 RULES = (

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, SLIDING, HfConfig, layer_types, window
 from runtime.models.llama import llama
-from runtime.models.spec import DecoderSpec, QueryGrowth
+from runtime.models.spec.attention import QueryGrowth
+from runtime.models.spec.decoder import DecoderSpec
 
 _ROPE_3 = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
@@ -19,7 +20,7 @@ def mistral(config: HfConfig) -> DecoderSpec:
     config = _with_defaults(config)
     spec = llama(config, "MistralForCausalLM")
     attention = replace(spec.attention, window=window(config))
-    return spec.with_layers(lambda _, layer: replace(layer, attention=attention))
+    return spec.with_mixers(lambda *_: attention)
 
 
 def ministral(config: HfConfig) -> DecoderSpec:
@@ -28,7 +29,7 @@ def ministral(config: HfConfig) -> DecoderSpec:
     types = layer_types(config, lambda _: FULL if config.get("sliding_window") is None else SLIDING)
     attention = spec.attention
     by_type = {each: replace(attention, window=window(config, each)) for each in types}
-    return spec.with_layers(lambda index, layer: replace(layer, attention=by_type[types[index]]))
+    return spec.with_mixers(lambda index, _: by_type[types[index]])
 
 
 def ministral3(config: HfConfig) -> DecoderSpec:
@@ -39,7 +40,7 @@ def ministral3(config: HfConfig) -> DecoderSpec:
     rope = config.section("rope_parameters")
     growth = QueryGrowth(rope.number("llama_4_scaling_beta"), rope.count("original_max_position_embeddings"))
     attention = replace(spec.attention, window=window(config), growth=growth)
-    return spec.with_layers(lambda _, layer: replace(layer, attention=attention))
+    return spec.with_mixers(lambda *_: attention)
 
 
 def _with_defaults(config: HfConfig) -> HfConfig:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from runtime.models.hf_config import HfConfig
 from runtime.models.mistral import mistral
 from runtime.models.mixture import MIXTRAL, STACKED, STACKED_BY_KIND, mixture, num_experts, with_mlps
-from runtime.models.spec import DecoderSpec, MoE, Router
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.moe import MoE, Router
 
 
 def mixtral(config: HfConfig) -> DecoderSpec:

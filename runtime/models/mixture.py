@@ -8,7 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig
-from runtime.models.spec import LLAMA_RULES, MLP, DecoderSpec, MoE, UnsupportedModel
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import MLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE
 from runtime.weights.rules import Rule, merge, rename, stack
 
 MOST_EXPERTS = 4096

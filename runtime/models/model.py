@@ -9,7 +9,7 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.attention import LayerMemory
-from runtime.models.spec import ModelSpec
+from runtime.models.spec.model import ModelSpec
 
 
 class Model(Protocol):

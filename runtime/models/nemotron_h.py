@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from runtime.models.hf_config import FULL, HfConfig, activation, decoder, heads
 from runtime.models.hybrid import RECURRENT, block_types, mamba2, taps
-from runtime.models.spec import (
-    LLAMA_RULES,
-    Attention,
-    Block,
-    DecoderSpec,
-    Mamba2,
-    PlainMLP,
-    RMSNorm,
-    SingleLayer,
-    UnsupportedModel,
-)
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import Block, SingleLayer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import Mamba2
 from runtime.weights.rules import rename
 
 _LETTERS = {"M": RECURRENT, "*": FULL, "-": "mlp", "E": "moe"}

@@ -7,7 +7,10 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, SLIDING, HfConfig, every, layer_types, local_rope, rope, window
 from runtime.models.llama import llama
-from runtime.models.spec import AttentionLayer, DecoderSpec, Layer, LayerNorm, Over, QKNorm
+from runtime.models.spec.attention import Attention, Over, QKNorm
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.norm import LayerNorm
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 
@@ -15,7 +18,7 @@ _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 def olmo(config: HfConfig) -> DecoderSpec:
     spec, norm = llama(config, "OlmoForCausalLM"), LayerNorm(1e-5, weight=False, bias=False)
     attention = replace(spec.attention, clip=config.number_or_none("clip_qkv"))
-    return replace(spec.with_layers(lambda _, layer: replace(layer, attention=attention, norm=norm)), norm=norm)
+    return replace(spec.with_layers(lambda _, layer: replace(layer, mixer=attention, norm=norm)), norm=norm)
 
 
 def olmo2(config: HfConfig) -> DecoderSpec:
@@ -31,11 +34,10 @@ def olmo3(config: HfConfig) -> DecoderSpec:
         SLIDING: local_rope(config, head_size, config.number("rope_theta")),
     }
 
-    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
-        kind = types[index]
-        return replace(layer, attention=replace(layer.attention, rope=ropes[kind], window=window(config, kind)))
+    def change(index: int, attention: Attention) -> Attention:
+        return replace(attention, rope=ropes[types[index]], window=window(config, types[index]))
 
-    return spec.with_layers(change)
+    return spec.with_mixers(change)
 
 
 def _olmo2(config: HfConfig, architecture: str) -> DecoderSpec:

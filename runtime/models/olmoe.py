@@ -7,7 +7,10 @@ from dataclasses import replace
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
 from runtime.models.mixture import mixture, num_experts, with_expert_rules
-from runtime.models.spec import DecoderSpec, Layer, MoE, Over, QKNorm, Router
+from runtime.models.spec.attention import Over, QKNorm
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.moe import MoE, Router
 
 
 def olmoe(config: HfConfig) -> DecoderSpec:

@@ -4,16 +4,12 @@ and projects its embeddings, is of another kind."""
 from __future__ import annotations
 
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers
-from runtime.models.spec import (
-    LLAMA_RULES,
-    Attention,
-    DecoderSpec,
-    Layer,
-    LayerNorm,
-    LearnedPositions,
-    PlainMLP,
-    UnsupportedModel,
-)
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec, LearnedPositions
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import rename
 
 _RULES = (

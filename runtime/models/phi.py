@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
-from runtime.models.spec import LLAMA_RULES, Attention, DecoderSpec, LayerNorm, ParallelLayer, PlainMLP, QKNorm
+from runtime.models.spec.attention import Attention, QKNorm
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import ParallelLayer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import rename
 
 _RULES = (

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig, window
 from runtime.models.llama import llama
-from runtime.models.spec import DecoderSpec
+from runtime.models.spec.decoder import DecoderSpec
 
 
 def phi3(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5, attention_bias=False)
     spec = llama(config, "Phi3ForCausalLM")
     attention = replace(spec.attention, window=window(config))
-    return replace(spec.with_layers(lambda _, layer: replace(layer, attention=attention)), rules=())
+    return replace(spec.with_mixers(lambda *_: attention), rules=())

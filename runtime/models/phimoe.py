@@ -7,7 +7,12 @@ from dataclasses import replace
 from runtime.models.hf_config import HfConfig, rope_parameters, window
 from runtime.models.llama import llama
 from runtime.models.mixture import MIXTRAL, STACKED, mixture, num_experts
-from runtime.models.spec import DecoderSpec, Layer, LayerNorm, LongRopeScaling, MoE, Rope, Router, UnsupportedModel
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.norm import LayerNorm
+from runtime.models.spec.rope import LongRopeScaling, Rope
 from runtime.weights.rules import rename
 
 

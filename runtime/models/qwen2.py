@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, SLIDING, HfConfig, layer_types, window
 from runtime.models.llama import llama
-from runtime.models.spec import Attention, DecoderSpec
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec
 
 
 def qwen2(config: HfConfig) -> DecoderSpec:
@@ -22,4 +23,4 @@ def with_attention(spec: DecoderSpec, attention: Attention, config: HfConfig) ->
     )
     types = layer_types(config, lambda index: SLIDING if index >= first else FULL)
     by_type = {each: replace(attention, window=window(config, each)) for each in types}
-    return spec.with_layers(lambda index, layer: replace(layer, attention=by_type[types[index]]))
+    return spec.with_mixers(lambda index, _: by_type[types[index]])

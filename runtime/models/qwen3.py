@@ -7,7 +7,8 @@ from dataclasses import replace
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
 from runtime.models.qwen2 import with_attention
-from runtime.models.spec import DecoderSpec, QKNorm
+from runtime.models.spec.attention import QKNorm
+from runtime.models.spec.decoder import DecoderSpec
 
 
 def qwen3(config: HfConfig) -> DecoderSpec:

@@ -9,16 +9,12 @@ from runtime.models.hf_config import FULL, HfConfig, num_layers
 from runtime.models.hybrid import RECURRENT, check_silu, hybrid_types, taps
 from runtime.models.llama import llama
 from runtime.models.qwen_moe import shared_expert_moe, sparse
-from runtime.models.spec import (
-    AnyLayer,
-    AttentionLayer,
-    DecoderSpec,
-    GatedDeltaNet,
-    QKNorm,
-    RecurrentLayer,
-    RMSNorm,
-    UnsupportedModel,
-)
+from runtime.models.spec.attention import Attention, QKNorm
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Mixer
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import GatedDeltaNet
 from runtime.weights.rules import GroupsTogether, LessOne, Rule, merge, recode
 
 _APART = (merge("in_proj_qkv in_proj_z", into="in_proj_qkvz"), merge("in_proj_b in_proj_a", into="in_proj_ba"))
@@ -64,10 +60,8 @@ def _hybrid(config: HfConfig, spec: DecoderSpec, net: GatedDeltaNet, rules: tupl
     types = hybrid_types(config, [RECURRENT if (i + 1) % period else FULL for i in range(num_layers(config))])
     attention = replace(spec.attention, qk_norm=QKNorm(spec.norm), output_gate=True)
 
-    def change(index: int, layer: AttentionLayer) -> AnyLayer:
-        if types[index] == RECURRENT:
-            return RecurrentLayer(net, layer.mlp, layer.norm)
-        return replace(layer, attention=attention)
+    def mix(index: int, _: Attention) -> Mixer:
+        return net if types[index] == RECURRENT else attention
 
     more = (
         *rules,
@@ -75,7 +69,7 @@ def _hybrid(config: HfConfig, spec: DecoderSpec, net: GatedDeltaNet, rules: tupl
         recode("qkv_proj", GroupsTogether(attention.num_heads, (attention.head_size,) * 2)),
     )
     return replace(
-        spec.with_layers(change),
+        spec.with_mixers(mix),
         rules=(*spec.rules, *more),
         other_rules=tuple((*each, *more) for each in spec.other_rules),
         ignored_below=("mtp.",),

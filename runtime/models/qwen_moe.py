@@ -8,7 +8,10 @@ from runtime.models.hf_config import HfConfig
 from runtime.models.mixture import mixture, num_experts, with_expert_rules, with_mlps
 from runtime.models.qwen2 import qwen2
 from runtime.models.qwen3 import qwen3
-from runtime.models.spec import DecoderSpec, GatedMLP, MoE, Router, UnsupportedModel
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE, Router
 
 
 def qwen2_moe(config: HfConfig) -> DecoderSpec:
@@ -16,7 +19,7 @@ def qwen2_moe(config: HfConfig) -> DecoderSpec:
     moe = shared_expert_moe(config, 1408, 5632)
     spec = qwen2(config.with_defaults(num_key_value_heads=16))
     bias = config.flag("qkv_bias", True)
-    spec = spec.with_layers(lambda _, layer: replace(layer, attention=replace(layer.attention, qkv_bias=bias)))
+    spec = spec.with_mixers(lambda _, attention: replace(attention, qkv_bias=bias))
     return sparse(replace(spec, architecture="Qwen2MoeForCausalLM"), moe, config)
 
 

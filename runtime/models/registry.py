@@ -44,7 +44,8 @@ from runtime.models.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
 from runtime.models.qwen_moe import qwen2_moe, qwen3_moe
 from runtime.models.seed_oss import seed_oss
 from runtime.models.smollm3 import smollm3
-from runtime.models.spec import DecoderSpec, UnsupportedModel
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.model import UnsupportedModel
 from runtime.models.stablelm import stablelm
 from runtime.models.starcoder2 import starcoder2
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
-from runtime.models.spec import DecoderSpec
+from runtime.models.spec.decoder import DecoderSpec
 
 
 def seed_oss(config: HfConfig) -> DecoderSpec:
@@ -15,4 +15,4 @@ def seed_oss(config: HfConfig) -> DecoderSpec:
     )
     spec = llama(config, "SeedOssForCausalLM")
     attention = replace(spec.attention, output_bias=config.flag("attention_out_bias", False))
-    return spec.with_layers(lambda _, layer: replace(layer, attention=attention))
+    return spec.with_mixers(lambda *_: attention)

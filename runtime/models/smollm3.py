@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from runtime.models.hf_config import FULL, SLIDING, HfConfig, layer_types, num_layers, window
 from runtime.models.llama import llama
-from runtime.models.spec import AttentionLayer, DecoderSpec, UnsupportedModel
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.model import UnsupportedModel
 
 
 def smollm3(config: HfConfig) -> DecoderSpec:
@@ -14,12 +16,11 @@ def smollm3(config: HfConfig) -> DecoderSpec:
     turns, windowed = _turns(config), config.flag("use_sliding_window", False)
     types = layer_types(config, lambda index: SLIDING if windowed and not turns[index] else FULL)
 
-    def change(index: int, layer: AttentionLayer) -> AttentionLayer:
-        turn = layer.attention.rope if turns[index] else None
+    def change(index: int, attention: Attention) -> Attention:
         size = window(config, types[index]) if windowed else None
-        return replace(layer, attention=replace(layer.attention, rope=turn, window=size))
+        return replace(attention, rope=attention.rope if turns[index] else None, window=size)
 
-    return llama(config, "SmolLM3ForCausalLM", tied=True).with_layers(change)
+    return llama(config, "SmolLM3ForCausalLM", tied=True).with_mixers(change)
 
 
 def _turns(config: HfConfig) -> list[bool]:

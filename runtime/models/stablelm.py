@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
-from runtime.models.spec import (
-    LLAMA_RULES,
-    Attention,
-    DecoderSpec,
-    GatedMLP,
-    Layer,
-    LayerNorm,
-    Over,
-    ParallelLayer,
-    QKNorm,
-)
+from runtime.models.spec.attention import Attention, Over, QKNorm
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import Layer, ParallelLayer
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import Rule, merge
 
 

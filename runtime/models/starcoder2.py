@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from runtime.models.hf_config import HfConfig, activation, decoder, heads, num_layers, rope, window
-from runtime.models.spec import LLAMA_RULES, Attention, DecoderSpec, Layer, LayerNorm, PlainMLP
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import Layer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import rename
 
 _RULES = (LLAMA_RULES[0], rename("mlp.c_fc", into="mlp.up_proj"), rename("mlp.c_proj", into="mlp.down_proj"))

@@ -42,8 +42,8 @@ class _Drawn(NamedTuple):
 
 
 class CpuRunner:
-    def __init__(self, decoder: Model, cache: KVCache, sampler: Sampler, inputs: InputBuffers, worker: Worker) -> None:
-        self._decoder = decoder
+    def __init__(self, model: Model, cache: KVCache, sampler: Sampler, inputs: InputBuffers, worker: Worker) -> None:
+        self._model = model
         self._cache = cache
         self._sampler = sampler
         self._inputs = inputs
@@ -87,14 +87,14 @@ class CpuRunner:
                 self._sampler.bind(row.row, row.binding)
                 self._logprobs.bind(row.row, row.binding)
         inputs = self._inputs.fill(batch)
-        hidden = self._decoder.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.metas)
+        hidden = self._model.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.metas)
         scores = PromptLogprobs.compute(
             batch.rows,
-            self._decoder.spec.vocab_size,
+            self._model.spec.vocab_size,
             inputs.ids.device,
-            lambda tokens: self._decoder.logits(hidden, tokens),
+            lambda tokens: self._model.logits(hidden, tokens),
         )
-        return _Computed(inputs, self._decoder.logits(hidden, inputs.logit_tokens), scores)
+        return _Computed(inputs, self._model.logits(hidden, inputs.logit_tokens), scores)
 
     @torch.inference_mode()
     def _draw(self, batch: ScheduledBatch, computed: _Computed, masks: RowMasks | None = None) -> _Drawn:

@@ -39,10 +39,10 @@ class _Begun:
 
 class CudaRunner:
     def __init__(
-        self, decoder: Model, cache: KVCache, sampler: Sampler, inputs: DeviceInputs, graphs: GraphPool,
+        self, model: Model, cache: KVCache, sampler: Sampler, inputs: DeviceInputs, graphs: GraphPool,
         *, max_num_seqs: int, steps_in_flight: int,
     ) -> None:  # fmt: skip
-        self._decoder = decoder
+        self._model = model
         self._cache = cache
         self._sampler = sampler
         self._inputs = inputs
@@ -150,11 +150,11 @@ class CudaRunner:
 
     def compute(self, inputs: StepInputs, rows: tuple[ScheduledRow, ...] = ()) -> Sampled:
         """Enqueue one step without a graph, and what `rows` ask about their prompts."""
-        hidden = self._decoder.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.metas)
+        hidden = self._model.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.metas)
         scores = PromptLogprobs.compute(
-            rows, self._decoder.spec.vocab_size, inputs.ids.device, lambda tokens: self._decoder.logits(hidden, tokens)
+            rows, self._model.spec.vocab_size, inputs.ids.device, lambda tokens: self._model.logits(hidden, tokens)
         )
-        logits = self._decoder.logits(hidden, inputs.logit_tokens)
+        logits = self._model.logits(hidden, inputs.logit_tokens)
         ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
         return Sampled(ids, logits, scores)
 

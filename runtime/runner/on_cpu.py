@@ -1,4 +1,4 @@
-"""A model on the CPU: its plan, and the runner around a loaded decoder."""
+"""A model on the CPU: its plan, and the runner around a loaded model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ops
 from runtime.config import CPU, EngineConfig, EnginePlan, PlanError, WeightStorage
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
-from runtime.models.spec import ModelSpec
+from runtime.models.spec.model import ModelSpec
 from runtime.runner.cpu_runner import CpuRunner
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.memory import free_host_bytes
@@ -50,12 +50,12 @@ def _weights(config: EngineConfig) -> WeightStorage:
     )
 
 
-def build_runner(plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int], worker: Worker) -> CpuRunner:
+def build_runner(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker) -> CpuRunner:
     cpu = torch.device("cpu")
     cache = KVCache(plan.layout, plan.num_kv_blocks, getattr(torch, plan.kv_cache_dtype), cpu)
     inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout)
-    sampler = Sampler(decoder.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu)
-    return CpuRunner(decoder.recorded(cache.layers), cache, sampler, inputs, worker)
+    sampler = Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu)
+    return CpuRunner(model.recorded(cache.layers), cache, sampler, inputs, worker)
 
 
 def warm_up(runner: CpuRunner, plan: EnginePlan) -> None:

@@ -1,4 +1,4 @@
-"""A model on a CUDA device: what fits in its memory, and the runner around a loaded decoder, warmed up and captured.
+"""A model on a CUDA device: what fits in its memory, and the runner around a loaded model, warmed up and captured.
 
 Memory, in this order: weights; tables of the sampler and the inputs; what a step of the largest size takes, found by running
 one; what captured graphs keep; and all the rest of the share that was asked for is KV cache."""
@@ -19,7 +19,7 @@ from runtime.api import LoadProgress
 from runtime.config import CUDA, GIB, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
-from runtime.models.spec import ModelSpec
+from runtime.models.spec.model import ModelSpec
 from runtime.runner.cuda_runner import CudaRunner
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.graph_pool import GraphPool
@@ -86,37 +86,37 @@ def out_of_memory_is(option: str) -> Iterator[None]:
 
 
 def build_runner(
-    config: EngineConfig, first_plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int], report: Report
+    config: EngineConfig, first_plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], report: Report
 ) -> tuple[CudaRunner, EnginePlan]:
     """The runner, and the plan as it came out once memory was measured.
 
     Raises PlanError."""
     report(LoadProgress("kernels"))
     with out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
-        step_bytes, tokens_per_s = _measure_step(first_plan, decoder, eos_token_ids)
+        step_bytes, tokens_per_s = _measure_step(first_plan, model, eos_token_ids)
     graphs = GraphPool(first_plan.max_num_seqs, first_plan.max_num_batched_tokens)
-    captures, graph_bytes = config.captures and decoder.uncapturable is None, 0
+    captures, graph_bytes = config.captures and model.uncapturable is None, 0
     if captures:
         graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
-    final = plan(config, decoder.spec, step_bytes + graph_bytes)
+    final = plan(config, model.spec, step_bytes + graph_bytes)
     if config.max_num_mixed_tokens is None:
         final = replace(final, max_num_mixed_tokens=_mixed_tokens(final.max_num_batched_tokens, tokens_per_s))
     with out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
-        runner, inputs = _parts(final, decoder, eos_token_ids, final.num_kv_blocks, graphs)
+        runner, inputs = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs)
         _run_each_kind(runner, final, final.num_kv_blocks)
         if captures:
             _capture(runner, inputs, graphs, report)
     if config.captures and not captures:
-        log.info("no steps are captured as graphs: %s", decoder.uncapturable)
+        log.info("no steps are captured as graphs: %s", model.uncapturable)
     return runner, final
 
 
-def _measure_step(plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int]) -> tuple[int, float]:
+def _measure_step(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> tuple[int, float]:
     """Bytes that the largest step takes on top of weights and KV, and tokens that it computes in a second; compiles all
     kernels on the way."""
     before = torch.cuda.memory_allocated()
     num_blocks = max(1, min(64, _MEASURED_KV_BYTES // plan.layout.block_bytes))
-    runner, _ = _parts(plan, decoder, eos_token_ids, num_blocks, graphs=GraphPool(1, 2))
+    runner, _ = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2))
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
     batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks)
@@ -143,17 +143,17 @@ def _mixed_tokens(most: int, tokens_per_s: float) -> int:
 
 
 def _parts(
-    plan: EnginePlan, decoder: Model, eos_token_ids: frozenset[int], num_blocks: int, graphs: GraphPool
+    plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], num_blocks: int, graphs: GraphPool
 ) -> tuple[CudaRunner, DeviceInputs]:
     device = _device()
     cache = KVCache(plan.layout, num_blocks, getattr(torch, plan.kv_cache_dtype), device)
-    sampler = Sampler(decoder.spec.vocab_size, eos_token_ids, plan.max_num_seqs, device)
+    sampler = Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, device)
     inputs = DeviceInputs(
         plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.layout, plan.steps_in_flight,
         device,
     )  # fmt: skip
     runner = CudaRunner(
-        decoder, cache, sampler, inputs, graphs, max_num_seqs=plan.max_num_seqs, steps_in_flight=plan.steps_in_flight
+        model, cache, sampler, inputs, graphs, max_num_seqs=plan.max_num_seqs, steps_in_flight=plan.steps_in_flight
     )
     return runner, inputs
 

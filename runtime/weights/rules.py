@@ -20,7 +20,7 @@ _NAMED_AT_MOST = 6  # tensors of one kind of trouble in a message: a wrong file 
 
 # WeightsError            this model cannot be loaded, for a reason its owner can act on
 # ├── FetchError          (weights.builtin) its files could not be found or brought here
-# └── UnsupportedModel    (models.spec) its config asks for what is not implemented
+# └── UnsupportedModel    (models.spec.model) its config asks for what is not implemented
 
 
 class WeightsError(Exception):

@@ -60,12 +60,12 @@ class Outcome:
 
 
 async def our_greedy(
-    decoder: Model, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
+    model: Model, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
     rounds: int = 1, preempting: bool = False,
 ) -> Outcome:  # fmt: skip
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks. `preempting`: the
     last in line starts over again and again, as if there were not blocks enough."""
-    parts = await engine_parts(decoder, config)
+    parts = await engine_parts(model, config)
     if preempting:
         _preempt_often(parts.scheduler)
     engine = Engine(
@@ -98,23 +98,23 @@ def _preempt_often(scheduler: Scheduler) -> None:
     scheduler.schedule = preempt_first
 
 
-async def engine_parts(decoder: Model, config: EngineConfig) -> EngineParts:
-    """On the device that the decoder is on."""
-    return await (_on_cuda if decoder.device == "cuda" else _on_cpu)(decoder, config)
+async def engine_parts(model: Model, config: EngineConfig) -> EngineParts:
+    """On the device that the model is on."""
+    return await (_on_cuda if model.device == "cuda" else _on_cpu)(model, config)
 
 
-async def _on_cpu(decoder: Model, config: EngineConfig) -> EngineParts:
+async def _on_cpu(model: Model, config: EngineConfig) -> EngineParts:
     ops.set_num_threads(CORES)
     worker = Worker()
-    plan = on_cpu.plan(config, decoder.spec)
-    runner = await worker.run(lambda: on_cpu.build_runner(plan, decoder, frozenset(), worker))
-    return assemble(plan, decoder, frozenset(), runner)
+    plan = on_cpu.plan(config, model.spec)
+    runner = await worker.run(lambda: on_cpu.build_runner(plan, model, frozenset(), worker))
+    return assemble(plan, model, frozenset(), runner)
 
 
-async def _on_cuda(decoder: Model, config: EngineConfig) -> EngineParts:
-    plan = on_cuda.plan(config, decoder.spec)
-    runner, plan = on_cuda.build_runner(config, plan, decoder, frozenset(), lambda progress: None)
-    return assemble(plan, decoder, frozenset(), runner)
+async def _on_cuda(model: Model, config: EngineConfig) -> EngineParts:
+    plan = on_cuda.plan(config, model.spec)
+    runner, plan = on_cuda.build_runner(config, plan, model, frozenset(), lambda progress: None)
+    return assemble(plan, model, frozenset(), runner)
 
 
 async def _generate(

@@ -11,7 +11,8 @@ from torch import Tensor
 import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import Attention, LayerNorm, Over, QKNorm, QueryGrowth, RMSNorm
+from runtime.models.spec.attention import Attention, Over, QKNorm, QueryGrowth
+from runtime.models.spec.norm import LayerNorm, RMSNorm
 
 
 class LayerMemory(Protocol):

@@ -8,7 +8,7 @@ import ops
 from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.conv import Convolution
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import GatedDeltaNet
+from runtime.models.spec.recurrent import GatedDeltaNet
 
 
 class GatedDeltaNetBlock:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import GatedMLP
+from runtime.models.spec.mlp import GatedMLP
 
 
 class GatedMLPBlock:

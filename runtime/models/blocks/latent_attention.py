@@ -9,7 +9,7 @@ import ops
 from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import LatentAttention
+from runtime.models.spec.attention import LatentAttention
 
 
 class LatentAttentionBlock:

@@ -1,4 +1,4 @@
-"""Layers: how attention and MLP stand on the residual stream, one after the other or side by side.
+"""Layers: how mixer and MLP stand on the residual stream, one after the other or side by side.
 
 What a layer adds is handed on unadded, so that the addition is one operation with the norm that follows, be it the next
 layer's: `delta`, None before the first layer, belongs to `residual`, which is updated in place."""
@@ -20,25 +20,12 @@ from runtime.models.blocks.mlp import build_mlp
 from runtime.models.blocks.norm import NoNorm, NormBlock, build_norm
 from runtime.models.blocks.short_conv import ShortConvBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import (
-    MLP,
-    AnyLayer,
-    Attention,
-    GatedDeltaNet,
-    GatedMLP,
-    LatentAttention,
-    Layer,
-    Mamba,
-    Mamba2,
-    MoE,
-    ParallelLayer,
-    PlainMLP,
-    Recurrent,
-    RecurrentLayer,
-    Rope,
-    ShortConv,
-    SingleLayer,
-)
+from runtime.models.spec.attention import Attention, LatentAttention
+from runtime.models.spec.layer import MLP, AnyLayer, Layer, Mixer, ParallelLayer, SingleLayer
+from runtime.models.spec.mlp import GatedMLP, PlainMLP
+from runtime.models.spec.moe import MoE
+from runtime.models.spec.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
+from runtime.models.spec.rope import Rope
 
 Tables = Mapping[Rope | None, Tensor]
 
@@ -52,7 +39,7 @@ class LayerBlock(Protocol):
         ...
 
 
-class Mixer(Protocol):
+class MixerBlock(Protocol):
     """What lets a token know of those before it."""
 
     def forward(
@@ -63,9 +50,7 @@ class Mixer(Protocol):
 
 
 class SequentialBlock:
-    def __init__(
-        self, layer: Layer | RecurrentLayer, name: str, hidden_size: int, weights: Weights, tables: Tables
-    ) -> None:
+    def __init__(self, layer: Layer, name: str, hidden_size: int, weights: Weights, tables: Tables) -> None:
         def norms(names: tuple[str, str] | None) -> tuple[NormBlock, NormBlock] | None:
             if names is None:
                 return None
@@ -75,19 +60,18 @@ class SequentialBlock:
             )
 
         before = norms(layer.before)
-        self._before_attention, self._before_mlp = (NoNorm(), NoNorm()) if before is None else before
-        self._after = norms(layer.after if isinstance(layer, Layer) else None)
+        self._before_mixer, self._before_mlp = (NoNorm(), NoNorm()) if before is None else before
+        self._after = norms(layer.after)
         self._multiplier = layer.multiplier
-        mixer = layer.attention if isinstance(layer, Layer) else layer.mixer
-        self._attention = build_mixer(mixer, name, hidden_size, weights, tables)
+        self._mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
         self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
         meta: ops.AttentionMeta,
     ) -> Tensor:  # fmt: skip
-        x = self._before_attention.add(delta, residual)
-        x = self._attention.forward(x, positions, memory, slots, meta)
+        x = self._before_mixer.add(delta, residual)
+        x = self._mixer.forward(x, positions, memory, slots, meta)
         if self._after is not None:
             x = self._after[0].forward(x)
         if self._multiplier != 1.0:
@@ -106,7 +90,7 @@ class ParallelBlock:
         norms = [build_norm(layer.norm, f"{name}.{each}", weights) for each in layer.norms]
         self._norm = norms[0]
         self._mlp_norm = norms[1] if len(norms) == 2 else None
-        self._attention = build_mixer(layer.attention, name, hidden_size, weights, tables)
+        self._mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
@@ -114,16 +98,15 @@ class ParallelBlock:
         meta: ops.AttentionMeta,
     ) -> Tensor:  # fmt: skip
         x = self._norm.add(delta, residual)
-        added = self._attention.forward(x, positions, memory, slots, meta)
+        added = self._mixer.forward(x, positions, memory, slots, meta)
         added += self._mlp.forward(x if self._mlp_norm is None else self._mlp_norm.forward(residual))
         return added
 
 
 class SingleMixerBlock:
     def __init__(
-        self, layer: SingleLayer, mixer: Attention | Recurrent, name: str, hidden_size: int, weights: Weights,
-        tables: Tables,
-    ) -> None:  # fmt: skip
+        self, layer: SingleLayer, mixer: Mixer, name: str, hidden_size: int, weights: Weights, tables: Tables
+    ) -> None:
         self._norm = build_norm(layer.norm, f"{name}.norm", weights)
         self._mixer = build_mixer(mixer, name, hidden_size, weights, tables)
 
@@ -146,7 +129,7 @@ class SingleMLPBlock:
         return self._mlp.forward(self._norm.add(delta, residual))
 
 
-def build_mixer(mixer: Attention | Recurrent, layer: str, hidden_size: int, weights: Weights, tables: Tables) -> Mixer:
+def build_mixer(mixer: Mixer, layer: str, hidden_size: int, weights: Weights, tables: Tables) -> MixerBlock:
     match mixer:
         case LatentAttention():
             return LatentAttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope])
@@ -165,7 +148,7 @@ def build_mixer(mixer: Attention | Recurrent, layer: str, hidden_size: int, weig
 def build_layer(layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables) -> LayerBlock:
     """`tables`: of every rotary embedding that the layers have."""
     match layer:
-        case Layer() | RecurrentLayer():
+        case Layer():
             return SequentialBlock(layer, name, hidden_size, weights, tables)
         case ParallelLayer():
             return ParallelBlock(layer, name, hidden_size, weights, tables)

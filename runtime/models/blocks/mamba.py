@@ -9,7 +9,7 @@ from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.conv import Convolution
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import Mamba
+from runtime.models.spec.recurrent import Mamba
 
 
 class MambaBlock:

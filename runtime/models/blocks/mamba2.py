@@ -8,7 +8,7 @@ import ops
 from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.conv import Convolution
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import Mamba2
+from runtime.models.spec.recurrent import Mamba2
 
 
 class Mamba2Block:

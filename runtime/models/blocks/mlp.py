@@ -10,7 +10,9 @@ from runtime.models.blocks.gated_mlp import GatedMLPBlock
 from runtime.models.blocks.moe import MoEBlock
 from runtime.models.blocks.plain_mlp import PlainMLPBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import MLP, GatedMLP, MoE, PlainMLP
+from runtime.models.spec.layer import MLP
+from runtime.models.spec.mlp import GatedMLP, PlainMLP
+from runtime.models.spec.moe import MoE
 
 
 class MLPBlock(Protocol):

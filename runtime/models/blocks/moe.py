@@ -8,7 +8,7 @@ from torch import Tensor
 import ops
 from runtime.models.blocks.gated_mlp import GatedMLPBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import MoE, Router
+from runtime.models.spec.moe import MoE, Router
 
 
 class MoEBlock:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import LayerNorm, Norm, RMSNorm
+from runtime.models.spec.norm import LayerNorm, Norm, RMSNorm
 
 
 class NormBlock(Protocol):

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from runtime.models.spec import (
+from runtime.models.spec.rope import (
     FactorScaling,
     LinearScaling,
     Llama3Scaling,

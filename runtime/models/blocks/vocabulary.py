@@ -8,7 +8,7 @@ from torch import Tensor
 import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec import EMBEDDING, FINAL_NORM, POSITIONS, DecoderSpec
+from runtime.models.spec.decoder import EMBEDDING, FINAL_NORM, POSITIONS, DecoderSpec
 
 
 class VocabularyBlock:

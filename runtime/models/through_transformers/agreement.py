@@ -13,7 +13,7 @@ from torch import Tensor
 import ops
 from runtime.kv.kv_cache import LayerMemory
 from runtime.kv.layout import BLOCK_SIZE, LayerShape
-from runtime.models.spec import UnsupportedModel
+from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.model import TransformersModel
 
 _SPANS = (7, 2, 1, 1, 1)  # a prompt in two pieces, then single tokens

@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from runtime.models.spec import UnsupportedModel
+from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.model import paged_attention
 from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
 from runtime.models.through_transformers.windows import MaskFunction, window_of

@@ -20,7 +20,7 @@ from runtime.api import LoadProgress
 from runtime.config import WeightStorage
 from runtime.models.kept import NARROW
 from runtime.models.load import as_torch
-from runtime.models.spec import UnsupportedModel
+from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.agreement import check_agreement, probe_ids
 from runtime.models.through_transformers.describe import PAGED, on_meta, one_line
 from runtime.models.through_transformers.model import TransformersModel

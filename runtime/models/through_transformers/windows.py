@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from runtime.models.spec import UnsupportedModel
+from runtime.models.spec.model import UnsupportedModel
 
 _FAR = 1 << 24  # beyond every window there is
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 import ops
 from runtime.config import WeightStorage
 from runtime.models import implementation
-from runtime.models.spec import DecoderSpec, UnsupportedModel
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.spec import TransformersSpec
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError

@@ -6,7 +6,10 @@ import pytest
 
 from runtime.kv.layout import LayerShape, StateShape
 from runtime.models.registry import spec_from_config
-from runtime.models.spec import LinearScaling, QKNorm, RMSNorm, Rope, UnsupportedModel
+from runtime.models.spec.attention import QKNorm
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.rope import LinearScaling, Rope
 from runtime.weights.rules import WeightsError
 
 LLAMA = {
@@ -22,7 +25,7 @@ GEMMA3 = GEMMA2 | {"architectures": ["Gemma3ForCausalLM"]}
 
 def test_a_plain_llama():
     spec = spec_from_config(LLAMA)
-    attention = spec.layers[0].attention
+    attention = spec.attention
     assert (attention.num_heads, attention.num_kv_heads, attention.head_size) == (4, 4, 16)
     extras = (attention.qkv_bias, attention.output_bias, attention.qk_norm, spec.layers[0].mlp.bias)
     assert extras == (False, False, None, False)
@@ -38,7 +41,7 @@ def test_heads_may_have_a_size_of_their_own():
 
 
 def test_families_differ_where_they_should():
-    qwen2, qwen3 = (spec_from_config(config).layers[0].attention for config in (QWEN2, QWEN3))
+    qwen2, qwen3 = (spec_from_config(config).attention for config in (QWEN2, QWEN3))
     assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm, qwen2.head_size) == (True, False, None, 16)
     assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.qk_norm, qwen3.head_size) == (
         False,
@@ -46,7 +49,7 @@ def test_families_differ_where_they_should():
         QKNorm(RMSNorm(1e-5)),
         128,
     )
-    assert spec_from_config(MISTRAL).layers[0].attention.num_kv_heads == 8
+    assert spec_from_config(MISTRAL).attention.num_kv_heads == 8
 
 
 def test_a_tied_embedding_is_one_parameter():
@@ -87,7 +90,7 @@ def test_the_context_ends_where_the_model_would_no_longer_be_exact(config, lengt
     ],
 )
 def test_windows_are_read_in_every_spelling(config, windows):
-    assert [layer.attention.window for layer in spec_from_config(config).layers] == windows
+    assert [layer.mixer.window for layer in spec_from_config(config).layers] == windows
 
 
 def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
@@ -102,7 +105,7 @@ def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
             "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
         },
     }
-    ropes = [layer.attention.rope for layer in spec_from_config(old).layers]
+    ropes = [layer.mixer.rope for layer in spec_from_config(old).layers]
     assert ropes == [Rope(16, 5e3), Rope(16, 1e6, LinearScaling(8.0))]
     assert spec_from_config(new) == spec_from_config(old)
 

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from runtime.models.blocks.rope import cos_sin_table, inverse_frequencies
 from runtime.models.registry import spec_from_config
-from runtime.models.spec import FactorScaling, Rope
+from runtime.models.spec.rope import FactorScaling, Rope
 
 BASE = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 128, "intermediate_size": 16,
@@ -43,7 +43,7 @@ FACTORS = {
 def test_longrope_takes_its_long_factors_where_contexts_may_be_long(length, extra):
     parameters = {"rope_type": "longrope", "rope_theta": 10000.0, **FACTORS, **extra}
     spec = spec_from_config(BASE | {"rope_parameters": parameters})
-    table = cos_sin_table(spec.layers[0].attention.rope, length)
+    table = cos_sin_table(spec.attention.rope, length)
     torch.testing.assert_close(table, theirs(parameters, length), rtol=1e-6, atol=1e-5)
 
 
@@ -58,7 +58,7 @@ def test_proportional_scaling_turns_few_pairs_of_all(parameters):
     )
     frequencies, factor = ROPE_INIT_FUNCTIONS["proportional"](config)
     assert factor == 1.0
-    torch.testing.assert_close(inverse_frequencies(spec.layers[0].attention.rope, 256), frequencies)
+    torch.testing.assert_close(inverse_frequencies(spec.attention.rope, 256), frequencies)
 
 
 def theirs(scaling: dict, num_positions: int) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_tables_equal_transformers(scaling, theta, version):
     else:
         config = BASE | {"rope_theta": theta, "rope_scaling": None if scaling == "default" else parameters}
     spec = spec_from_config(config)
-    table = cos_sin_table(spec.layers[0].attention.rope, spec.max_model_len)
+    table = cos_sin_table(spec.attention.rope, spec.max_model_len)
     assert table.dtype == torch.float32
     expected = theirs({"rope_theta": theta, **parameters}, spec.max_model_len)
     torch.testing.assert_close(table, expected, rtol=1e-6, atol=1e-5)
@@ -94,22 +94,18 @@ def test_the_oldest_spelling_is_read_too():
 
 
 def test_factors_of_a_gguf_file_are_llama3_scaling_in_other_words():
-    rope = (
-        spec_from_config(BASE | {"rope_scaling": {"rope_type": "llama3", **SCALINGS["llama3"]}})
-        .layers[0]
-        .attention.rope
-    )
+    rope = spec_from_config(BASE | {"rope_scaling": {"rope_type": "llama3", **SCALINGS["llama3"]}}).attention.rope
     plain = 10000.0 ** -(torch.arange(0, 64, 2) / 64)
     wavelengths = 2 * torch.pi / plain
     smooth = ((128 / wavelengths - 1) / 3).clamp(0, 1)
     factors = 1 / ((1 - smooth) / 8 + smooth)
     config = BASE | {"rope_scaling": {"rope_type": "factors", "factors": factors.tolist()}}
-    by_factors = spec_from_config(config).layers[0].attention.rope
+    by_factors = spec_from_config(config).attention.rope
     assert isinstance(by_factors.scaling, FactorScaling)
     torch.testing.assert_close(cos_sin_table(by_factors, 256), cos_sin_table(rope, 256), rtol=1e-5, atol=1e-5)
 
 
 def test_a_partial_rotation_has_a_narrower_table():
-    rope = spec_from_config(BASE | {"partial_rotary_factor": 0.5}).layers[0].attention.rope
+    rope = spec_from_config(BASE | {"partial_rotary_factor": 0.5}).attention.rope
     assert rope == Rope(32, 10000.0)
     assert cos_sin_table(rope, 10).shape == (10, 32)

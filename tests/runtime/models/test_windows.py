@@ -11,7 +11,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from runtime.models.spec import UnsupportedModel
+from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.windows import window_of
 
 

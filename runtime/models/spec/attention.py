@@ -1,0 +1,138 @@
+"""Attention over the paged context, whose keys and values are cached by head or as one latent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from runtime.kv.layout import LayerShape
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.norm import Norm, RMSNorm
+from runtime.models.spec.rope import Rope
+from runtime.weights.rules import Parameter
+
+
+class Over(Enum):
+    """Which vectors a norm of q and k is over, and how far its weights go."""
+
+    HEAD = "each head, all with the same weights"
+    EACH_HEAD = "each head, with weights of its own"
+    ALL_HEADS = "all heads as one vector"
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """A norm of q and one of k, before they turn."""
+
+    norm: Norm
+    over: Over = Over.HEAD
+
+    def parameters(self, name: str, num_heads: int, head_size: int) -> Iterator[Parameter]:
+        yield from self.norm.parameters(name, *(head_size,) * (1 if self.over is Over.HEAD else num_heads))
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + beta * ln(1 + position // period), so that attention stays sharp in long contexts."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Causal attention over the paged context, grouped queries.
+
+    `rope` None: q and k do not turn. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
+    Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
+    and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
+    takes its share of the softmax and adds nothing. `output_gate`: what heads give is multiplied by the sigmoid of a further
+    projection, whose rows are between those of q and k."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rope: Rope | None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: QKNorm | None = None
+    window: int | None = None
+    softcap: float | None = None
+    score_scale: float | None = None  # head_size ** -0.5 where None
+    clip: float | None = None
+    sinks: bool = False
+    growth: QueryGrowth | None = None
+    output_gate: bool = False
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_size**-0.5) if self.score_scale is None else self.score_scale
+
+    @property
+    def kv_shape(self) -> LayerShape:
+        return LayerShape(self.num_kv_heads, self.head_size, window=self.window)
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        parts = (2 * q if self.output_gate else q, kv, kv)
+        return (
+            Linear(f"{layer}.self_attn.qkv_proj", sum(parts), hidden_size, self.qkv_bias, parts),
+            Linear(f"{layer}.self_attn.o_proj", hidden_size, q, self.output_bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        if self.qk_norm is not None:
+            yield from self.qk_norm.parameters(f"{layer}.self_attn.q_norm", self.num_heads, self.head_size)
+            yield from self.qk_norm.parameters(f"{layer}.self_attn.k_norm", self.num_kv_heads, self.head_size)
+        if self.sinks:
+            yield Parameter(f"{layer}.self_attn.sinks", (self.num_heads,), float32=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention(Attention):
+    """Multi-head latent attention (DeepSeek-V2, 2024): what is cached is one vector a token, a latent of `rank` dims and a key
+    that turns; a matrix for each head makes a key of `key_size` dims and a value of `value_size` of the latent.
+
+    As attention it has one kv head, of the size of that vector, whose values are the latents. `query_rank`: queries come out
+    of a latent of their own, of so many dims; None for none. `norm`: of both latents. `bias`: of the projections into
+    latents, and out of all heads."""
+
+    rank: int
+    key_size: int
+    value_size: int
+    norm: RMSNorm
+    query_rank: int | None = None
+    bias: bool = False
+
+    @property
+    def kv_shape(self) -> LayerShape:
+        return LayerShape(self.num_kv_heads, self.head_size, latent=True, window=self.window)
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into the latent, out of all heads, and one or two that make queries."""
+        name, turned = f"{layer}.self_attn", self.head_size - self.rank
+        queries, values = self.num_heads * (self.key_size + turned), self.num_heads * self.value_size
+        ends = (
+            Linear(f"{name}.kv_a_proj_with_mqa", self.head_size, hidden_size, self.bias),
+            Linear(f"{name}.o_proj", hidden_size, values, self.bias),
+        )
+        if self.query_rank is None:
+            return (*ends, Linear(f"{name}.q_proj", queries, hidden_size))
+        return (
+            *ends,
+            Linear(f"{name}.q_a_proj", self.query_rank, hidden_size, self.bias),
+            Linear(f"{name}.q_b_proj", queries, self.query_rank),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        name = f"{layer}.self_attn"
+        if self.query_rank is not None:
+            yield from self.norm.parameters(f"{name}.q_a_layernorm", self.query_rank)
+        yield from self.norm.parameters(f"{name}.kv_a_layernorm", self.rank)
+        rows = self.num_heads * (self.key_size + self.value_size)
+        yield Parameter(f"{name}.kv_b_proj.weight", (rows, self.rank))

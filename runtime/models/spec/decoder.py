@@ -1,0 +1,124 @@
+"""DecoderSpec: a model that our own decoder computes, and how its checkpoints are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from runtime.config import ELEMENT_BYTES
+from runtime.kv.layout import MemoryShape
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, SingleLayer
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.moe import Experts, MoE
+from runtime.models.spec.norm import Norm
+from runtime.weights.rules import Parameter, Rule, merge
+
+EMBEDDING = "model.embed_tokens"
+POSITIONS = "model.embed_positions"
+FINAL_NORM = "model.norm"
+HEAD = "lm_head"
+LLAMA_RULES = (
+    merge("q_proj k_proj v_proj", into="qkv_proj"),
+    merge("gate_proj up_proj", into="gate_up_proj"),
+)
+
+
+def layer_name(index: int) -> str:
+    return f"model.layers.{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """A vector for each position, added to the embedding; position p has row p + `offset` of `rows`."""
+
+    rows: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """`max_model_len`: the longest context, in tokens, that the model was made for and this spec computes exactly.
+
+    `norm`: of the last layer's output. `tied_embedding`: the head is the embedding matrix. Embeddings are multiplied by
+    `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
+    `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
+    they may be."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[AnyLayer, ...]
+    norm: Norm
+    tied_embedding: bool
+    max_model_len: int
+    positions: LearnedPositions | None = None
+    embedding_multiplier: float = 1.0
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    rules: tuple[Rule, ...] = LLAMA_RULES
+    other_rules: tuple[tuple[Rule, ...], ...] = ()
+    ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    ignored_below: tuple[str, ...] = ()
+
+    def with_mixers(self, change: Callable[[int, Attention], Mixer]) -> DecoderSpec:
+        """The same with the attention of each layer, by index, changed, or something recurrent put in its place."""
+
+        def changed(index: int, layer: AnyLayer) -> AnyLayer:
+            if isinstance(layer, SingleLayer) or not isinstance(layer.mixer, Attention):
+                return layer
+            return replace(layer, mixer=change(index, layer.mixer))
+
+        return replace(self, layers=tuple(changed(*each) for each in enumerate(self.layers)))
+
+    def with_layers(self, change: Callable[[int, Layer], AnyLayer]) -> DecoderSpec:
+        """The same with each `Layer`, by index, changed; those of other kinds stay."""
+        layers = (
+            change(index, layer) if isinstance(layer, Layer) else layer for index, layer in enumerate(self.layers)
+        )
+        return replace(self, layers=tuple(layers))
+
+    @property
+    def attention(self) -> Attention:
+        """Of the first layer that has it."""
+        return next(block for _, block in self.blocks() if isinstance(block, Attention))
+
+    @property
+    def head(self) -> Linear:
+        return Linear(EMBEDDING if self.tied_embedding else HEAD, self.vocab_size, self.hidden_size, self.head_bias)
+
+    def linears(self) -> Iterator[Linear]:
+        for name, block in self.blocks():
+            yield from block.linears(name, self.hidden_size)
+        yield self.head
+
+    def experts(self) -> Iterator[Experts]:
+        for name, block in self.blocks():
+            if isinstance(block, MoE):
+                yield block.experts(name, self.hidden_size)
+
+    def blocks(self) -> Iterator[tuple[str, Block]]:
+        """With the names of their layers."""
+        for index, layer in enumerate(self.layers):
+            yield from ((layer_name(index), block) for block in layer.blocks)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All of them once, in the order of their use; the head, with a tied embedding, last."""
+        if not self.tied_embedding:
+            yield Parameter(f"{EMBEDDING}.weight", (self.vocab_size, self.hidden_size))
+        if self.positions is not None:
+            yield Parameter(f"{POSITIONS}.weight", (self.positions.rows, self.hidden_size))
+        for index, layer in enumerate(self.layers):
+            yield from layer.parameters(layer_name(index), self.hidden_size)
+        yield from self.norm.parameters(FINAL_NORM, self.hidden_size)
+        yield from self.head.parameters()
+
+    def weights_bytes(self, dtype: str) -> int:
+        """Of all parameters, stored as `dtype`."""
+        return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
+
+    def kv_shapes(self) -> tuple[MemoryShape | None, ...]:
+        """What each layer remembers, None for nothing."""
+        return tuple(layer.kv_shape for layer in self.layers)

@@ -1,0 +1,30 @@
+"""Linear layers, as every block has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runtime.weights.rules import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix [out_features, in_features] at `name`.weight. `parts`: the rows of each matrix it may be merged from.
+
+    `stack` and `float32` as a `Parameter` has them."""
+
+    name: str
+    out_features: int
+    in_features: int
+    bias: bool = False
+    parts: tuple[int, ...] = ()
+    stack: int = 0
+    float32: bool = False
+
+    def parameters(self) -> Iterator[Parameter]:
+        """The bias first: a linear layer is complete, and can be prepared, when its weight has come."""
+        if self.bias:
+            yield Parameter(f"{self.name}.bias", (self.out_features,), self.parts, self.stack, self.float32)
+        shape = (self.out_features, self.in_features)
+        yield Parameter(f"{self.name}.weight", shape, self.parts, self.stack, self.float32)

@@ -1,0 +1,59 @@
+"""MLPs: of two matrices, or of three, where one gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from runtime.models.spec.linear import Linear
+from runtime.weights.rules import Parameter
+
+
+class Activation(StrEnum):
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"  # its approximation by a tanh
+    RELU = "relu"
+    RELU2 = "relu2"  # the square of relu
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)), at `name` below its layer."""
+
+    intermediate_size: int
+    bias: bool = False
+    activation: Activation = Activation.SILU
+    name: str = "mlp"
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        inner = self.intermediate_size
+        return (
+            Linear(f"{layer}.{self.name}.gate_up_proj", 2 * inner, hidden_size, self.bias, (inner, inner)),
+            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, self.bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMLP:
+    """down(activation(up(x)))."""
+
+    intermediate_size: int
+    bias: bool
+    activation: Activation
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        inner = self.intermediate_size
+        return (
+            Linear(f"{layer}.mlp.up_proj", inner, hidden_size, self.bias),
+            Linear(f"{layer}.mlp.down_proj", hidden_size, inner, self.bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()

@@ -1,0 +1,31 @@
+"""What any model is known by before its weights are read, whoever will compute it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from runtime.kv.layout import MemoryShape
+from runtime.weights.rules import WeightsError
+
+
+class UnsupportedModel(WeightsError):
+    """The config asks for what is not implemented, or makes no sense."""
+
+
+class ModelSpec(Protocol):
+    """A model before its weights are read, whoever will compute it. `max_model_len`: the longest context it was made for."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+
+    def weights_bytes(self, dtype: str) -> int:
+        """Of all parameters, stored as `dtype`."""
+        ...
+
+    def kv_shapes(self) -> tuple[MemoryShape | None, ...]:
+        """What each layer remembers, in the order of a forward pass."""
+        ...

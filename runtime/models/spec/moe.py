@@ -1,0 +1,108 @@
+"""Mixtures of experts: a router, what it chooses from, and what every token takes besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.mlp import GatedMLP
+from runtime.weights.rules import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Which experts a token takes, and with which weights: `ops.Routing`, which says what the rules mean.
+
+    `correction`: a bias for each expert's score that only choosing sees. `float32`: the router computes in that precision
+    whatever the model's."""
+
+    top_k: int
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best two"] = "best"
+    least_sum: float = 1e-20
+    jitter: float = 0.0
+    bias: bool = False
+    correction: bool = False
+    float32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """(up + 1) * gate * sigmoid(alpha * gate), after gate <= limit and -limit <= up <= limit."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Gated MLPs of one shape, numbered below `name`. `activation` None: silu(gate) * up."""
+
+    name: str
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    bias: bool
+    activation: ClampedSwiglu | None
+
+    def halves(self, expert: int) -> tuple[Linear, Linear]:
+        """gate_up and down of one of them."""
+        name, inner, stack = f"{self.name}.{expert}", self.intermediate_size, self.num_experts
+        return (
+            Linear(f"{name}.gate_up", 2 * inner, self.hidden_size, self.bias, (inner, inner), stack),
+            Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack),
+        )
+
+    def parameters(self) -> Iterator[Parameter]:
+        for expert in range(self.num_experts):
+            for half in self.halves(expert):
+                yield from half.parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """The experts that the router chooses for each token, by weight, plus `shared`, which every token takes.
+
+    `shared_gate`: what `shared` gives is multiplied by the sigmoid of a linear layer with one output."""
+
+    num_experts: int
+    intermediate_size: int
+    router: Router
+    shared: GatedMLP | None = None
+    shared_gate: bool = False
+    bias: bool = False
+    activation: ClampedSwiglu | None = None
+
+    def experts(self, layer: str, hidden_size: int) -> Experts:
+        return Experts(
+            f"{layer}.mlp.experts", self.num_experts, hidden_size, self.intermediate_size, self.bias, self.activation
+        )
+
+    def router_linear(self, layer: str, hidden_size: int) -> Linear:
+        router = self.router
+        return Linear(f"{layer}.mlp.gate", self.num_experts, hidden_size, router.bias, float32=router.float32)
+
+    def shared_gate_linear(self, layer: str, hidden_size: int) -> Linear:
+        return Linear(f"{layer}.mlp.shared_expert_gate", 1, hidden_size)
+
+    def correction_name(self, layer: str) -> str:
+        return f"{layer}.mlp.gate.e_score_correction_bias"
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """But for those of the experts."""
+        shared = () if self.shared is None else self.shared.linears(layer, hidden_size)
+        gate = (self.shared_gate_linear(layer, hidden_size),) if self.shared_gate else ()
+        return (self.router_linear(layer, hidden_size), *shared, *gate)
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        if self.router.correction:
+            yield Parameter(self.correction_name(layer), (self.num_experts,), float32=True)
+        yield from self.experts(layer, hidden_size).parameters()

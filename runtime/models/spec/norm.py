@@ -1,0 +1,37 @@
+"""Norms: of the residual stream, of a block's output, of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runtime.weights.rules import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * weight."""
+
+    eps: float
+
+    def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
+        """Of norms over vectors of these sizes, side by side."""
+        yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, with either or neither of the two."""
+
+    eps: float
+    weight: bool = True
+    bias: bool = True
+
+    def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
+        if self.weight:
+            yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
+        if self.bias:
+            yield Parameter(f"{name}.bias", (sum(sizes),), sizes)
+
+
+Norm = RMSNorm | LayerNorm

@@ -1,0 +1,176 @@
+"""Recurrent mixers: what they remember of a sequence has one size, however long it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runtime.kv.layout import StateShape
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.norm import RMSNorm
+from runtime.weights.rules import Parameter
+
+
+def _conv_parameters(name: str, channels: int, taps: int, bias: bool) -> Iterator[Parameter]:
+    """Of a convolution over time, each channel by itself."""
+    if bias:
+        yield Parameter(f"{name}.bias", (channels,))
+    yield Parameter(f"{name}.weight", (channels, 1, taps))
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """State space layer of heads (Dao and Gu 2024): its input is convolved over the last `taps` tokens, then `ops.ScanHeads`
+    says what it remembers. `norm`: of the output, by group, after it is multiplied by silu of a gate. `bias`: of both
+    projections."""
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    state_size: int
+    taps: int
+    norm: RMSNorm
+    bias: bool = False
+    conv_bias: bool = True
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """That are convolved: of x, B and C."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return StateShape(((self.taps - 1, self.channels), (self.num_heads, self.head_size, self.state_size)))
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into gate, channels and steps; and out."""
+        into = self.inner_size + self.channels + self.num_heads
+        return (
+            Linear(f"{layer}.mamba.in_proj", into, hidden_size, self.bias),
+            Linear(f"{layer}.mamba.out_proj", hidden_size, self.inner_size, self.bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        yield from _conv_parameters(f"{layer}.mamba.conv1d", self.channels, self.taps, self.conv_bias)
+        for name in ("A_log", "D", "dt_bias"):
+            yield Parameter(f"{layer}.mamba.{name}", (self.num_heads,), float32=True)
+        yield from self.norm.parameters(f"{layer}.mamba.norm", self.inner_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """State space layer of channels (Gu and Dao 2023), each with a state of `state_size` dims that forget at rates of their own.
+    Steps come out of `rank` dims. `norm`: of those dims, of B and of C, each with weights of its own. `bias` of the
+    projections in and out."""
+
+    inner_size: int
+    state_size: int
+    rank: int
+    taps: int
+    norm: RMSNorm | None = None
+    bias: bool = False
+    conv_bias: bool = True
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return StateShape(((self.taps - 1, self.inner_size), (self.inner_size, self.state_size)))
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into x and gate, out, into steps, B and C, and from few dims to steps."""
+        name, inner = f"{layer}.mamba", self.inner_size
+        return (
+            Linear(f"{name}.in_proj", 2 * inner, hidden_size, self.bias),
+            Linear(f"{name}.out_proj", hidden_size, inner, self.bias),
+            Linear(f"{name}.x_proj", self.rank + 2 * self.state_size, inner),
+            Linear(f"{name}.dt_proj", inner, self.rank, bias=True),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        name = f"{layer}.mamba"
+        yield from _conv_parameters(f"{name}.conv1d", self.inner_size, self.taps, self.conv_bias)
+        yield Parameter(f"{name}.A_log", (self.inner_size, self.state_size), float32=True)
+        yield Parameter(f"{name}.D", (self.inner_size,), float32=True)
+        if self.norm is not None:
+            yield from self.norm.parameters(f"{name}.dt_layernorm", self.rank)
+            yield from self.norm.parameters(f"{name}.b_layernorm", self.state_size)
+            yield from self.norm.parameters(f"{name}.c_layernorm", self.state_size)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """Linear attention by the gated delta rule (Yang et al. 2024): q, k and v are convolved over the last `taps` tokens, then
+    `ops.DeltaHeads` says what is remembered. `norm`: of each head's output, before it is multiplied by silu of a gate."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+    norm: RMSNorm
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """That are convolved: of q, k and v."""
+        return 2 * self.num_key_heads * self.key_size + self.inner_size
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return StateShape(((self.taps - 1, self.channels), (self.num_value_heads, self.key_size, self.value_size)))
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into q, k, v and gate, out, and into what two rates of each head are made of."""
+        name, sizes = f"{layer}.linear_attn", (self.channels, self.inner_size)
+        return (
+            Linear(f"{name}.in_proj_qkvz", sum(sizes), hidden_size, parts=sizes),
+            Linear(f"{name}.out_proj", hidden_size, self.inner_size),
+            Linear(f"{name}.in_proj_ba", 2 * self.num_value_heads, hidden_size, parts=(self.num_value_heads,) * 2),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        name = f"{layer}.linear_attn"
+        yield from _conv_parameters(f"{name}.conv1d", self.channels, self.taps, bias=False)
+        for each in ("A_log", "dt_bias"):
+            yield Parameter(f"{name}.{each}", (self.num_value_heads,), float32=True)
+        yield from self.norm.parameters(f"{name}.norm", self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """c * conv(b * x), where b, c and x are projections of the input and the convolution is over the last `taps` tokens."""
+
+    taps: int
+    size: int
+    bias: bool = False
+
+    @property
+    def kv_shape(self) -> StateShape:
+        return StateShape(((self.taps - 1, self.size),))
+
+    def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into b, c and x; and out."""
+        return (
+            Linear(f"{layer}.conv.in_proj", 3 * self.size, hidden_size, self.bias),
+            Linear(f"{layer}.conv.out_proj", hidden_size, self.size, self.bias),
+        )
+
+    def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
+        for linear in self.linears(layer, hidden_size):
+            yield from linear.parameters()
+        yield from _conv_parameters(f"{layer}.conv.conv", self.size, self.taps, self.bias)
+
+
+Recurrent = Mamba2 | Mamba | GatedDeltaNet | ShortConv

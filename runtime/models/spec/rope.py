@@ -1,0 +1,68 @@
+"""Rotary embeddings: how fast each pair of a head's dims turns, and how that is scaled for long contexts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """`attention_factor` multiplies cosines and sines."""
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FactorScaling:
+    """Each frequency divided by its own number; `dim / 2` of them."""
+
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Each frequency divided by its own number: one of `long` where contexts may pass `original_max_positions`, of `short`
+    where they may not. `attention_factor` multiplies cosines and sines either way."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `turned` pairs turn, as they would if all did; frequencies divided by `factor`."""
+
+    turned: int
+    factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | LongRopeScaling | ProportionalScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Turns the first `dim` of a head's dims, which is even. None scales nothing."""
+
+    dim: int
+    theta: float
+    scaling: RopeScaling | None = None
