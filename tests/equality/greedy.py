@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -22,7 +20,7 @@ from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler
 from runtime.start import EngineParts, assemble
 
-CORES = len(os.sched_getaffinity(0))
+THREADS = torch.get_num_threads()  # all cores, or one in a worker that shares them
 TIE = 1e-4  # transformers' own two best logits are closer than this: rounding decides, in either engine
 
 
@@ -36,20 +34,30 @@ class Reference:
 
 
 @torch.inference_mode()
-def transformers_greedy(model, prompt_ids: Sequence[int], max_tokens: int) -> Reference:
-    torch.set_num_threads(CORES)
-    ids, margins, cache = [], [], {}
-    step, positions = torch.tensor([list(prompt_ids)]), torch.arange(len(prompt_ids))[None]
-    knows_positions = "position_ids" in inspect.signature(model.forward).parameters  # Bamba counts from 0 in every call
-    for _ in range(max_tokens):
-        where = {"position_ids": positions} if knows_positions else {}
-        out = model(step, **cache, **where, use_cache=True, logits_to_keep=1)
-        cache = {name: out[name] for name in ("past_key_values", "cache_params") if name in out}
-        best = out.logits[0, -1].float().topk(2)
-        ids.append(int(best.indices[0]))
-        margins.append(float(best.values[0] - best.values[1]))
-        step, positions = best.indices[:1].view(1, 1), positions[:, -1:] + 1
+def transformers_greedy(model, prompt_ids: Sequence[int], max_tokens: int, draft: Sequence[int] = ()) -> Reference:
+    """`draft`: what it may turn out to generate. One pass over all of it is then as good as a pass for each token of it."""
+    torch.set_num_threads(THREADS)
+    ids, margins = [], []
+    while len(ids) < max_tokens:
+        guess = [*draft[len(ids) : max_tokens - 1]] if ids == [*draft[: len(ids)]] else []
+        tokens = torch.tensor([[*prompt_ids, *ids, *guess]])
+        best = model(tokens, use_cache=False, logits_to_keep=1 + len(guess)).logits[0].float().topk(2)
+        for (token_id, _), (first, second), guessed in zip(
+            best.indices.tolist(), best.values.tolist(), [*guess, None], strict=True
+        ):
+            ids.append(token_id)
+            margins.append(first - second)
+            if token_id != guessed:
+                break
     return Reference(list(prompt_ids), ids, margins)
+
+
+def references(
+    model, prompts: Sequence[Sequence[int]], max_tokens: int, drafts: Sequence[Sequence[int]]
+) -> list[Reference]:
+    return [
+        transformers_greedy(model, prompt, max_tokens, draft) for prompt, draft in zip(prompts, drafts, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ async def engine_parts(model: Model, config: EngineConfig) -> EngineParts:
 
 
 async def _on_cpu(model: Model, config: EngineConfig) -> EngineParts:
-    ops.set_num_threads(CORES)
+    ops.set_num_threads(THREADS)
     worker = Worker()
     plan = on_cpu.plan(config, model.spec)
     runner = await worker.run(lambda: on_cpu.build_runner(plan, model, frozenset(), worker))

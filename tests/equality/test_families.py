@@ -16,7 +16,7 @@ from runtime.config import EngineConfig, WeightStorage
 from runtime.kv.layout import StateShape
 from runtime.models import implementation
 from runtime.weights.fetch import resolve
-from tests.equality.greedy import Reference, compare, run, transformers_greedy
+from tests.equality.greedy import Reference, compare, references, run
 from tests.runtime.models.paged import Paged
 
 VOCAB, MAX_TOKENS, WINDOW = 128, 12, 20
@@ -295,8 +295,8 @@ class Case:
     def longest(self) -> int:
         return self.family.max_model_len or max(map(len, self.prompts)) + MAX_TOKENS
 
-    def references(self) -> list[Reference]:
-        return [transformers_greedy(self.theirs, prompt, MAX_TOKENS) for prompt in self.prompts]
+    def references(self, drafts: list[list[int]]) -> list[Reference]:
+        return references(self.theirs, self.prompts, MAX_TOKENS, drafts)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -355,7 +355,7 @@ def test_half_precision_stays_close_and_made_up_weights_need_only_a_config(case)
 
 
 def test_greedy_tokens_equal_transformers(case):
-    references = case.references()
+    expected: list[Reference] = []
     remembers_whole_sequences = any(isinstance(shape, StateShape) for shape in case.ours.spec.kv_shapes())
     ways = {
         "alone": ({}, {"together": False}),
@@ -366,15 +366,16 @@ def test_greedy_tokens_equal_transformers(case):
     for way, (options, how) in ways.items():
         config = EngineConfig(num_kv_blocks=64, max_model_len=case.longest, **options)
         outcome = run(case.ours, config, case.prompts, MAX_TOKENS, **how)
-        ties = compare(outcome, references)
-        print(f"{way}: {ties} of {len(references)} left at a tie; {outcome.num_cached_tokens} tokens cached")
+        expected = expected or case.references(outcome.token_ids)
+        ties = compare(outcome, expected)
+        print(f"{way}: {ties} of {len(expected)} left at a tie; {outcome.num_cached_tokens} tokens cached")
         assert (outcome.num_preemptions > 0) == (way == "with preemption")
         assert "rounds" not in how or (outcome.num_cached_tokens > 0) != remembers_whole_sequences
 
 
 @pytest.mark.gpu
 def test_greedy_tokens_equal_transformers_on_cuda(case):
-    references = case.references()
+    expected: list[Reference] = []
     ours = load(case.folder, case.family, device="cuda")
     for options, how in (
         ({}, {"together": True}),
@@ -384,7 +385,9 @@ def test_greedy_tokens_equal_transformers_on_cuda(case):
         config = EngineConfig(
             device="cuda", dtype="float32", num_kv_blocks=64, max_model_len=case.longest, max_num_seqs=16, **options
         )
-        compare(run(ours, config, case.prompts, MAX_TOKENS, **how), references)
+        outcome = run(ours, config, case.prompts, MAX_TOKENS, **how)
+        expected = expected or case.references(outcome.token_ids)
+        compare(outcome, expected)
 
 
 @pytest.mark.parametrize("case", ["mistral"], indirect=True)
@@ -393,4 +396,4 @@ def test_where_all_layers_have_windows_a_context_may_be_longer_than_the_cache(ca
     config = EngineConfig(num_kv_blocks=4, max_num_batched_tokens=16, max_model_len=len(prompt) + MAX_TOKENS)
     assert len(prompt) > 4 * 16
     outcome = run(case.ours, config, [prompt], MAX_TOKENS, together=False)
-    compare(outcome, [transformers_greedy(case.theirs, prompt, MAX_TOKENS)])
+    compare(outcome, references(case.theirs, [prompt], MAX_TOKENS, outcome.token_ids))

@@ -11,7 +11,7 @@ import transformers
 from runtime.config import EngineConfig
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
-from tests.equality.greedy import compare, run, transformers_greedy
+from tests.equality.greedy import compare, references, run
 
 VOCAB = 211
 COMMON = {
@@ -46,26 +46,26 @@ def model(request, tmp_path_factory):
     stem = [rng.randrange(VOCAB) for _ in range(70)]
     prompts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (1, 2, 15, 16, 17, 33, 120, 300)]
     prompts += [[*stem, rng.randrange(VOCAB)], stem[:40], stem[:64], stem]
-    references = [transformers_greedy(theirs, prompt, MAX_TOKENS) for prompt in prompts]
     files = resolve(str(folder), None, lambda progress: None)
     ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
-    return ours, prompts, references
+    drafts = run(ours, EngineConfig(num_kv_blocks=256), prompts, MAX_TOKENS, together=True).token_ids
+    return ours, prompts, references(theirs, prompts, MAX_TOKENS, drafts)
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["together", "one by one"])
 @pytest.mark.parametrize("budget", [16, 512, 8192])
 @pytest.mark.parametrize("caching", [True, False], ids=["prefix cache", "no prefix cache"])
 def test_greedy_equals_transformers(model, budget, together, caching):
-    decoder, prompts, references = model
+    decoder, prompts, expected = model
     config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=256, enable_prefix_caching=caching)
     outcome = run(decoder, config, prompts, MAX_TOKENS, together=together, rounds=2)
-    print(f"{compare(outcome, references)} of {len(prompts)} left at a tie")
+    print(f"{compare(outcome, expected)} of {len(prompts)} left at a tie")
     assert (outcome.num_cached_tokens > 0) == caching
 
 
 def test_greedy_equals_transformers_when_blocks_run_out(model):
-    decoder, prompts, references = model
+    decoder, prompts, expected = model
     config = EngineConfig(num_kv_blocks=24, max_model_len=330)
     outcome = run(decoder, config, prompts, MAX_TOKENS, together=True)
-    print(f"{compare(outcome, references)} of {len(prompts)} left at a tie")
+    print(f"{compare(outcome, expected)} of {len(prompts)} left at a tie")
     assert outcome.num_preemptions > 0
