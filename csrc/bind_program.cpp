@@ -76,11 +76,9 @@ public:
         const Tensor cos_sin(cos_sin_, "cos_sin"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache");
         cos_sin.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
         if (cos_sin.size(1) > d || cos_sin.size(1) % 2) cos_sin.fail("turns a number of dims that heads do not have");
-        const Type type = cache_type(k_cache);
-        const Cache k = check_cache(k_cache, type, -1, s.num_kv_heads, -1, d);
-        const int64_t blocks = k_cache.size(0), block_size = k_cache.size(2);
+        const PagedCache cache = check_caches(k_cache, v_cache, s.num_kv_heads, d);
+        const int64_t blocks = k_cache.size(0), block_size = cache.block_size;
         if (blocks < 1 || block_size < 1) k_cache.fail("has no room");
-        const PagedCache cache{k, check_cache(v_cache, type, blocks, s.num_kv_heads, block_size, d), type == Type::kBFloat16, block_size};
         note_cache(table, {blocks, block_size});
         if (cos_sin.size(1)) max_positions_ = std::min(max_positions_, cos_sin.size(0));
         const HeadNorms norms{check_optional(q_norm, "q_norm", d), check_optional(k_norm, "k_norm", d), eps};
@@ -88,8 +86,8 @@ public:
         const float* sinks = check_optional(sinks_, "sinks", s.num_heads);
         for (const nb::object& each : {cos_sin_, q_norm, k_norm, sinks_, k_cache_, v_cache_}) keep_.push_back(each);
         const int64_t row = (s.num_heads + 2 * s.num_kv_heads) * d;
-        AttentionArgs args{nullptr, row, d, cache.k.data, cache.v.data, k.stride_b, k.stride_h, k.stride_s, cache.v.stride_b,
-                           cache.v.stride_h, cache.v.stride_s, cache.bfloat16, block_size, d, s.num_heads / s.num_kv_heads, s.scale,
+        AttentionArgs args{nullptr, row, d, cache.k.data, cache.v.data, cache.k.stride_b, cache.k.stride_h, cache.k.stride_s,
+                           cache.v.stride_b, cache.v.stride_h, cache.v.stride_s, cache.type, block_size, d, s.num_heads / s.num_kv_heads, s.scale,
                            s.window ? s.window : kNoWindow, s.softcap, sinks};
         program_.add([=](const Program::Frame& f) {
             float* x = f[qkv];

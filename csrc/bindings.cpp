@@ -171,12 +171,9 @@ void bind_store_kv(nb::handle k_, nb::handle v_, nb::handle k_cache_, nb::handle
     check_heads(k, -1, -1, -1);
     const int64_t tokens = k.size(0), kv_heads = k.size(1), head_size = k.size(2);
     check_heads(v, tokens, kv_heads, head_size);
-    const Type type = cache_type(k_cache);
-    const Cache to_k = check_cache(k_cache, type, -1, kv_heads, -1, head_size);
-    const int64_t blocks = k_cache.size(0), block_size = k_cache.size(2);
-    const PagedCache cache{to_k, check_cache(v_cache, type, blocks, kv_heads, block_size, head_size), type == Type::kBFloat16, block_size};
+    const PagedCache cache = check_caches(k_cache, v_cache, kv_heads, head_size);
     slots.typed(Type::kInt64).shaped({tokens}).contiguous();
-    check_range<int64_t>(slots, -1, blocks * block_size);
+    check_range<int64_t>(slots, -1, k_cache.size(0) * cache.block_size);
     nb::gil_scoped_release unlocked;
     store_kv(heads(k), heads(v), cache, head_size, slots.data<int64_t>(), tokens);
 }
@@ -189,10 +186,9 @@ void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache
     const int64_t tokens = q.size(0), num_heads = q.size(1), head_size = q.size(2);
     if (head_size == 0 || head_size % 8) q.fail("has a head size that is not a multiple of 8: " + std::to_string(head_size));
     check_heads(out, tokens, num_heads, head_size);
-    const Type type = cache_type(k_cache);
-    const Cache k = check_cache(k_cache, type, -1, -1, -1, head_size);
-    const int64_t blocks = k_cache.size(0), kv_heads = k_cache.size(1), block_size = k_cache.size(2);
-    const Cache v = check_cache(v_cache, type, blocks, kv_heads, block_size, head_size);
+    const PagedCache cache = check_caches(k_cache, v_cache, -1, head_size);
+    const Cache &k = cache.k, &v = cache.v;
+    const int64_t blocks = k_cache.size(0), kv_heads = k_cache.size(1), block_size = cache.block_size;
     if (kv_heads == 0 || block_size == 0) k_cache.fail("has no head or no room in a block");
     if (num_heads % kv_heads) q.fail("has " + std::to_string(num_heads) + " heads for " + std::to_string(kv_heads) + " kv heads");
     lens.typed(Type::kInt32).shaped({-1}).contiguous();
@@ -205,7 +201,7 @@ void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache
     if (!sinks_.is_none()) sinks = Tensor(sinks_, "sinks").typed(Type::kFloat32).shaped({num_heads}).contiguous().data<float>();
     if (tokens == 0 || num_heads == 0) return;
     const AttentionArgs args{q.data<float>(), q.stride(0), q.stride(1), k.data, v.data, k.stride_b, k.stride_h, k.stride_s,
-                             v.stride_b, v.stride_h, v.stride_s, type == Type::kBFloat16, block_size, head_size,
+                             v.stride_b, v.stride_h, v.stride_s, cache.type, block_size, head_size,
                              num_heads / kv_heads, scale, window ? window : kNoWindow, softcap, sinks};
     nb::gil_scoped_release unlocked;
     paged_attention(args, lens.size(0), kv_heads, starts.data<int32_t>(), lens.data<int32_t>(), tables.data<int32_t>(),
@@ -290,6 +286,7 @@ NB_MODULE(oneloop_native, m) {
     m.def("layer_norm", &bind_layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "out"_a);
     m.def("add_layer_norm", &bind_add_layer_norm, "x"_a, "residual"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "out"_a);
     m.def("rope", &bind_rope, "q"_a, "k"_a, "positions"_a, "cos_sin"_a, "interleaved"_a);
+    m.attr("CACHE_TYPES") = nb::make_tuple("float32", "bfloat16", "int8");
     m.def("store_kv", &bind_store_kv, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "slots"_a);
     m.def("paged_attention", &bind_paged_attention, "q"_a, "k_cache"_a, "v_cache"_a, "query_starts"_a, "context_lens"_a,
           "block_tables"_a, "scale"_a, "out"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a.none() = nb::none());

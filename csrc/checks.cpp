@@ -14,14 +14,16 @@ const float* check_optional(nb::handle vector, const char* name, int64_t h) {
     return vector.is_none() ? nullptr : check_vector(Tensor(vector, name), h);
 }
 
-Cache check_cache(const Tensor& cache, Type type, int64_t blocks, int64_t kv_heads, int64_t block_size, int64_t head_size) {
-    cache.typed(type).shaped({blocks, kv_heads, block_size, head_size}).row_contiguous();
-    return {cache.data<void>(), cache.stride(0), cache.stride(1), cache.stride(2)};
-}
-
-Type cache_type(const Tensor& cache) {
-    if (cache.type() != Type::kFloat32) cache.typed(Type::kBFloat16);
-    return cache.type();
+PagedCache check_caches(const Tensor& k, const Tensor& v, int64_t kv_heads, int64_t head_size) {
+    CacheType type = CacheType::kFloat32;
+    if (k.type() == Type::kBFloat16) type = CacheType::kBFloat16;
+    else if (k.type() == Type::kInt8) type = CacheType::kInt8;
+    else k.typed(Type::kFloat32);
+    const int64_t line = line_elements(type, head_size);
+    k.shaped({-1, kv_heads, -1, line}).row_contiguous();
+    v.typed(k.type()).shaped({k.size(0), k.size(1), k.size(2), line}).row_contiguous();
+    const auto cache = [](const Tensor& x) { return Cache{x.data<void>(), x.stride(0), x.stride(1), x.stride(2)}; };
+    return {cache(k), cache(v), type, k.size(2)};
 }
 
 void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks,

@@ -21,9 +21,8 @@ void check_range(const Tensor& ids, int64_t lowest, int64_t bound) {
 const float* check_vector(const Tensor& vector, int64_t h);
 const float* check_optional(nanobind::handle vector, const char* name, int64_t h);
 
-// [blocks, kv_heads, block_size, head_size] of float32 or bfloat16, -1 for any size.
-Cache check_cache(const Tensor& cache, Type type, int64_t blocks, int64_t kv_heads, int64_t block_size, int64_t head_size);
-Type cache_type(const Tensor& cache);
+// Both [blocks, kv_heads, block_size, line], all of it the same, float32, bfloat16 or int8; -1 for any number of heads.
+PagedCache check_caches(const Tensor& k, const Tensor& v, int64_t kv_heads, int64_t head_size);
 
 // query_starts rises from 0 to `tokens`; every row's queries fit its context and its context the blocks it names.
 void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks, int64_t block_size);

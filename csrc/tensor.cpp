@@ -37,6 +37,7 @@ const char* name_of(Type type) {
         case Type::kBFloat16: return "bfloat16";
         case Type::kFloat16: return "float16";
         case Type::kUInt8: return "uint8";
+        case Type::kInt8: return "int8";
         case Type::kInt32: return "int32";
         default: return "int64";
     }
@@ -83,6 +84,7 @@ Tensor::Tensor(nb::handle object, const char* name) : name_(name) {
         case 4 * 256 + 16: type_ = Type::kBFloat16; break;
         case 2 * 256 + 16: type_ = Type::kFloat16; break;
         case 1 * 256 + 8: type_ = Type::kUInt8; break;
+        case 0 * 256 + 8: type_ = Type::kInt8; break;
         case 0 * 256 + 32: type_ = Type::kInt32; break;
         case 0 * 256 + 64: type_ = Type::kInt64; break;
         default:

@@ -14,7 +14,7 @@
 
 namespace oneloop {
 
-enum class Type { kFloat32, kBFloat16, kFloat16, kUInt8, kInt32, kInt64 };
+enum class Type { kFloat32, kBFloat16, kFloat16, kUInt8, kInt8, kInt32, kInt64 };
 
 // A view of a CPU tensor, valid for the call it was made in. Strides count elements.
 class Tensor {

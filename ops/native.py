@@ -22,11 +22,11 @@ except ImportError as error:
     logging.getLogger("oneloop.ops").warning("native CPU kernels are not built: torch computes everything, slower")
     missing = f"oneloop_native is not built ({error}); reinstall oneloop with a C++ compiler at hand"
 
-CACHE_TYPES = (torch.float32, torch.bfloat16)
+CACHE_TYPES = frozenset(getattr(torch, name) for name in getattr(module, "CACHE_TYPES", ("float32", "bfloat16")))
 
 
 def supports(case: ShapeClass) -> str | None:
-    """float32 on the CPU, with a float32 or bfloat16 cache where the op has one."""
+    """float32 on the CPU, with a float32, bfloat16 or int8 cache where the op has one."""
     if missing is not None:
         return missing
     if case.device != "cpu":
@@ -34,7 +34,7 @@ def supports(case: ShapeClass) -> str | None:
     if case.dtype != torch.float32:
         return "computes in float32 only"
     if case.kv_dtype is not None and case.kv_dtype not in CACHE_TYPES:
-        return "reads float32 and bfloat16 caches only"
+        return f"reads no {case.kv_dtype} caches".replace("torch.", "")
     return None
 
 

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.kv.layout import KVLayout, MemoryShape
+from runtime.kv.layout import KVLayout, LayerShape, MemoryShape
 from runtime.policy import POLICIES, Policy
 
 GIB = 1 << 30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheType:
+    """How keys and values are kept: as `dtype`, by torch's name, each head of a token followed by `scale_bytes`."""
+
+    dtype: str
+    element_bytes: int
+    scale_bytes: int = 0
+
+
+INT8_CACHE = "int8_per_token_head"
+CACHE_TYPES = {name: CacheType(name, size) for name, size in ELEMENT_BYTES.items()} | {
+    INT8_CACHE: CacheType("int8", 1, scale_bytes=4)
+}
 
 
 class PlanError(ValueError):
@@ -112,7 +127,10 @@ class EnginePlan:
 
         Raises PlanError."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        layout = KVLayout.of(layers, ELEMENT_BYTES[kv_cache_dtype])
+        cache = CACHE_TYPES[kv_cache_dtype]
+        if cache.scale_bytes:
+            _refuse_scales(layers)
+        layout = KVLayout.of(layers, cache.element_bytes, scale_bytes=cache.scale_bytes)
         max_num_seqs = config.max_num_seqs or defaults.max_num_seqs
         budget = config.max_num_batched_tokens or max(defaults.max_num_batched_tokens, max_num_seqs + 1)
         if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
@@ -156,3 +174,11 @@ class EnginePlan:
             steps_in_flight=config.steps_in_flight,
             notes=tuple(notes),
         )
+
+
+def _refuse_scales(layers: tuple[MemoryShape | None, ...]) -> None:
+    attention = [layer for layer in layers if isinstance(layer, LayerShape)]
+    if any(layer.latent for layer in attention):
+        raise PlanError(f"kv-cache-dtype {INT8_CACHE} is not for latent attention: leave kv-cache-dtype alone")
+    if len({layer.head_size for layer in attention}) > 1:  # no block would suit them all
+        raise PlanError(f"kv-cache-dtype {INT8_CACHE} is for layers of one head size, and this model's differ")

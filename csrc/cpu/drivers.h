@@ -116,7 +116,7 @@ struct Cache {
 };
 struct PagedCache {
     Cache k, v;
-    bool bfloat16;  // else float32
+    CacheType type;
     int64_t block_size;
 };
 // k and v [tokens, heads, d] into the caches' element type; slot -1 writes nothing.

@@ -69,11 +69,12 @@ void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const floa
 
 namespace {
 
-void store_head(const float* head, const Cache& to, int64_t place, bool bfloat16, int64_t d) {
-    if (bfloat16)
-        kernels().to_bfloat16(head, static_cast<uint16_t*>(to.data) + place, d);
-    else
-        std::memcpy(static_cast<float*>(to.data) + place, head, d * sizeof(float));
+void store_head(const float* head, const Cache& to, int64_t place, CacheType type, int64_t d) {
+    switch (type) {
+        case CacheType::kFloat32: std::memcpy(static_cast<float*>(to.data) + place, head, d * sizeof(float)); break;
+        case CacheType::kBFloat16: kernels().to_bfloat16(head, static_cast<uint16_t*>(to.data) + place, d); break;
+        case CacheType::kInt8: kernels().to_int8(head, static_cast<int8_t*>(to.data) + place, d); break;
+    }
 }
 
 void store_token(const Heads& k, const Heads& v, const PagedCache& cache, int64_t d, int64_t slot, int64_t t) {
@@ -84,7 +85,7 @@ void store_token(const Heads& k, const Heads& v, const PagedCache& cache, int64_
         const Cache& to = which ? cache.v : cache.k;
         for (int64_t h = 0; h < from.heads; h++)
             store_head(from.data + t * from.stride_t + h * from.stride_h, to,
-                       block * to.stride_b + h * to.stride_h + offset * to.stride_s, cache.bfloat16, d);
+                       block * to.stride_b + h * to.stride_h + offset * to.stride_s, cache.type, d);
     }
 }
 

@@ -15,6 +15,15 @@ constexpr int kSegment = 512;  // keys of one softmax state; states are merged i
 
 enum class Element { kFloat32, kBFloat16, kFloat16 };
 
+// What a paged cache holds. A line of it is one head's key or value of one token: head_size numbers. Of int8, a float32 follows
+// that each is times (a scale per token and head): the line is kScaleBytes longer.
+enum class CacheType { kFloat32, kBFloat16, kInt8 };
+
+constexpr int64_t kScaleBytes = 4;
+
+static inline int64_t element_bytes(CacheType type) { return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1; }
+static inline int64_t line_elements(CacheType type, int64_t head_size) { return type == CacheType::kInt8 ? head_size + kScaleBytes : head_size; }
+
 enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kRelu2 };
 
 // Rows of x for one call, cut into tiles of at most max_tile_rows rows. Tile t holds rows [row_start[t], row_start[t+1]);
@@ -41,11 +50,11 @@ struct LinearArgs {
 struct AttentionArgs {
     const float* q;                    // [T, Hq, D]
     int64_t q_stride_t, q_stride_h;
-    const void* k_cache;               // [num_blocks, Hkv, block_size, D], float32 or bfloat16
+    const void* k_cache;               // [num_blocks, Hkv, block_size, line]
     const void* v_cache;
     int64_t k_stride_b, k_stride_h, k_stride_s;
     int64_t v_stride_b, v_stride_h, v_stride_s;
-    bool bfloat16;
+    CacheType type;
     int64_t block_size, head_size, group;  // group = query heads of one kv head
     float scale;
     int64_t window;  // a query sees as many keys, itself the last; kNoWindow for all
@@ -63,7 +72,7 @@ struct AttentionTask {
 };
 
 // Up to where no query of a task that begins at `position` sees anything.
-inline int64_t hidden_before(int64_t position, int64_t window) { return position < window ? 0 : position + 1 - window; }
+static inline int64_t hidden_before(int64_t position, int64_t window) { return position < window ? 0 : position + 1 - window; }
 
 // Softmax state of `rows` = num_queries * group rows, query-major: values [rows, padded head size] not yet divided by
 // `sum` [rows]; `max` [rows] is what the exponents were taken against.
@@ -88,6 +97,9 @@ struct Kernels {
     // y [n] = activation(x), times `up` unless that is null.
     void (*activate)(Activation activation, const float* x, const float* up, float* y, int64_t n);
     void (*to_bfloat16)(const float* x, uint16_t* y, int64_t n);
+    // line = x / scale rounded to nearest even, then scale = max |x| / 127: an int8 cache's line. Where that is zero so are the
+    // numbers; where x has a NaN or an infinity scale is NaN, so that whoever reads the line sees it.
+    void (*to_int8)(const float* x, int8_t* line, int64_t n);
     // Fills `state` for the task; `scratch` has attention_scratch_floats() floats, 64-byte aligned. `next`, or null, is what
     // this thread will do after it: its first keys are fetched early.
     void (*attention)(const AttentionArgs&, const AttentionTask&, const AttentionTask* next, AttentionState state,

@@ -13,6 +13,7 @@ using oneloop::Activation;
 using oneloop::AttentionArgs;
 using oneloop::AttentionState;
 using oneloop::AttentionTask;
+using oneloop::CacheType;
 using oneloop::Element;
 using oneloop::kKeyTile;
 using oneloop::kPanel;
@@ -63,6 +64,9 @@ struct BFloat16 {
 struct Float16 {
     using Element = uint16_t;
     static Vec load(const uint16_t* p) { return Vec::load_float16(p); }
+};
+struct Int8 {  // in lines, each with its scale
+    using Element = int8_t;
 };
 
 // ---- linear -------------------------------------------------------------------------------------------------------
@@ -335,6 +339,27 @@ void to_bfloat16(const float* x, uint16_t* y, int64_t n) {
     }
 }
 
+void to_int8(const float* x, int8_t* line, int64_t n) {
+    Vec top = Vec::zero(), strange = Vec::zero();
+    for (int64_t i = 0; i < n; i += W) {
+        const Vec value = Vec::load(x + i, lanes(n - i));
+        top = Vec::max(Vec::max(value, Vec::zero() - value), top);
+        strange = Vec::fma(value, Vec::zero(), strange);  // NaN behind NaNs and infinities
+    }
+    const float scale = top.largest() / 127.0f + strange.sum();
+    __builtin_memcpy(line + n, &scale, sizeof scale);
+    if (!(scale > 0.0f)) {
+        __builtin_memset(line, 0, n);
+        return;
+    }
+    const Vec unit = Vec::broadcast(scale), most = Vec::broadcast(127.0f);  // passed where the scale is subnormal, so inexact
+    for (int64_t i = 0; i < n; i += W) {
+        const int count = lanes(n - i);
+        const Vec value = Vec::load(x + i, count) / unit;
+        Vec::max(Vec::zero() - most, Vec::min(most, value)).store_int8(line + i, count);
+    }
+}
+
 // ---- attention ----------------------------------------------------------------------------------------------------
 //
 // Online softmax (Milakov and Gimelshein 2018; tiled as in FlashAttention, Dao et al. 2022) over kKeyTile keys at a
@@ -410,14 +435,14 @@ struct Fetcher {
     int64_t row = 0, num_rows = 0, byte = 0, row_bytes = 0;
 
     void aim(const AttentionArgs& args, const Places& places) {
-        const int64_t size = args.bfloat16 ? 2 : 4;
+        const int64_t size = oneloop::element_bytes(args.type);
         for (int64_t i = 0; i < places.count; i++) {
             rows[i] = static_cast<const char*>(args.k_cache) + places.key[i] * size;
             rows[places.count + i] = static_cast<const char*>(args.v_cache) + places.value[i] * size;
         }
         row = byte = 0;
         num_rows = 2 * places.count;
-        row_bytes = args.head_size * size;
+        row_bytes = oneloop::line_elements(args.type, args.head_size) * size;
     }
 
     void fetch(int lines) {
@@ -429,6 +454,22 @@ struct Fetcher {
     }
 };
 
+// A line of the cache, as float32.
+template <typename Type>
+struct Line {
+    const typename Type::Element* numbers;
+    Line(const typename Type::Element* line, int64_t) : numbers(line) {}
+    Vec load(int64_t d) const { return Type::load(numbers + d); }
+    Vec load(int64_t d, int n) const { return Type::load(numbers + d, n); }
+};
+template <>
+struct Line<Int8> {
+    const int8_t* numbers;
+    float scale;
+    Line(const int8_t* line, int64_t head_size) : numbers(line) { __builtin_memcpy(&scale, line + head_size, sizeof scale); }
+    Vec load(int64_t d) const { return Vec::load_int8(numbers + d) * Vec::broadcast(scale); }
+    Vec load(int64_t d, int n) const { return Vec::load_int8(numbers + d, n) * Vec::broadcast(scale); }
+};
 
 // The keys of a tile, transposed.
 template <typename Type>
@@ -440,13 +481,13 @@ void gather_keys(const AttentionArgs& args, const Places& places, Fetcher& comin
         int64_t d = 0;
         for (; d + W <= args.head_size; d += W) {
             ONELOOP_UNROLL
-            for (int i = 0; i < W; i++) square[i] = Type::load(cache + place[i] + d);
+            for (int i = 0; i < W; i++) square[i] = Line<Type>(cache + place[i], args.head_size).load(d);
             transpose_square(square, to + d * kKeyTile + group, kKeyTile, W);
             coming.fetch(8);
         }
         if (d == args.head_size) continue;
         const int n = lanes(args.head_size - d);
-        for (int i = 0; i < W; i++) square[i] = Type::load(cache + place[i] + d, n);
+        for (int i = 0; i < W; i++) square[i] = Line<Type>(cache + place[i], args.head_size).load(d, n);
         transpose_square(square, to + d * kKeyTile + group, kKeyTile, n);
     }
 }
@@ -455,19 +496,25 @@ void gather_keys(const AttentionArgs& args, const Places& places, Fetcher& comin
 template <typename Type>
 void gather_values(const AttentionArgs& args, const Places& places, const Scratch& s) {
     const auto* cache = static_cast<const typename Type::Element*>(args.v_cache);
-    if (!args.bfloat16 && args.head_size % W == 0) {
+    if (args.type == CacheType::kFloat32 && args.head_size % W == 0) {
         for (int64_t i = 0; i < places.count; i++) s.value_rows[i] = static_cast<const float*>(args.v_cache) + places.value[i];
         return;
     }
     const int64_t padded = round_up(args.head_size, W);
     for (int64_t i = 0; i < places.count; i++) {
-        const auto* from = cache + places.value[i];
+        const Line<Type> from(cache + places.value[i], args.head_size);
         float* to = s.values + i * padded;
         int64_t d = 0;
-        for (; d + W <= args.head_size; d += W) Type::load(from + d).store(to + d);
-        if (d < args.head_size) Type::load(from + d, lanes(args.head_size - d)).store(to + d);
+        for (; d + W <= args.head_size; d += W) from.load(d).store(to + d);
+        if (d < args.head_size) from.load(d, lanes(args.head_size - d)).store(to + d);
         s.value_rows[i] = to;
     }
+}
+
+template <typename Type>
+void gather(const AttentionArgs& args, const Places& places, Fetcher& coming, const Scratch& s) {
+    gather_keys<Type>(args, places, coming, s.keys);
+    gather_values<Type>(args, places, s);
 }
 
 // scores [MR][kKeyTile] = queries [head_size][MR] . keys
@@ -656,12 +703,10 @@ void attend_segment(const AttentionArgs& args, const AttentionTask& task, int64_
     for (int turn = 0; places[turn].count > 0; turn ^= 1) {
         locate(args, task, places[turn].first + kKeyTile, end, places[turn ^ 1]);
         coming.aim(args, places[turn ^ 1].count > 0 ? places[turn ^ 1] : after);
-        if (args.bfloat16) {
-            gather_keys<BFloat16>(args, places[turn], coming, s.keys);
-            gather_values<BFloat16>(args, places[turn], s);
-        } else {
-            gather_keys<Float32>(args, places[turn], coming, s.keys);
-            gather_values<Float32>(args, places[turn], s);
+        switch (args.type) {
+            case CacheType::kFloat32: gather<Float32>(args, places[turn], coming, s); break;
+            case CacheType::kBFloat16: gather<BFloat16>(args, places[turn], coming, s); break;
+            case CacheType::kInt8: gather<Int8>(args, places[turn], coming, s); break;
         }
         for (int64_t tile = 0; tile < rows; tile += kScoreRows)
             tiles.table[smaller(kScoreRows, rows - tile)](args, task, tile, places[turn], coming, s, state, padded);
@@ -747,7 +792,7 @@ int64_t largest(const float* x, int64_t n) {
 }
 
 constexpr oneloop::Kernels make_kernels(const char* name) {
-    return {name, W, kTileRows, linear, rms_norm, layer_norm, rope, activate, to_bfloat16, attention, merge, finish, largest};
+    return {name, W, kTileRows, linear, rms_norm, layer_norm, rope, activate, to_bfloat16, to_int8, attention, merge, finish, largest};
 }
 
 }  // namespace

@@ -23,6 +23,14 @@ struct Vec {
         return load_bfloat16(whole);
     }
     static Vec load_float16(const uint16_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+    static Vec load_int8(const int8_t* p) {
+        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+    }
+    static Vec load_int8(const int8_t* p, int n) {
+        alignas(8) int8_t whole[8] = {};
+        for (int i = 0; i < n; i++) whole[i] = p[i];
+        return load_int8(whole);
+    }
     static Vec lane_index() { return {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7)}; }
 
     void store(float* p) const { _mm256_storeu_ps(p, v); }
@@ -31,6 +39,14 @@ struct Vec {
         alignas(16) uint16_t whole[8];
         _mm_store_si128(reinterpret_cast<__m128i*>(whole), narrow());
         for (int i = 0; i < n; i++) p[i] = whole[i];
+    }
+    // Of numbers in [-127, 127], rounded to nearest even.
+    void store_int8(int8_t* p, int n) const {
+        const __m256i whole = _mm256_cvtps_epi32(v);
+        const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+        alignas(16) int8_t bytes[16];
+        _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_packs_epi16(halves, halves));
+        for (int i = 0; i < n; i++) p[i] = bytes[i];
     }
     void pin() { asm("" : "+x"(v)); }
 

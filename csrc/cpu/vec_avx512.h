@@ -24,6 +24,8 @@ struct Vec {
     static Vec load_float16(const uint16_t* p) {
         return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     }
+    static Vec load_int8(const int8_t* p) { return widen_int8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+    static Vec load_int8(const int8_t* p, int n) { return widen_int8(_mm_maskz_loadu_epi8(first(n), p)); }
     static Vec lane_index() {
         return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
     }
@@ -31,6 +33,8 @@ struct Vec {
     void store(float* p) const { _mm512_storeu_ps(p, v); }
     void store(float* p, int n) const { _mm512_mask_storeu_ps(p, first(n), v); }
     void store_bfloat16(uint16_t* p, int n) const { _mm256_mask_storeu_epi16(p, first(n), narrow()); }
+    // Of numbers in [-127, 127], rounded to nearest even.
+    void store_int8(int8_t* p, int n) const { _mm_mask_storeu_epi8(p, first(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))); }
     // Keeps the value in a register: the compiler must not fold its load into each use.
     void pin() { asm("" : "+v"(v)); }
 
@@ -55,6 +59,7 @@ struct Vec {
 private:
     static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
     static Vec widen(__m256i h) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))}; }
+    static Vec widen_int8(__m128i bytes) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))}; }
     __m256i narrow() const {
         // Round to nearest even; a NaN keeps its top half and is made quiet.
         __m512i bits = _mm512_castps_si512(v);

@@ -49,6 +49,12 @@ struct Vec {
         for (int i = 0; i < kWidth; i++) x.v[i] = oneloop::float_of(p[i]);
         return x;
     }
+    static Vec load_int8(const int8_t* p) { return load_int8(p, 4); }
+    static Vec load_int8(const int8_t* p, int n) {
+        Vec x = zero();
+        for (int i = 0; i < n; i++) x.v[i] = p[i];
+        return x;
+    }
     static Vec lane_index() { return {Lanes{0, 1, 2, 3}}; }
 
     void store(float* p) const { std::memcpy(p, &v, sizeof v); }
@@ -64,6 +70,11 @@ struct Vec {
             bits = x == x ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x400000;
             p[i] = static_cast<uint16_t>(bits >> 16);
         }
+    }
+    // Of numbers in [-127, 127], rounded to nearest even.
+    void store_int8(int8_t* p, int n) const {
+        const Vec whole = round(*this);
+        for (int i = 0; i < n; i++) p[i] = static_cast<int8_t>(whole.v[i]);
     }
     void pin() {}
 

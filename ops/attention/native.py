@@ -1,4 +1,4 @@
-"""Paged attention by oneloop_native: one kernel for prompt chunks and decodes, float32 math, float32 or bfloat16 cache.
+"""Paged attention by oneloop_native: one kernel for prompt chunks and decodes, float32 math, float32, bfloat16 or int8 cache.
 
 A query's result depends on its own keys only, in position order: neither the other rows nor the chunking show in it."""
 

@@ -1,6 +1,7 @@
 """Causal attention over the paged cache in plain torch: gathers each row's context, then softmax(q k^T) v by its book.
 
-Any float dtype, any device; math in float32, or float64 for float64 queries. It reads the row lengths on the host."""
+Any float dtype, any device, and int8 caches; math in float32, or float64 for float64 queries. It reads the row lengths on the
+host."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ops.attention.meta import AttentionMeta
+from ops.kv.lines import from_lines
 
 QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prompt
 
@@ -34,10 +36,11 @@ def paged_attention(
 
 
 def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
-    """The context of one row, [heads, context_len, D], in the cache's dtype."""
+    """The context of one row, [heads, context_len, D], in the cache's dtype, or float32 of an int8 cache."""
     block_size = cache.shape[2]
     blocks = cache[table[: -(-context_len // block_size)].long()]
-    return blocks.transpose(0, 1).flatten(1, 2)[:, :context_len]
+    context = blocks.transpose(0, 1).flatten(1, 2)[:, :context_len]
+    return from_lines(context) if cache.dtype == torch.int8 else context
 
 
 def _attend(

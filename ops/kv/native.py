@@ -1,4 +1,4 @@
-"""Writing keys and values into the paged cache by oneloop_native; bfloat16 rounds to nearest even."""
+"""Writing keys and values into the paged cache by oneloop_native; bfloat16 and int8 round to nearest even."""
 
 from __future__ import annotations
 

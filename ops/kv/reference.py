@@ -1,13 +1,16 @@
-"""Writing keys and values into the paged cache, in plain torch."""
+"""Writing keys and values into the paged cache, in plain torch; an int8 cache holds lines (lines.py)."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from ops.kv.lines import to_lines
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     written = slots >= 0
     slots = slots[written]
     blocks, offsets = slots // k_cache.shape[2], slots % k_cache.shape[2]
-    k_cache[blocks, :, offsets] = k[written].to(k_cache.dtype)
-    v_cache[blocks, :, offsets] = v[written].to(v_cache.dtype)
+    for x, cache in ((k[written], k_cache), (v[written], v_cache)):
+        cache[blocks, :, offsets] = to_lines(x) if cache.dtype == torch.int8 else x.to(cache.dtype)

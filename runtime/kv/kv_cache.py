@@ -14,9 +14,9 @@ from runtime.kv.layout import KVLayout, LayerPlace, LayerShape, MemoryShape, Sta
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
     """Of attention keys and values, [num_blocks, num_kv_heads, block_size, head_size] each: a block of one head is contiguous,
-    which is what attention streams. Where values are part of the keys, they are the same tensor. Of a recurrent layer its
-    state's tensors, [num_blocks, *shape] float32, of which only a block is contiguous. `table`: which of a step's block
-    tables tells which blocks are this layer's."""
+    which is what attention streams; a cache with scales is wider by the layout's `scale_bytes`. Where values are part of the
+    keys, they are the same tensor. Of a recurrent layer its state's tensors, [num_blocks, *shape] float32, of which only a
+    block is contiguous. `table`: which of a step's block tables tells which blocks are this layer's."""
 
     tensors: tuple[torch.Tensor, ...]
     table: int = 0
@@ -45,7 +45,8 @@ class KVCache:
 
     def _blocks(self, layer: LayerShape, place: LayerPlace, column: int, dtype: torch.dtype) -> torch.Tensor:
         """Blocks of one layer as kernels count them, of which `place.parts` or more lie in one of the pool's."""
-        shape = layer.num_kv_heads, self._layout.kernel_block_size, layer.head_size
+        line = layer.head_size + self._layout.scale_bytes // dtype.itemsize
+        shape = layer.num_kv_heads, self._layout.kernel_block_size, line
         return self._columns[column].view(dtype).view(-1, *shape)[place.part :]
 
     def _state(self, state: StateShape, place: LayerPlace) -> tuple[torch.Tensor, ...]:

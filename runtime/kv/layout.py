@@ -31,10 +31,6 @@ class LayerShape:
     window: int | None = None
 
     @property
-    def key_elements(self) -> int:
-        return self.num_kv_heads * self.head_size
-
-    @property
     def num_columns(self) -> int:
         return 1 if self.latent else 2
 
@@ -112,38 +108,46 @@ class KVLayout:
     """`layers` and their `places`, one entry each, None for a layer that remembers nothing. A group has `width` of a step's
     tables, one behind another; groups of states are the last.
 
-    A block is `num_columns` of `column_bytes`. `element_bytes`: of a number in the cache. `block_size` tokens are a whole
-    number of blocks of `kernel_block_size`."""
+    A block is `num_columns` of `column_bytes`. `scale_bytes`: behind each head's numbers of a token. `block_size` tokens are a
+    whole number of blocks of `kernel_block_size`."""
 
     layers: tuple[MemoryShape | None, ...]
     places: tuple[LayerPlace | None, ...]
     groups: tuple[LayerGroup, ...]
     num_columns: int
     column_bytes: int
-    element_bytes: int
+    scale_bytes: int
     block_size: int
     kernel_block_size: int
 
     @classmethod
     def of(
-        cls, layers: tuple[MemoryShape | None, ...], element_bytes: int, kernel_block_size: int = BLOCK_SIZE
+        cls,
+        layers: tuple[MemoryShape | None, ...],
+        element_bytes: int,
+        kernel_block_size: int = BLOCK_SIZE,
+        scale_bytes: int = 0,
     ) -> KVLayout:
-        """`element_bytes`: the size of a cache element."""
+        """`element_bytes`: the size of a cache element; `scale_bytes`: of what each head of a token has besides."""
         members: dict[MemoryShape, list[int]] = {}
         for index, layer in enumerate(layers):
             if layer is not None:
                 members.setdefault(layer, []).append(index)
         kinds = sorted(members, key=_order)
-        elements = lcm(*(kind.key_elements for kind in kinds if isinstance(kind, LayerShape)))
+
+        def token_bytes(kind: LayerShape) -> int:
+            return kind.num_kv_heads * (kind.head_size * element_bytes + scale_bytes)
+
+        widest = lcm(*(token_bytes(kind) for kind in kinds if isinstance(kind, LayerShape)))
         state_bytes = max((kind.num_bytes for kind in kinds if isinstance(kind, StateShape)), default=0)
-        small_bytes = kernel_block_size * elements * element_bytes
+        small_bytes = kernel_block_size * widest
         if all(isinstance(kind, StateShape) for kind in kinds):  # then no token takes any
             small_bytes = max(_ALIGNMENT, state_bytes)
         size = max(1, -(-state_bytes // small_bytes))
         column_bytes = size * small_bytes
 
         def parts(kind: MemoryShape) -> int:
-            return elements // kind.key_elements if isinstance(kind, LayerShape) else column_bytes // kind.num_bytes
+            return widest // token_bytes(kind) if isinstance(kind, LayerShape) else column_bytes // kind.num_bytes
 
         num_columns = _columns([(-(-len(members[kind]) // parts(kind)), kind.num_columns) for kind in kinds])
         places: dict[int, LayerPlace] = {}
@@ -159,7 +163,7 @@ class KVLayout:
             groups.append(LayerGroup(window, table + 1, isinstance(kind, StateShape)))
         return cls(
             layers, tuple(places.get(index) for index in range(len(layers))), tuple(groups), num_columns, column_bytes,
-            element_bytes, size * kernel_block_size, kernel_block_size,
+            scale_bytes, size * kernel_block_size, kernel_block_size,
         )  # fmt: skip
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 import ops
-from runtime.config import CPU, EngineConfig, EnginePlan, PlanError, WeightStorage
+from runtime.config import CACHE_TYPES, CPU, EngineConfig, EnginePlan, PlanError, WeightStorage
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
@@ -52,7 +52,8 @@ def _weights(config: EngineConfig) -> WeightStorage:
 
 def build_runner(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker) -> CpuRunner:
     cpu = torch.device("cpu")
-    cache = KVCache(plan.layout, plan.num_kv_blocks, getattr(torch, plan.kv_cache_dtype), cpu)
+    dtype = getattr(torch, CACHE_TYPES[plan.kv_cache_dtype].dtype)
+    cache = KVCache(plan.layout, plan.num_kv_blocks, dtype, cpu)
     inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout)
     sampler = Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu)
     return CpuRunner(model.recorded(cache.layers), cache, sampler, inputs, worker)

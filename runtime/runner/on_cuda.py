@@ -16,7 +16,7 @@ import torch
 
 import ops
 from runtime.api import LoadProgress
-from runtime.config import CUDA, GIB, EngineConfig, EnginePlan, PlanError
+from runtime.config import CUDA, GIB, INT8_CACHE, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
@@ -43,6 +43,10 @@ def plan(config: EngineConfig, spec: ModelSpec, used_beside: int | None = None) 
     Raises PlanError."""
     if config.quantization == "int8":
         raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
+    if config.kv_cache_dtype == INT8_CACHE:
+        raise PlanError(
+            f"kv-cache-dtype {INT8_CACHE} is for the CPU; use --device cpu, or leave --kv-cache-dtype alone"
+        )
     dtype = CUDA.dtype if config.dtype == "auto" else config.dtype
     free, total = torch.cuda.mem_get_info()
     share = int(total * config.gpu_memory_utilization) - (total - free)

@@ -9,8 +9,20 @@ import torch
 from torch import Tensor
 
 import ops
+from ops import native
+from ops.kv.lines import SCALE_BYTES, from_lines, to_lines
 
-JUNK = float("nan")  # what a cache holds where nobody wrote
+CACHES = [torch.float32, torch.bfloat16, torch.int8]
+
+
+def junk(dtype: torch.dtype) -> float:
+    """What a cache holds where nobody wrote: NaN, or bytes of which four are one."""
+    return -1 if dtype == torch.int8 else torch.nan
+
+
+def as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In float64 what a cache makes of it."""
+    return (from_lines(to_lines(x)) if dtype == torch.int8 else x.to(dtype)).double()
 
 
 @dataclass
@@ -63,10 +75,13 @@ def make(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
 ) -> Case:
+    if dtype not in native.CACHE_TYPES:
+        pytest.skip(f"oneloop_native is not built, or older than caches of {dtype}")
     needed = [-(-context // block_size) for context, _ in rows]
     num_blocks = sum(needed) + 3
     order = torch.randperm(num_blocks).tolist()
-    caches = [torch.full((num_blocks, kv_heads, block_size, head_size), JUNK).to(dtype) for _ in range(2)]
+    line = head_size + (SCALE_BYTES if dtype == torch.int8 else 0)
+    caches = [torch.full((num_blocks, kv_heads, block_size, line), junk(dtype), dtype=dtype) for _ in range(2)]
     tables = torch.zeros(len(rows), max([*needed, 1]) + 1, dtype=torch.int32)
     plain: list[list[Tensor]] = [[], []]
     for row, (context, _) in enumerate(rows):
@@ -76,8 +91,8 @@ def make(
         k, v = (torch.randn(context, kv_heads, head_size) for _ in range(2))
         if context:
             ops.store_kv(k, v, *caches, slots)
-        plain[0].append(k.to(dtype).double())
-        plain[1].append(v.to(dtype).double())
+        plain[0].append(as_kept(k, dtype))
+        plain[1].append(as_kept(v, dtype))
     starts = [0]
     for _, queries in rows:
         starts.append(starts[-1] + queries)
@@ -90,14 +105,26 @@ def make(
 
 @pytest.mark.parametrize("head_size", [8, 24, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
-def test_attention_matches_float64(kernel: str, head_size: int, group: int) -> None:
-    case = make([(1, 1), (17, 2), (20, 20), (70, 3), (130, 33)], head_size, 2, group)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_attention_matches_float64(kernel: str, head_size: int, group: int, dtype: torch.dtype) -> None:
+    case = make([(1, 1), (17, 2), (20, 20), (70, 3), (130, 33)], head_size, 2, group, dtype=dtype)
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_size", [16, 64, 128])
+def test_an_int8_cache_costs_no_more_than_its_rounding(kernel: str, head_size: int) -> None:
+    cases = []
+    for dtype in (torch.int8, torch.float32):
+        torch.manual_seed(1)
+        cases.append(make([(1, 1), (70, 3), (700, 33)], head_size, 2, 3, dtype=dtype))
+    apart = (cases[0].run() - cases[1].expected()).abs()
+    assert apart.max() < 0.03  # the largest of some hundred normal numbers, over 127
+    assert 1e-4 < apart.mean() < 2e-3
+
+
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
-def test_any_block_size_and_both_cache_types(kernel: str, dtype: torch.dtype, block_size: int) -> None:
+def test_any_block_size_and_every_cache_type(kernel: str, dtype: torch.dtype, block_size: int) -> None:
     case = make([(64, 1), (65, 5), (1, 1), (100, 64)], 40, 2, 2, block_size, dtype)
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
 
@@ -115,11 +142,11 @@ def forget(case: Case) -> None:
         for position in range(max(0, context - (starts[row + 1] - starts[row]) + 1 - case.window)):
             block = case.meta.block_tables[row, position // block_size]
             for cache in (case.k_cache, case.v_cache):
-                cache[block, :, position % block_size] = JUNK
+                cache[block, :, position % block_size] = junk(cache.dtype)
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 600, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", CACHES)
 def test_a_window_hides_what_stands_before_it(kernel: str, window: int, dtype: torch.dtype) -> None:
     case = make([(1, 1), (70, 3), (130, 33), (1100, 1), (700, 257), (600, 600)], 16, 2, 3, dtype=dtype)
     case.window = window
@@ -152,7 +179,7 @@ def test_scores_of_any_size_give_finite_weights(kernel: str) -> None:
         torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("context", [70, 600, 1300])
 @pytest.mark.parametrize("window", [None, 100, 700])
 def test_a_chunked_prompt_gives_the_same_bits_as_a_whole_one(

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import ops
+from ops import native
+from ops.kv.lines import SCALE_BYTES, from_lines, to_lines
 
 TOKENS = [0, 1, 2, 3, 17, 64, 257]
 EPS = 1e-5
@@ -172,6 +174,45 @@ def test_bfloat16_rounds_as_torch_does(kernel: str) -> None:
     ops.store_kv(k, k, *caches, torch.tensor([0]))
     assert torch.equal(caches[0].flatten()[:7].view(torch.int16), k.bfloat16().flatten()[:7].view(torch.int16))
     assert caches[0].flatten()[7].isnan()
+
+
+def int8_lines(x: Tensor) -> Tensor:
+    """x [tokens, heads, D] through `store_kv`, [heads, tokens, D + SCALE_BYTES]."""
+    if torch.int8 not in native.CACHE_TYPES:
+        pytest.skip("oneloop_native is not built, or older than int8 caches")
+    tokens, heads, head_size = x.shape
+    caches = [torch.zeros(1, heads, tokens, head_size + SCALE_BYTES, dtype=torch.int8) for _ in range(2)]
+    ops.store_kv(x, -x, *caches, torch.arange(tokens))
+    torch.testing.assert_close(from_lines(caches[1]), -from_lines(caches[0]), rtol=0, atol=0, equal_nan=True)
+    return caches[0][0]
+
+
+@pytest.mark.parametrize("head_size", [1, 8, 20, 64, 100])
+def test_int8_lines_are_half_a_step_off_and_the_same_bits_from_every_kernel(kernel: str, head_size: int) -> None:
+    for size in (1e-30, 1.0, 1e30):
+        x = torch.randn(9, 3, head_size) * size
+        lines = int8_lines(x)
+        assert torch.equal(lines, to_lines(x.transpose(0, 1)))
+        step = x.transpose(0, 1).abs().amax(-1, keepdim=True).double() / 127
+        assert ((from_lines(lines) - x.transpose(0, 1).double()).abs() <= step * 0.500001).all()
+
+
+def test_int8_lines_of_what_has_no_scale(kernel: str) -> None:
+    x = torch.randn(6, 1, 16)
+    x[0], x[1, 0, 3], x[2, 0, 15], x[3, 0, 8], x[4] = 0, torch.nan, torch.inf, -torch.inf, 1e-45
+    kept = from_lines(int8_lines(x))[0]
+    assert (kept[0] == 0).all()
+    assert kept[1:4].isnan().all()
+    assert (kept[4].abs() <= 1e-45).all()
+    assert kept[5].isfinite().all()
+
+
+def test_an_int8_cache_without_room_for_scales_is_refused(isa: str) -> None:
+    if torch.int8 not in native.CACHE_TYPES:
+        pytest.skip("oneloop_native is older than int8 caches")
+    k, cache = torch.randn(2, 3, 8), torch.zeros(4, 3, 4, 8, dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"k_cache has shape \[4, 3, 4, 8\], expected \[any, 3, any, 12\]"):
+        ops.store_kv(k, k, cache, cache, torch.tensor([0, 1]))
 
 
 def test_wrong_arguments_raise_and_write_nothing(isa: str) -> None:

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ops
+from ops import native
 from ops.gemm.native import BLOCK_TYPES
+from ops.kv.lines import from_lines, to_lines
 from tests.ops.test_op_block_linear import random_rows, rounded
 
 FUZZ = settings(
@@ -59,15 +61,16 @@ def test_attention(isa: str, data: st.DataObject) -> None:
     starts = torch.tensor([0, *(queries for queries, _ in spans)]).cumsum(0).int()
     lens = torch.tensor([context for _, context in spans]).int()
     meta = ops.AttentionMeta(starts, lens, tables, int(starts.diff().max()), int(lens.max()))
-    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    dtype = draw(st.sampled_from(sorted(native.CACHE_TYPES, key=str)))
     shape = (num_blocks, kv_heads, block_size, head_size)
-    k, v = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    k, v = (to_lines(x) if dtype == torch.int8 else x.to(dtype) for x in (torch.randn(shape), torch.randn(shape)))
+    wide_k, wide_v = (from_lines(x) if dtype == torch.int8 else x.float() for x in (k, v))
     q = torch.randn(int(starts[-1]), kv_heads * group, head_size)
     window = draw(st.none() | st.integers(1, 400))
     got = ops.paged_attention(q, k, v, meta, 0.1, window)
     ops.force("reference")
     try:
-        expected = ops.paged_attention(q, k.float(), v.float(), meta, 0.1, window)
+        expected = ops.paged_attention(q, wide_k, wide_v, meta, 0.1, window)
     finally:
         ops.force(None)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

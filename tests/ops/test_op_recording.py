@@ -8,6 +8,7 @@ from torch import Tensor
 
 import ops
 from ops import native
+from ops.kv.lines import SCALE_BYTES
 
 H, HEADS, KV_HEADS, D, BLOCK, POSITIONS = 48, 4, 2, 16, 8, 64
 
@@ -34,7 +35,7 @@ class Layer:
         self.heads = ops.AttentionHeads(
             HEADS, KV_HEADS, D, 0.3, cos_sin, norms, 1e-5, window=20, softcap=8.0, sinks=torch.randn(HEADS)
         )
-        shape = (num_blocks, KV_HEADS, BLOCK, D)
+        shape = (num_blocks, KV_HEADS, BLOCK, D + (SCALE_BYTES if cache_dtype == torch.int8 else 0))
         self.k, self.v = torch.zeros(shape, dtype=cache_dtype), torch.zeros(shape, dtype=cache_dtype)
 
     def forward(self, x: Tensor | None, step: ops.StepSymbols) -> Tensor:
@@ -76,7 +77,7 @@ def record(layers: list[Layer], *, after: bool = False) -> ops.Recording:
     return recorder.finish()
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cache_dtype", sorted(native.CACHE_TYPES, key=str))
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_recording_gives_the_bits_of_the_functions(

@@ -6,7 +6,7 @@ import ops
 from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError, WeightStorage
 from runtime.kv.layout import LayerShape, StateShape
 from runtime.models.registry import spec_from_config
-from runtime.runner import on_cpu
+from runtime.runner import on_cpu, on_cuda
 
 LAYERS = (LayerShape(3, 64),) * 30
 
@@ -26,6 +26,20 @@ def test_a_token_of_smollm2_costs_46080_bytes_in_float32_and_half_in_bfloat16():
     assert resolve().layout.block_bytes == 16 * 30 * 2 * 3 * 64 * 4
     assert resolve(kv_cache_dtype="bfloat16").layout.block_bytes == 16 * 30 * 2 * 3 * 64 * 2
     assert resolve(dtype="bfloat16").kv_cache_dtype == "bfloat16"
+
+
+def test_in_int8_it_costs_a_byte_a_number_and_four_a_head_so_that_more_fit():
+    plan = resolve(kv_cache_dtype="int8_per_token_head", kv_cache_bytes=GIB)
+    assert plan.layout.block_bytes == 16 * 30 * 2 * 3 * (64 + 4)
+    assert plan.num_kv_blocks == GIB // plan.layout.block_bytes > 3.7 * resolve(kv_cache_bytes=GIB).num_kv_blocks
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"), [(LayerShape(1, 576, latent=True), "latent"), (LayerShape(3, 128), "one head size")]
+)
+def test_int8_is_refused_where_no_kernel_or_block_suits_it(layer, named):
+    with pytest.raises(PlanError, match=f"kv-cache-dtype int8_per_token_head is .*{named}"):
+        resolve(kv_cache_dtype="int8_per_token_head", layers=(*LAYERS, layer))
 
 
 def test_the_cache_takes_what_was_asked_in_bytes_or_blocks():
@@ -84,6 +98,11 @@ SPEC = spec_from_config(
         "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu",
     }
 )  # fmt: skip
+
+
+def test_int8_is_refused_on_a_gpu():
+    with pytest.raises(PlanError, match="kv-cache-dtype int8_per_token_head is for the CPU"):
+        on_cuda.plan(EngineConfig(kv_cache_dtype="int8_per_token_head"), SPEC)
 
 
 @pytest.fixture

@@ -47,6 +47,23 @@ def test_layers_of_all_kinds_share_blocks_and_none_writes_where_another_does():
         assert (part == value).all()
 
 
+def test_lines_with_scales_are_as_wide_as_both_and_lie_apart():
+    layers = (LayerShape(2, 8), StateShape(((3,), (2, 5))), LayerShape(1, 8, window=4), LayerShape(2, 8))
+    layout = KVLayout.of(layers, 1, 4, scale_bytes=4)
+    memories = KVCache(layout, NUM_BLOCKS, torch.int8, CPU)
+    assert layout.column_bytes == 2 * (8 + 4) * layout.block_size
+    written = []
+    for number, (memory, place) in enumerate(zip(memories.layers, layout.places, strict=True), start=1):
+        for turn, tensor in enumerate(memory.tensors):
+            part = tensor[(1 + place.table) * place.parts]
+            if number != 2:
+                assert tensor.shape[1:] == (2 if number != 3 else 1, 4, 12)
+            part.fill_(10 * number + turn)
+            written.append((part, 10 * number + turn))
+    for part, value in written:
+        assert (part == value).all()
+
+
 def test_a_model_of_states_alone_has_blocks_of_their_size():
     state = StateShape(((4, 3), (2, 8)))
     layout, memories = cache(*[state] * 5)

@@ -74,7 +74,7 @@ def test_no_two_layers_share_a_place(seed):
         assert len(place.columns) == 2
         assert max(place.columns) < model.num_columns
         assert place.part < place.parts == model.parts[place.table]
-        assert place.parts * layer.key_elements * 16 * 2 == model.column_bytes
+        assert place.parts * layer.num_kv_heads * 64 * 16 * 2 == model.column_bytes
 
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 100])

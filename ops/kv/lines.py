@@ -1,0 +1,28 @@
+"""Lines of an int8 cache: what it keeps of one head's key or value of one token, in plain torch.
+
+D numbers in [-127, 127], then the four bytes of a float32 that each is times: absolute maximum / 127 of the head, so that a token
+needs no other's numbers (a scale per token and head as vLLM's int8_per_token_head has it; symmetric rounding of each token
+by itself: ZeroQuant, Yao et al. 2022). A head of zeros has scale 0; one with NaNs or infinities has scale NaN, which
+whoever reads it sees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SCALE_BYTES = 4
+
+
+def to_lines(x: Tensor) -> Tensor:
+    """x [..., D] of any float dtype -> [..., D + SCALE_BYTES] int8."""
+    x = x.float()
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    scale = scale.where(scale.isfinite(), torch.nan)
+    numbers = (x / scale).round().clamp(-127, 127).where(scale > 0, 0.0)
+    return torch.cat([numbers.to(torch.int8), scale.view(torch.int8)], dim=-1)
+
+
+def from_lines(lines: Tensor) -> Tensor:
+    """[..., D + SCALE_BYTES] int8 -> [..., D] float32."""
+    numbers, scale = lines[..., :-SCALE_BYTES], lines[..., -SCALE_BYTES:]
+    return numbers.float() * scale.contiguous().view(torch.float32)
