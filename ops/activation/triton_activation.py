@@ -11,7 +11,7 @@ from ops.launch import overlap, wait_for_previous
 
 
 @triton.jit
-def _activation(x, KIND: tl.constexpr):
+def activated(x, KIND: tl.constexpr):
     # float32 in and out. (1 + tanh(z)) / 2 is the logistic function of 2 z.
     if KIND == "silu":
         result = x / (1.0 + tl.exp(-x))
@@ -38,7 +38,7 @@ def _activate(
     inside = lane < WIDTH
     wait_for_previous(PDL)
     row = x_ptr + token * (2 * WIDTH if GATED else WIDTH)
-    result = _activation(tl.load(row + lane, mask=inside, other=0.0).to(tl.float32), KIND)
+    result = activated(tl.load(row + lane, mask=inside, other=0.0).to(tl.float32), KIND)
     if GATED:
         result *= tl.load(row + WIDTH + lane, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * WIDTH + lane, result.to(out_ptr.dtype.element_ty), mask=inside)

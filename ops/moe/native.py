@@ -13,9 +13,9 @@ from torch import Tensor
 from ops.activation import native as activation
 from ops.gemm.native import NativeBlockWeight, NativeInt8Weight, NativeLinearWeight, NativeWeight
 from ops.gemm.weight import BlockRows
-from ops.moe.reference import gate, route
+from ops.moe.reference import clamped_swiglu, route
 from ops.moe.routing import Routing
-from ops.moe.weights import ExpertShape, ExpertWeights, Half
+from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights, Half
 
 _GROUP = 64  # pairs of token and expert; an expert that has more is a group of its own
 
@@ -53,12 +53,16 @@ class NativeExpertWeights(ExpertWeights):
         out = torch.zeros_like(x) if plus is None else plus.clone()
         for places, spans in _groups(ids):
             tokens = places // routing.top_k
-            gate_up = self._each("gate_up", spans, x[tokens])
-            clamped = self.shape.activation
-            inner = activation.silu_mul(gate_up) if clamped is None else gate(gate_up, clamped)
+            inner = self._activate(self._each("gate_up", spans, x[tokens]))
             parts = self._each("down", spans, inner)
             out.index_add_(0, tokens, parts.mul_(shares[places, None]))
         return out
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        kind = self.shape.activation
+        if isinstance(kind, ClampedSwiglu):
+            return clamped_swiglu(gate_up, kind)
+        return activation.gated(gate_up, kind) if self.shape.gated else activation.activate(gate_up, kind)
 
     def _each(self, half: Half, spans: list[_Span], x: Tensor) -> Tensor:
         """x [pairs, in], each span of it times its expert's matrix."""

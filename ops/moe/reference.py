@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ops.activation import reference as activation
 from ops.moe.routing import Routing
 from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights, Half
 
@@ -50,11 +51,18 @@ def _sparsemixer(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     return torch.cat(ids, -1), torch.cat(weights, -1)
 
 
-def gate(gate_up: Tensor, activation: ClampedSwiglu | None) -> Tensor:
+def activate(gate_up: Tensor, shape: ExpertShape) -> Tensor:
+    """[..., 2 * I], or [..., I] of experts without a gate -> [..., I]."""
+    if isinstance(shape.activation, ClampedSwiglu):
+        return clamped_swiglu(gate_up, shape.activation)
+    if shape.gated:
+        return activation.gated(gate_up, shape.activation)
+    return activation.activate(gate_up, shape.activation)
+
+
+def clamped_swiglu(gate_up: Tensor, activation: ClampedSwiglu) -> Tensor:
     """[..., 2 * I] -> [..., I]."""
     gates, ups = gate_up.chunk(2, dim=-1)
-    if activation is None:
-        return functional.silu(gates) * ups
     gates, ups = gates.clamp(max=activation.limit), ups.clamp(-activation.limit, activation.limit)
     return (ups + 1) * gates * torch.sigmoid(activation.alpha * gates)
 
@@ -70,7 +78,8 @@ def by_expert(ids: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 class StackedExpertWeights(ExpertWeights):
-    """gate_up [E, 2 * I, H] and down [E, H, I] in one tensor each, with biases [E, 2 * I] and [E, H] or none."""
+    """gate_up [E, 2 * I, H], or [E, I, H] without gates, and down [E, H, I] in one tensor each, with biases [E, 2 * I] or [E, I],
+    and [E, H], or none."""
 
     def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
@@ -98,7 +107,7 @@ class StackedExpertWeights(ExpertWeights):
         out = torch.zeros_like(x) if plus is None else plus.clone()
         for expert, places in by_expert(ids):
             tokens = places // routing.top_k
-            inner = gate(self._linear(x[tokens], "gate_up", expert), self.shape.activation)
+            inner = activate(self._linear(x[tokens], "gate_up", expert), self.shape)
             part = self._linear(inner, "down", expert) * weights.flatten()[places, None]
             out.index_add_(0, tokens, part.to(out.dtype))
         return out

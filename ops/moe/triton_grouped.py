@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops.activation.triton_activation import activated
 from ops.launch import overlap, wait_for_previous
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.triton_route import Routed
-from ops.moe.weights import Half
+from ops.moe.weights import ClampedSwiglu, Half
 
 
 class Tiles(NamedTuple):
@@ -51,22 +52,21 @@ def _load(at, offset, DEPTH: tl.constexpr, IN: tl.constexpr):
 
 
 @triton.jit
-def activate(gate, up, alpha, limit, CLAMPED: tl.constexpr):
-    if CLAMPED:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        return (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
-    return gate / (1.0 + tl.exp(-gate)) * up
+def clamped_swiglu(gate, up, alpha, limit):
+    gate = tl.minimum(gate, limit)
+    up = tl.minimum(tl.maximum(up, -limit), limit)
+    return (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
 
 
 @triton.jit
 def _product(
     x_ptr, weight_ptr, bias_ptr, order_ptr, starts_ptr, share_ptr, out_ptr, alpha, limit,
     EXPERTS: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-    CLAMPED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr,
+    BIASED: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # GATED: x [tokens, IN], weight [EXPERTS, 2 * OUT, IN] -> out [pairs, OUT], pairs in sorted order, activated.
+    # FIRST: x [tokens, IN], weight [EXPERTS, OUT, IN] -> out [pairs, OUT], pairs in sorted order, activated by KIND; where GATED,
+    # weight [EXPERTS, 2 * OUT, IN].
     # Else: x [pairs, IN] in sorted order, weight [EXPERTS, OUT, IN] -> out [pairs, OUT] in their own order, times share [pairs].
     BLOCKS: tl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
     column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
@@ -81,7 +81,7 @@ def _product(
     is_row = place < end
     place = tl.minimum(place, end - 1)  # rows past the end repeat the last one: loads need no mask
     pair = tl.load(order_ptr + place).to(tl.int64)
-    x_at = x_ptr + (pair // TOP_K if GATED else place.to(tl.int64)) * IN
+    x_at = x_ptr + (pair // TOP_K if FIRST else place.to(tl.int64)) * IN
     HALVES: tl.constexpr = 2 if GATED else 1
     matrix_row = expert.to(tl.int64) * (HALVES * OUT) + (column if OUT % COLUMNS == 0 else tl.minimum(column, OUT - 1))
     weight_at = weight_ptr + matrix_row * IN
@@ -98,8 +98,13 @@ def _product(
         result += tl.load(bias_ptr + matrix_row).to(tl.float32)[None, :]
         if GATED:
             up += tl.load(bias_ptr + matrix_row + OUT).to(tl.float32)[None, :]
-    if GATED:
-        result = activate(result, up, alpha, limit, CLAMPED)
+    if FIRST:
+        if KIND == "clamped_swiglu":
+            result = clamped_swiglu(result, up, alpha, limit)
+        else:
+            result = activated(result, KIND)
+            if GATED:
+                result *= up
         out_row = place.to(tl.int64)
     else:
         result = result * tl.load(share_ptr + pair)[:, None]
@@ -142,19 +147,21 @@ def add_parts(parts: Tensor, top_k: int, plus: Tensor | None) -> Tensor:
 def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed, tiles: Tiles) -> Tensor:
     """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted."""
     shape, weight, bias = experts.shape, experts.weights[half], experts.biases[half]
-    gated = half == "gate_up"
+    first = half == "gate_up"
     num_pairs = routed.order.shape[0]
-    out_features = shape.intermediate_size if gated else shape.hidden_size
+    out_features = shape.intermediate_size if first else shape.hidden_size
     out = torch.empty((num_pairs, out_features), dtype=x.dtype, device=x.device)
     most_hit = min(num_pairs, shape.num_experts)
     most_tiles = (num_pairs + most_hit * (tiles.rows - 1)) // tiles.rows
-    clamped = shape.activation
+    kind = shape.activation
+    clamp = kind if isinstance(kind, ClampedSwiglu) else ClampedSwiglu(0.0, 0.0)
     _product[(most_tiles * triton.cdiv(out_features, tiles.columns),)](
         x, weight, weight if bias is None else bias, routed.order, routed.starts, routed.chosen.weights, out,
-        0.0 if clamped is None else clamped.alpha, 0.0 if clamped is None else clamped.limit,
+        clamp.alpha, clamp.limit,
         EXPERTS=shape.num_experts, LANES=triton.next_power_of_2(shape.num_experts), TOP_K=routed.chosen.weights.shape[1],
-        IN=weight.shape[2], OUT=out_features, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, GATED=gated,
-        BIASED=bias is not None, CLAMPED=clamped is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        IN=weight.shape[2], OUT=out_features, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, FIRST=first,
+        GATED=first and shape.gated, BIASED=bias is not None, KIND="clamped_swiglu" if kind is clamp else kind,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages, **overlap(x.device),
     )  # fmt: skip
     return out

@@ -1,6 +1,7 @@
 """ExpertWeights: the feed-forward experts of one layer, in whatever form their kernel wants to read; filled one by one at load.
 
-Expert e computes down_e(activation(gate_e(x), up_e(x))); gate and up are one matrix, gates first."""
+Expert e computes down_e(activation(gate_e(x)) * up_e(x)), gate and up as one matrix, gates first; one without a gate computes
+down_e(activation(up_e(x)))."""
 
 from __future__ import annotations
 
@@ -27,18 +28,21 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """`activation` None: silu(gate) * up. `bias`: whether gate_up and down have one."""
+    """`activation`: as for `ops.activate`, or one of gate and up together. `bias`: whether all matrices have one. `gated`: else
+    the gate_up of an expert is its up alone."""
 
     num_experts: int
     hidden_size: int
     intermediate_size: int
     bias: bool = False
-    activation: ClampedSwiglu | None = None
+    activation: str | ClampedSwiglu = "silu"
+    gated: bool = True
 
     def matrix(self, half: Half) -> tuple[int, int]:
         """(out, in) features of one expert's gate_up or down."""
-        gate_up = (2 * self.intermediate_size, self.hidden_size)
-        return gate_up if half == "gate_up" else (self.hidden_size, self.intermediate_size)
+        if half == "down":
+            return self.hidden_size, self.intermediate_size
+        return (2 if self.gated else 1) * self.intermediate_size, self.hidden_size
 
 
 class ExpertWeights(ABC):

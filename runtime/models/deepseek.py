@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig, activation, decoder, mscale, num_layers, rope, rope_parameters
-from runtime.models.mixture import SHARED_EXPERTS, mixture, num_experts, with_expert_rules
+from runtime.models.mixture import SHARED_EXPERTS, mixture, num_experts, sigmoid_router, with_expert_rules
 from runtime.models.spec.attention import LatentAttention
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.layer import Layer
@@ -22,7 +22,9 @@ def deepseek_v2(config: HfConfig) -> DecoderSpec:
     method = config.with_defaults(topk_method="greedy").get("topk_method")
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModel(f"config: topk_method {method!r} is not supported, only greedy and group_limited_greedy")
-    router = Router(config.count("num_experts_per_tok"), scale=_scale(config, 1.0), float32=True)
+    router = Router(
+        config.count("num_experts_per_tok"), scale=config.number("routed_scaling_factor", 1.0), float32=True
+    )
     if method == "group_limited_greedy":
         router = replace(router, num_groups=config.count("n_group"), top_groups=config.count("topk_group"))
     bias = config.flag("mlp_bias", False)
@@ -36,16 +38,8 @@ def deepseek_v2(config: HfConfig) -> DecoderSpec:
 def deepseek_v3(config: HfConfig) -> DecoderSpec:
     if not config.flag("rope_interleave", True):
         raise UnsupportedModel("config: rope_interleave false is not supported")
-    router = Router(
-        config.count("num_experts_per_tok", 8),
-        "sigmoid",
-        renormalize=config.flag("norm_topk_prob", True),
-        scale=_scale(config, 2.5),
-        num_groups=config.count("n_group", 8),
-        top_groups=config.count("topk_group", 4),
-        group_score="best two",
-        correction=True,
-        float32=True,
+    router = sigmoid_router(
+        config.with_defaults(num_experts_per_tok=8, routed_scaling_factor=2.5, n_group=8, topk_group=4)
     )
     size = config.count("moe_intermediate_size", 2048)
     moe = MoE(
@@ -53,10 +47,6 @@ def deepseek_v3(config: HfConfig) -> DecoderSpec:
     )
     dense = config.count_or_zero("first_k_dense_replace", 3)
     return _deepseek(config.with_unsaid(max_position_embeddings=4096), "DeepseekV3ForCausalLM", mixture(moe), dense)
-
-
-def _scale(config: HfConfig, default: float) -> float:
-    return config.number("routed_scaling_factor", default)
 
 
 def _shared(config: HfConfig, size: int, bias: bool) -> GatedMLP:

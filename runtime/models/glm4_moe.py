@@ -6,28 +6,18 @@ from dataclasses import replace
 
 from runtime.models.hf_config import HfConfig
 from runtime.models.llama import llama
-from runtime.models.mixture import SHARED_EXPERTS, mixture, num_experts, with_expert_rules, with_mlps
+from runtime.models.mixture import SHARED_EXPERTS, mixture, num_experts, sigmoid_router, with_expert_rules, with_mlps
 from runtime.models.spec.attention import QKNorm
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.mlp import GatedMLP
-from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.moe import MoE
 
 
 def glm4_moe(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(
         num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, partial_rotary_factor=0.5
     )
-    router = Router(
-        config.count("num_experts_per_tok", 8),
-        "sigmoid",
-        renormalize=config.flag("norm_topk_prob", True),
-        scale=config.number("routed_scaling_factor", 1.0),
-        num_groups=config.count("n_group", 1),
-        top_groups=config.count("topk_group", 1),
-        group_score="best two",
-        correction=True,
-        float32=True,
-    )
+    router = sigmoid_router(config.with_defaults(num_experts_per_tok=8))
     size = config.count("moe_intermediate_size", 1408)
     shared = GatedMLP(config.count("n_shared_experts", 1) * size, name="mlp.shared_expert")
     spec = llama(config, "Glm4MoeForCausalLM")

@@ -19,7 +19,7 @@ from runtime.models.kept import Kept
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.linear import Linear
-from runtime.models.spec.moe import Experts, MoE
+from runtime.models.spec.moe import ClampedSwiglu, Experts, MoE
 from runtime.weights.rules import Checkpoint, Load, Report, TensorSource, WeightsError, fitting, plan, stored_as
 
 _TABLE = f"{EMBEDDING}.weight"
@@ -133,10 +133,10 @@ def _expert_halves(spec: DecoderSpec) -> Iterator[tuple[_Place, Linear]]:
 
 
 def _shape(experts: Experts) -> ops.ExpertShape:
-    clamped = experts.activation
-    activation = None if clamped is None else ops.ClampedSwiglu(clamped.alpha, clamped.limit)
+    kind = experts.activation
+    activation = ops.ClampedSwiglu(kind.alpha, kind.limit) if isinstance(kind, ClampedSwiglu) else kind.value
     return ops.ExpertShape(
-        experts.num_experts, experts.hidden_size, experts.intermediate_size, experts.bias, activation
+        experts.num_experts, experts.hidden_size, experts.intermediate_size, experts.bias, activation, experts.gated
     )
 
 

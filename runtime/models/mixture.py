@@ -11,7 +11,7 @@ from runtime.models.hf_config import HfConfig
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import MLP
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.spec.moe import MoE
+from runtime.models.spec.moe import MoE, Router
 from runtime.weights.rules import Rule, merge, rename, stack
 
 MOST_EXPERTS = 4096
@@ -49,6 +49,21 @@ def num_experts(config: HfConfig, default: int) -> int:
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     key = next((key for key in keys if key in config), keys[0])
     return config.count(key, default, most=MOST_EXPERTS)
+
+
+def sigmoid_router(config: HfConfig) -> Router:
+    """DeepSeek-V3's, and of those that came after it: experts are scored alone and chosen by groups, with a correction."""
+    return Router(
+        config.count("num_experts_per_tok"),
+        "sigmoid",
+        renormalize=config.flag("norm_topk_prob", True),
+        scale=config.number("routed_scaling_factor", 1.0),
+        num_groups=config.count("n_group", 1),
+        top_groups=config.count("topk_group", 1),
+        group_score="best two",
+        correction=True,
+        float32=True,
+    )
 
 
 def mixture(moe: MoE) -> MoE:

@@ -268,6 +268,15 @@ FAMILIES = {
     ),
     "bamba": row("BambaConfig", BAMBA, attn_layer_indices=[1]),
     "nemotron-h": row("NemotronHConfig", NEMOTRON_H, layers_block_type=["mamba", "mlp", "attention", "mamba", "mlp"]),
+    "nemotron-h, experts": row(
+        "NemotronHConfig", NEMOTRON_H, layers_block_type=["mamba", "moe", "attention", "moe"], n_routed_experts=8,
+        moe_intermediate_size=28, moe_shared_expert_intermediate_size=36, num_experts_per_tok=3, routed_scaling_factor=2.5,
+        n_group=4, topk_group=2,
+    ),
+    "nemotron-h, experts in a narrower space": row(
+        "NemotronHConfig", NEMOTRON_H, layers_block_type=["moe", "mamba", "attention"], n_routed_experts=6, moe_latent_size=40,
+        moe_intermediate_size=28, moe_shared_expert_intermediate_size=36, num_experts_per_tok=2, mlp_bias=True,
+    ),
     "qwen 3 next": row("Qwen3NextConfig", QWEN3_NEXT, layer_types=[LINEAR,FULL]),
     "qwen 3 next, some layers dense": row(
         "Qwen3NextConfig", QWEN3_NEXT, layer_types=[FULL, LINEAR], mlp_only_layers=[0],

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, relu, silu
 
 import ops
 from ops.moe.reference import route
+
+ACTIVATIONS = {"silu": silu, "relu2": lambda x: relu(x) ** 2}
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,19 @@ class MoeCase:
         out = torch.zeros_like(self.x) if self.plus is None else self.plus.clone()
         for token, row in enumerate(self.x):
             for expert, share in zip(ids[token].tolist(), shares[token], strict=True):
-                gate, up = self._linear("gate_up", expert, row).chunk(2)
-                clamp = self.shape.activation
-                if clamp is None:
-                    inner = silu(gate) * up
-                else:
-                    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
-                    inner = gate * torch.sigmoid(gate * clamp.alpha) * (up + 1)
+                inner = self._activate(self._linear("gate_up", expert, row))
                 out[token] += share * self._linear("down", expert, inner)
         return out
+
+    def _activate(self, row: Tensor) -> Tensor:
+        kind = self.shape.activation
+        if not self.shape.gated:
+            return ACTIVATIONS[kind](row)
+        gate, up = row.chunk(2)
+        if isinstance(kind, str):
+            return ACTIVATIONS[kind](gate) * up
+        gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
+        return gate * torch.sigmoid(gate * kind.alpha) * (up + 1)
 
     def _linear(self, half: str, expert: int, row: Tensor) -> Tensor:
         return linear(row, self.weights[half][expert], self.biases[half][expert] if self.shape.bias else None)

@@ -68,6 +68,8 @@ def test_sparsemixer_weighs_among_what_is_near_and_not_yet_taken():
         (SMALL, ops.Routing(3, "sigmoid", True, 2.5, 3, 2, "best two"), {"corrected": True, "plus": True}),
         (CLAMPED, ops.Routing(1), {}),
         (CLAMPED, ops.Routing(4, renormalize=True), {"plus": True}),
+        (ops.ExpertShape(6, 24, 20, activation="relu2"), ops.Routing(2), {}),
+        (ops.ExpertShape(6, 24, 20, bias=True, activation="relu2", gated=False), ops.Routing(2), {"plus": True}),
     ],
     ids=str,
 )

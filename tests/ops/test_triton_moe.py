@@ -76,6 +76,10 @@ SHAPES = {
     "odder, biased, clamped": (
         ops.ExpertShape(9, 37, 51, bias=True, activation=ops.ClampedSwiglu(1.702, 1.0)), ops.Routing(4), {"plus": True},
     ),
+    "squared relu, ungated": (
+        ops.ExpertShape(6, 40, 24, bias=True, activation="relu2", gated=False), ops.Routing(2), {"plus": True},
+    ),
+    "squared relu": (ops.ExpertShape(6, 40, 24, activation="relu2"), ops.Routing(2), {}),
     "groups": (ops.ExpertShape(12, 40, 24), ops.Routing(3, "sigmoid", True, 2.5, 4, 2, "best two"), {"corrected": True}),
 }  # fmt: skip
 

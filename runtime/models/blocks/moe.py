@@ -7,7 +7,9 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.gated_mlp import GatedMLPBlock
+from runtime.models.blocks.plain_mlp import PlainMLPBlock
 from runtime.models.blocks.weights import Weights
+from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE, Router
 
 
@@ -18,7 +20,8 @@ class MoEBlock:
         self._wide = moe.router.float32
         self._correction = weights.tensors.get(moe.correction_name(layer))
         self._experts = weights.experts[moe.experts(layer, hidden_size).name]
-        self._shared = None if moe.shared is None else GatedMLPBlock(moe.shared, layer, hidden_size, weights)
+        self._latent = [weights.linears[linear.name] for linear in moe.latent_linears(layer, hidden_size)]
+        self._shared = _shared(moe.shared, layer, hidden_size, weights)
         self._shared_gate = (
             weights.linears[moe.shared_gate_linear(layer, hidden_size).name] if moe.shared_gate else None
         )
@@ -26,13 +29,30 @@ class MoEBlock:
     def forward(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
         logits = ops.linear(x.float() if self._wide else x, self._router)
-        return ops.moe(x, logits, self._experts, self._routing, self._correction, self._for_all(x))
+        if not self._latent:
+            return ops.moe(x, logits, self._experts, self._routing, self._correction, self._for_all(x))
+        into, out = self._latent
+        chosen = ops.moe(ops.linear(x, into), logits, self._experts, self._routing, self._correction)
+        mixed, shared = ops.linear(chosen, out), self._for_all(x)
+        return mixed if shared is None else mixed.add_(shared)
 
     def _for_all(self, x: Tensor) -> Tensor | None:
         if self._shared is None:
             return None
         shared = self._shared.forward(x)
         return shared if self._shared_gate is None else shared.mul_(torch.sigmoid(ops.linear(x, self._shared_gate)))
+
+
+def _shared(
+    mlp: GatedMLP | PlainMLP | None, layer: str, hidden_size: int, weights: Weights
+) -> GatedMLPBlock | PlainMLPBlock | None:
+    match mlp:
+        case GatedMLP():
+            return GatedMLPBlock(mlp, layer, hidden_size, weights)
+        case PlainMLP():
+            return PlainMLPBlock(mlp, layer, hidden_size, weights)
+        case None:
+            return None
 
 
 def _routing(router: Router) -> ops.Routing:

@@ -41,17 +41,18 @@ class GatedMLP:
 
 @dataclass(frozen=True, slots=True)
 class PlainMLP:
-    """down(activation(up(x)))."""
+    """down(activation(up(x))), at `name` below its layer."""
 
     intermediate_size: int
     bias: bool
     activation: Activation
+    name: str = "mlp"
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         inner = self.intermediate_size
         return (
-            Linear(f"{layer}.mlp.up_proj", inner, hidden_size, self.bias),
-            Linear(f"{layer}.mlp.down_proj", hidden_size, inner, self.bias),
+            Linear(f"{layer}.{self.name}.up_proj", inner, hidden_size, self.bias),
+            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, self.bias),
         )
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtime.models.spec.linear import Linear
-from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.mlp import Activation, GatedMLP, PlainMLP
 from runtime.weights.rules import Parameter
 
 
@@ -41,23 +41,32 @@ class ClampedSwiglu:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """A space of `size` dims, with a projection into it and one out of it, which may have a bias."""
+
+    size: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
-    """Gated MLPs of one shape, numbered below `name`. `activation` None: silu(gate) * up."""
+    """MLPs of one shape, `GatedMLP`s or `PlainMLP`s without a gate, numbered below `name`."""
 
     name: str
     num_experts: int
     hidden_size: int
     intermediate_size: int
     bias: bool
-    activation: ClampedSwiglu | None
+    activation: Activation | ClampedSwiglu
+    gated: bool
 
     def halves(self, expert: int) -> tuple[Linear, Linear]:
-        """gate_up and down of one of them."""
+        """gate_up, or up where there is no gate, and down of one of them."""
         name, inner, stack = f"{self.name}.{expert}", self.intermediate_size, self.num_experts
-        return (
-            Linear(f"{name}.gate_up", 2 * inner, self.hidden_size, self.bias, (inner, inner), stack),
-            Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack),
-        )
+        down = Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack)
+        if not self.gated:
+            return Linear(f"{name}.up", inner, self.hidden_size, self.bias, stack=stack), down
+        return Linear(f"{name}.gate_up", 2 * inner, self.hidden_size, self.bias, (inner, inner), stack), down
 
     def parameters(self) -> Iterator[Parameter]:
         for expert in range(self.num_experts):
@@ -69,19 +78,33 @@ class Experts:
 class MoE:
     """The experts that the router chooses for each token, by weight, plus `shared`, which every token takes.
 
-    `shared_gate`: what `shared` gives is multiplied by the sigmoid of a linear layer with one output."""
+    `shared_gate`: what `shared` gives is multiplied by the sigmoid of a linear layer with one output. `bias`, `activation`,
+    `gated`: of the experts. `latent`: they work in a space of their own."""
 
     num_experts: int
     intermediate_size: int
     router: Router
-    shared: GatedMLP | None = None
+    shared: GatedMLP | PlainMLP | None = None
     shared_gate: bool = False
     bias: bool = False
-    activation: ClampedSwiglu | None = None
+    activation: Activation | ClampedSwiglu = Activation.SILU
+    gated: bool = True
+    latent: Latent | None = None
 
     def experts(self, layer: str, hidden_size: int) -> Experts:
         return Experts(
-            f"{layer}.mlp.experts", self.num_experts, hidden_size, self.intermediate_size, self.bias, self.activation
+            f"{layer}.mlp.experts", self.num_experts, self.latent.size if self.latent else hidden_size,
+            self.intermediate_size, self.bias, self.activation, self.gated,
+        )  # fmt: skip
+
+    def latent_linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
+        """Into the experts' space and out of it, if they have one."""
+        if self.latent is None:
+            return ()
+        size, bias = self.latent.size, self.latent.bias
+        return (
+            Linear(f"{layer}.mlp.latent_in", size, hidden_size, bias),
+            Linear(f"{layer}.mlp.latent_out", hidden_size, size, bias),
         )
 
     def router_linear(self, layer: str, hidden_size: int) -> Linear:
@@ -98,7 +121,7 @@ class MoE:
         """But for those of the experts."""
         shared = () if self.shared is None else self.shared.linears(layer, hidden_size)
         gate = (self.shared_gate_linear(layer, hidden_size),) if self.shared_gate else ()
-        return (self.router_linear(layer, hidden_size), *shared, *gate)
+        return (self.router_linear(layer, hidden_size), *shared, *gate, *self.latent_linears(layer, hidden_size))
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
         for linear in self.linears(layer, hidden_size):
