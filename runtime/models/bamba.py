@@ -12,8 +12,8 @@ from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import Mixer
 from runtime.weights.rules import rename
 
-_NORMS = ("input_layernorm", "pre_ff_layernorm")
-_RULES = (*LLAMA_RULES, rename("feed_forward", into="mlp"), rename("model.final_layernorm", into="model.norm"))
+NORMS = ("input_layernorm", "pre_ff_layernorm")
+RULES = (*LLAMA_RULES, rename("feed_forward", into="mlp"), rename("model.final_layernorm", into="model.norm"))
 
 
 def bamba(config: HfConfig) -> DecoderSpec:
@@ -26,5 +26,5 @@ def bamba(config: HfConfig) -> DecoderSpec:
     def mix(index: int, attention: Attention) -> Mixer:
         return attention if index in with_attention else mixer
 
-    spec = spec.with_mixers(mix).with_layers(lambda _, layer: replace(layer, before=_NORMS))
-    return replace(spec, rules=_RULES)
+    spec = spec.with_mixers(mix).with_layers(lambda _, layer: replace(layer, before=NORMS))
+    return replace(spec, rules=RULES)

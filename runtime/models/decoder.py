@@ -58,7 +58,7 @@ class Decoder:
         }
         self._layers = LayerStack(
             [
-                build_layer(layer, layer_name(index), spec.hidden_size, weights, tables)
+                (build_layer(layer, layer_name(index), spec.hidden_size, weights, tables), len(layer.mixers))
                 for index, layer in enumerate(spec.layers)
             ]
         )
@@ -80,8 +80,8 @@ class Decoder:
         slots: Sequence[Tensor],
         metas: Sequence[ops.AttentionMeta],
     ) -> Hidden:
-        """`memory`: one entry a layer. The tokens' keys and values are written to the `slots` [T] int64 of the layer's block table,
-        then attended to through its entry of `metas`."""
+        """`memory`: one entry for each of `spec.kv_shapes()`. The tokens' keys and values are written to the `slots` [T] int64 of
+        its block table, then attended to through its entry of `metas`."""
         residual = self._vocabulary.embed(input_ids, positions)
         return Hidden(self._stack.forward(residual, positions, memory, slots, metas), residual)
 

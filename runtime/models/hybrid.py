@@ -71,13 +71,13 @@ def check_silu(config: HfConfig, key: str = "hidden_act") -> None:
 
 def bamba_mixer(config: HfConfig) -> Mamba2:
     """As Bamba's configs spell it, and those that came after it."""
-    inner = config.count("mamba_expand", 2) * config.count("hidden_size")
+    inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * config.count("hidden_size"))
     num_heads = config.count("mamba_n_heads", 128)
     head_size = (
         inner // num_heads if config.get("mamba_d_head") == "auto" else config.count("mamba_d_head", inner // num_heads)
     )
     if num_heads * head_size != inner:
-        raise UnsupportedModel(f"config: {num_heads} heads of {head_size} dims are not mamba_expand times hidden_size")
+        raise UnsupportedModel(f"config: {num_heads} heads of {head_size} dims are not {inner}, the size of the mixer")
     mixer = Mamba2(
         num_heads,
         head_size,
@@ -85,7 +85,8 @@ def bamba_mixer(config: HfConfig) -> Mamba2:
         config.count("mamba_d_state", 256),
         taps(config, "mamba_d_conv"),
         RMSNorm(config.number("rms_norm_eps", 1e-6)),
-        config.flag("mamba_proj_bias", False),
-        config.flag("mamba_conv_bias", True),
+        bias=config.flag("mamba_proj_bias", False),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        output_bias=config.flag("mamba_proj_bias", False),
     )
     return mamba2(config, mixer)

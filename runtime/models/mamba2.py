@@ -33,8 +33,9 @@ def mamba2(config: HfConfig) -> DecoderSpec:
         config.count("state_size", 128),
         taps(config, "conv_kernel"),
         norm,
-        config.flag("use_bias", False),
-        config.flag("use_conv_bias", True),
+        bias=config.flag("use_bias", False),
+        conv_bias=config.flag("use_conv_bias", True),
+        output_bias=config.flag("use_bias", False),
     )
     if mixer.inner_size != config.count("expand", 2) * config.count("hidden_size"):
         raise UnsupportedModel(f"config: num_heads times head_dim is {mixer.inner_size}, not expand times hidden_size")

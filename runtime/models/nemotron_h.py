@@ -100,7 +100,8 @@ def _mixer(config: HfConfig, norm: RMSNorm) -> Mamba2:
         config.count("ssm_state_size", 128),
         taps(config, "conv_kernel"),
         norm,
-        config.flag("use_bias", False),
-        config.flag("use_conv_bias", True),
+        bias=config.flag("use_bias", False),
+        conv_bias=config.flag("use_conv_bias", True),
+        output_bias=config.flag("use_bias", False),
     )
     return mamba2(config, mixer, "mamba_hidden_act")

@@ -13,6 +13,7 @@ from runtime.models.ernie45 import ernie45
 from runtime.models.ernie45_moe import ernie45_moe
 from runtime.models.exaone4 import exaone4
 from runtime.models.falcon import falcon
+from runtime.models.falcon_h1 import falcon_h1
 from runtime.models.gemma import gemma, gemma2, gemma3
 from runtime.models.glm import glm, glm4
 from runtime.models.glm4_moe import glm4_moe
@@ -59,6 +60,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "Ernie4_5ForCausalLM": ernie45,
     "Exaone4ForCausalLM": exaone4,
     "FalconForCausalLM": falcon,
+    "FalconH1ForCausalLM": falcon_h1,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "GemmaForCausalLM": gemma,

@@ -267,6 +267,15 @@ FAMILIES = {
         shared_intermediate_size=28, attention_multiplier=0.2, tie_word_embeddings=True,
     ),
     "bamba": row("BambaConfig", BAMBA, attn_layer_indices=[1]),
+    "falcon-h1": row(
+        "FalconH1Config", BAMBA, mamba_d_ssm=128, attention_in_multiplier=0.8, attention_out_multiplier=0.9, key_multiplier=0.7,
+        ssm_in_multiplier=1.25, ssm_out_multiplier=0.6, ssm_multipliers=[0.9, 0.8, 0.7, 0.6, 0.5], mlp_multipliers=[0.8, 0.7],
+        embedding_multiplier=3.0, lm_head_multiplier=0.5,
+    ),
+    "falcon-h1, norms, biases": row(
+        "FalconH1Config", BAMBA, mamba_d_ssm=128, mamba_rms_norm=True, projectors_bias=True, mamba_proj_bias=True,
+        attention_bias=True, mlp_bias=True, ssm_multipliers=[0.9, 0.8, 0.7, 0.6, 0.5], tie_word_embeddings=True,
+    ),
     "nemotron-h": row("NemotronHConfig", NEMOTRON_H, layers_block_type=["mamba", "mlp", "attention", "mamba", "mlp"]),
     "nemotron-h, experts": row(
         "NemotronHConfig", NEMOTRON_H, layers_block_type=["mamba", "moe", "attention", "moe"], n_routed_experts=8,

@@ -13,8 +13,19 @@ class GatedMLPBlock:
     def __init__(self, mlp: GatedMLP, layer: str, hidden_size: int, weights: Weights) -> None:
         gate_up, down = mlp.linears(layer, hidden_size)
         self._gate_up, self._down = weights.linears[gate_up.name], weights.linears[down.name]
-        self._activation = mlp.activation.value
+        self._activation, self._size = mlp.activation.value, mlp.intermediate_size
+        self._multipliers = mlp.gate_multiplier, mlp.down_multiplier
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return ops.linear(ops.gated_linear(x, self._gate_up, self._activation), self._down)
+        of_gate, of_down = self._multipliers
+        if of_gate == 1.0:
+            inner = ops.gated_linear(x, self._gate_up, self._activation)
+        else:
+            gate_up = ops.linear(x, self._gate_up)
+            gate_up[:, : self._size] *= of_gate
+            inner = ops.gated(gate_up, self._activation)
+        out = ops.linear(inner, self._down)
+        if of_down != 1.0:
+            out *= of_down
+        return out

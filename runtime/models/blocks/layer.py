@@ -5,7 +5,7 @@ layer's: `delta`, None before the first layer, belongs to `residual`, which is u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from runtime.models.blocks.norm import NoNorm, NormBlock, build_norm
 from runtime.models.blocks.short_conv import ShortConvBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec.attention import Attention, LatentAttention
-from runtime.models.spec.layer import MLP, AnyLayer, Layer, Mixer, ParallelLayer, SingleLayer
+from runtime.models.spec.layer import MLP, AnyLayer, Layer, Mixer, ParallelLayer, SideBySide, SingleLayer, branches
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE
 from runtime.models.spec.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
@@ -32,10 +32,11 @@ Tables = Mapping[Rope | None, Tensor]
 
 class LayerBlock(Protocol):
     def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
-        meta: ops.AttentionMeta,
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
+        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
     ) -> Tensor:  # fmt: skip
-        """delta and residual [T, H] -> what this layer adds to residual + delta, [T, H], a fresh tensor."""
+        """delta and residual [T, H]; `memory`: one entry for each mixer, whose `table` picks from `slots` and `metas` -> what
+        this layer adds to residual + delta, [T, H], a fresh tensor."""
         ...
 
 
@@ -47,6 +48,34 @@ class MixerBlock(Protocol):
     ) -> Tensor:
         """x [T, H] -> [T, H], a fresh tensor."""
         ...
+
+
+class Mixers:
+    """All that a layer has, each with a memory of its own; what they give is added."""
+
+    def __init__(
+        self, mixer: Mixer | SideBySide, name: str, hidden_size: int, weights: Weights, tables: Tables
+    ) -> None:
+        self._branches = [
+            (build_mixer(branch.mixer, name, hidden_size, weights, tables), branch) for branch in branches(mixer)
+        ]
+
+    def forward(
+        self, x: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
+        metas: Sequence[ops.AttentionMeta],
+    ) -> Tensor:  # fmt: skip
+        """x [T, H] -> [T, H], a fresh tensor."""
+        parts = []
+        for (block, branch), own in zip(self._branches, memory, strict=True):
+            given = x if branch.input_multiplier == 1.0 else x * branch.input_multiplier
+            part = block.forward(given, positions, own, slots[own.table], metas[own.table])
+            if branch.output_multiplier != 1.0:
+                part *= branch.output_multiplier
+            parts.append(part)
+        added, *others = parts
+        for other in others:
+            added += other
+        return added
 
 
 class SequentialBlock:
@@ -63,15 +92,15 @@ class SequentialBlock:
         self._before_mixer, self._before_mlp = (NoNorm(), NoNorm()) if before is None else before
         self._after = norms(layer.after)
         self._multiplier = layer.multiplier
-        self._mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables)
+        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
-        meta: ops.AttentionMeta,
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
+        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
     ) -> Tensor:  # fmt: skip
         x = self._before_mixer.add(delta, residual)
-        x = self._mixer.forward(x, positions, memory, slots, meta)
+        x = self._mixers.forward(x, positions, memory, slots, metas)
         if self._after is not None:
             x = self._after[0].forward(x)
         if self._multiplier != 1.0:
@@ -90,15 +119,15 @@ class ParallelBlock:
         norms = [build_norm(layer.norm, f"{name}.{each}", weights) for each in layer.norms]
         self._norm = norms[0]
         self._mlp_norm = norms[1] if len(norms) == 2 else None
-        self._mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables)
+        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
-        meta: ops.AttentionMeta,
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
+        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
     ) -> Tensor:  # fmt: skip
         x = self._norm.add(delta, residual)
-        added = self._mixer.forward(x, positions, memory, slots, meta)
+        added = self._mixers.forward(x, positions, memory, slots, metas)
         added += self._mlp.forward(x if self._mlp_norm is None else self._mlp_norm.forward(residual))
         return added
 
@@ -108,13 +137,13 @@ class SingleMixerBlock:
         self, layer: SingleLayer, mixer: Mixer, name: str, hidden_size: int, weights: Weights, tables: Tables
     ) -> None:
         self._norm = build_norm(layer.norm, f"{name}.norm", weights)
-        self._mixer = build_mixer(mixer, name, hidden_size, weights, tables)
+        self._mixers = Mixers(mixer, name, hidden_size, weights, tables)
 
     def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
-        meta: ops.AttentionMeta,
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
+        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
     ) -> Tensor:  # fmt: skip
-        return self._mixer.forward(self._norm.add(delta, residual), positions, memory, slots, meta)
+        return self._mixers.forward(self._norm.add(delta, residual), positions, memory, slots, metas)
 
 
 class SingleMLPBlock:
@@ -123,8 +152,8 @@ class SingleMLPBlock:
         self._mlp = build_mlp(mlp, name, hidden_size, weights)
 
     def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor,
-        meta: ops.AttentionMeta,
+        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
+        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
     ) -> Tensor:  # fmt: skip
         return self._mlp.forward(self._norm.add(delta, residual))
 

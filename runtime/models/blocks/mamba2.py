@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 import ops
 from runtime.models.blocks.attention import LayerMemory
@@ -21,16 +23,32 @@ class Mamba2Block:
         self._heads = ops.ScanHeads(
             mamba.num_heads, mamba.head_size, mamba.num_groups, mamba.state_size, -a_log.exp(), d, step_bias
         )
-        self._norm, self._eps = weights.tensors[f"{layer}.mamba.norm.weight"], mamba.norm.eps
+        self._norm, self._gate_first = mamba.norm, mamba.gate_first
+        self._norm_weight = weights.tensors.get(f"{layer}.mamba.norm.weight")
         self._group_size = mamba.inner_size // mamba.num_groups
+        self._multipliers: Tensor | None = None
+        if mamba.multipliers is not None:
+            states = mamba.num_groups * mamba.state_size
+            sizes = (mamba.inner_size, mamba.inner_size, states, states, mamba.num_heads)
+            each = torch.tensor(mamba.multipliers).repeat_interleave(torch.tensor(sizes))
+            self._multipliers = each.to(d.device)
 
     def forward(
         self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
     ) -> Tensor:
         """x [T, H] -> [T, H]; `memory`: last inputs of the convolution, states of the scan."""
         inputs, states = memory.tensors
-        gate, xbc, steps = ops.linear(x, self._into).split_with_sizes(self._sizes, dim=1)
+        into = ops.linear(x, self._into)
+        if self._multipliers is not None:
+            into *= self._multipliers
+        gate, xbc, steps = into.split_with_sizes(self._sizes, dim=1)
         xbc = self._conv.forward(xbc, inputs, slots, meta)
         mixed = ops.state_space_scan(xbc, steps, self._heads, states, slots, meta)
-        mixed = ops.gated_rms_norm(mixed, gate, self._norm, self._eps, self._group_size, gate_first=True)
-        return ops.linear(mixed, self._output)
+        return ops.linear(self._gated(mixed, gate), self._output)
+
+    def _gated(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        if self._norm is None or self._norm_weight is None:
+            return mixed * silu(gate)
+        return ops.gated_rms_norm(
+            mixed, gate, self._norm_weight, self._norm.eps, self._group_size, gate_first=self._gate_first
+        )

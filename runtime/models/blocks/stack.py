@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -22,23 +23,34 @@ class Stack(Protocol):
         self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
         metas: Sequence[ops.AttentionMeta],
     ) -> Tensor | None:  # fmt: skip
-        """residual [T, H], changed in place; memory: one entry a layer, whose `table` picks from slots and metas -> what the
-        last layer adds, [T, H], if anything."""
+        """residual [T, H], changed in place; memory: one entry for each mixer, whose `table` picks from slots and metas -> what
+        the last layer adds, [T, H], if anything."""
         ...
 
 
+class StackedLayer(NamedTuple):
+    """`memory`: which entries of the stack's are its own."""
+
+    block: LayerBlock
+    memory: slice
+
+
 class LayerStack:
-    def __init__(self, layers: Sequence[LayerBlock]) -> None:
-        self._layers = layers
+    """`layers`: each with the number of its mixers."""
+
+    def __init__(self, layers: Sequence[tuple[LayerBlock, int]]) -> None:
+        ends = accumulate(count for _, count in layers)
+        self._layers = [
+            StackedLayer(block, slice(end - count, end)) for (block, count), end in zip(layers, ends, strict=True)
+        ]
 
     def forward(
         self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
         metas: Sequence[ops.AttentionMeta],
     ) -> Tensor | None:  # fmt: skip
         x: Tensor | None = None
-        for layer, layer_memory in zip(self._layers, memory, strict=True):
-            table = layer_memory.table
-            x = layer.forward(x, residual, positions, layer_memory, slots[table], metas[table])
+        for block, own in self._layers:
+            x = block.forward(x, residual, positions, memory[own], slots, metas)
         return x
 
     def recorded(self, memory: Sequence[LayerMemory], hidden_size: int) -> RecordedStack:
@@ -46,10 +58,10 @@ class LayerStack:
         parts: list[ops.Recording | int] = []
         recorder: ops.Recorder | None = None
         num_tables = 1 + max((layer.table for layer in memory), default=0)
-        for index, (layer, layer_memory) in enumerate(zip(self._layers, memory, strict=True)):
+        for index, (block, own) in enumerate(self._layers):
             fresh = recorder or ops.Recorder(hidden_size, num_tables, after=index > 0)
             try:
-                fresh.add(_call(layer, layer_memory))
+                fresh.add(_call(block, memory[own]))
             except ops.NotRecordable as reason:
                 log.debug("layer %d is not recorded: %s", index, reason)
                 parts.extend([] if recorder is None else [recorder.finish()])
@@ -61,15 +73,14 @@ class LayerStack:
         return RecordedStack(self._layers, parts)
 
 
-def _call(layer: LayerBlock, memory: LayerMemory) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:
-    table = memory.table
-    return lambda x, step: layer.forward(x, step.residual, step.positions, memory, step.slots[table], step.metas[table])
+def _call(block: LayerBlock, memory: Sequence[LayerMemory]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:
+    return lambda x, step: block.forward(x, step.residual, step.positions, memory, step.slots, step.metas)
 
 
 class RecordedStack:
     """`parts`: recordings of neighbouring layers, and indices of layers that have none."""
 
-    def __init__(self, layers: Sequence[LayerBlock], parts: Sequence[ops.Recording | int]) -> None:
+    def __init__(self, layers: Sequence[StackedLayer], parts: Sequence[ops.Recording | int]) -> None:
         self._layers, self._parts = layers, parts
 
     def forward(
@@ -79,8 +90,8 @@ class RecordedStack:
         x: Tensor | None = None
         for part in self._parts:
             if isinstance(part, int):
-                table = memory[part].table
-                x = self._layers[part].forward(x, residual, positions, memory[part], slots[table], metas[table])
+                block, own = self._layers[part]
+                x = block.forward(x, residual, positions, memory[own], slots, metas)
             else:
                 x = part.run(x, residual, positions, slots, metas)
         return x

@@ -119,6 +119,6 @@ class DecoderSpec:
         """Of all parameters, stored as `dtype`."""
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
-    def kv_shapes(self) -> tuple[MemoryShape | None, ...]:
-        """What each layer remembers, None for nothing."""
-        return tuple(layer.kv_shape for layer in self.layers)
+    def kv_shapes(self) -> tuple[MemoryShape, ...]:
+        """What each mixer remembers, layer by layer."""
+        return tuple(mixer.kv_shape for layer in self.layers for mixer in layer.mixers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.kv.layout import MemoryShape
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE
@@ -19,12 +18,36 @@ Block = Mixer | MLP
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A mixer beside others. What it is given, and what it gives, are multiplied by numbers of its own."""
+
+    mixer: Mixer
+    input_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Mixers of the same input, whose outputs are added."""
+
+    branches: tuple[Branch, ...]
+
+
+def branches(mixer: Mixer | SideBySide) -> tuple[Branch, ...]:
+    return mixer.branches if isinstance(mixer, SideBySide) else (Branch(mixer),)
+
+
+def _mixers(mixer: Mixer | SideBySide) -> tuple[Mixer, ...]:
+    return tuple(branch.mixer for branch in branches(mixer))
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
 
     The pairs hold the norms' names. What a block adds is first multiplied by `multiplier`."""
 
-    mixer: Mixer
+    mixer: Mixer | SideBySide
     mlp: MLP
     norm: Norm
     before: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
@@ -32,18 +55,20 @@ class Layer:
     multiplier: float = 1.0
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
-        return (self.mixer, self.mlp)
+    def mixers(self) -> tuple[Mixer, ...]:
+        return _mixers(self.mixer)
 
     @property
-    def kv_shape(self) -> MemoryShape:
-        return self.mixer.kv_shape
+    def blocks(self) -> tuple[Block, ...]:
+        return (*self.mixers, self.mlp)
 
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
-        for index, block in enumerate(self.blocks):
+        halves: tuple[tuple[Block, ...], ...] = self.mixers, (self.mlp,)
+        for index, blocks in enumerate(halves):
             if self.before is not None:
                 yield from self.norm.parameters(f"{name}.{self.before[index]}", hidden_size)
-            yield from block.parameters(name, hidden_size)
+            for block in blocks:
+                yield from block.parameters(name, hidden_size)
             if self.after is not None:
                 yield from self.norm.parameters(f"{name}.{self.after[index]}", hidden_size)
 
@@ -52,24 +77,24 @@ class Layer:
 class ParallelLayer:
     """x + mixer(norm(x)) + mlp(norm(x)). `norms`: the name of the one before both, or of one for each."""
 
-    mixer: Mixer
+    mixer: Mixer | SideBySide
     mlp: MLP
     norm: Norm
     norms: tuple[str] | tuple[str, str] = ("input_layernorm",)
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
-        return (self.mixer, self.mlp)
+    def mixers(self) -> tuple[Mixer, ...]:
+        return _mixers(self.mixer)
 
     @property
-    def kv_shape(self) -> MemoryShape:
-        return self.mixer.kv_shape
+    def blocks(self) -> tuple[Block, ...]:
+        return (*self.mixers, self.mlp)
 
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
         for norm in self.norms:
             yield from self.norm.parameters(f"{name}.{norm}", hidden_size)
-        yield from self.mixer.parameters(name, hidden_size)
-        yield from self.mlp.parameters(name, hidden_size)
+        for block in self.blocks:
+            yield from block.parameters(name, hidden_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +105,12 @@ class SingleLayer:
     norm: Norm
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
-        return (self.block,)
+    def mixers(self) -> tuple[Mixer, ...]:
+        return () if isinstance(self.block, MLP) else (self.block,)
 
     @property
-    def kv_shape(self) -> MemoryShape | None:
-        return None if isinstance(self.block, MLP) else self.block.kv_shape
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.block,)
 
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
         yield from self.norm.parameters(f"{name}.norm", hidden_size)

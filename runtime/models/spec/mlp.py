@@ -20,12 +20,15 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)), at `name` below its layer."""
+    """down(activation(gate(x)) * up(x)), at `name` below its layer. What gate and down give is multiplied by numbers of their
+    own."""
 
     intermediate_size: int
     bias: bool = False
     activation: Activation = Activation.SILU
     name: str = "mlp"
+    gate_multiplier: float = 1.0
+    down_multiplier: float = 1.0
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         inner = self.intermediate_size

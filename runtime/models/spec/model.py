@@ -26,6 +26,6 @@ class ModelSpec(Protocol):
         """Of all parameters, stored as `dtype`."""
         ...
 
-    def kv_shapes(self) -> tuple[MemoryShape | None, ...]:
-        """What each layer remembers, in the order of a forward pass."""
+    def kv_shapes(self) -> tuple[MemoryShape, ...]:
+        """What is remembered between steps, in the order of a forward pass: an entry for each attention or recurrence."""
         ...

@@ -21,17 +21,21 @@ def _conv_parameters(name: str, channels: int, taps: int, bias: bool) -> Iterato
 @dataclass(frozen=True, slots=True)
 class Mamba2:
     """State space layer of heads (Dao and Gu 2024): its input is convolved over the last `taps` tokens, then `ops.ScanHeads`
-    says what it remembers. `norm`: of the output, by group, after it is multiplied by silu of a gate. `bias`: of both
-    projections."""
+    says what it remembers. The output is multiplied by silu of a gate; `norm`: of the product (`gate_first`) or of the output
+    alone, by group. `bias`, `output_bias`: of the two projections. `multipliers`: of what the first gives as gate, x, B, C
+    and steps."""
 
     num_heads: int
     head_size: int
     num_groups: int
     state_size: int
     taps: int
-    norm: RMSNorm
+    norm: RMSNorm | None
     bias: bool = False
     conv_bias: bool = True
+    output_bias: bool = False
+    gate_first: bool = True
+    multipliers: tuple[float, float, float, float, float] | None = None
 
     @property
     def inner_size(self) -> int:
@@ -51,7 +55,7 @@ class Mamba2:
         into = self.inner_size + self.channels + self.num_heads
         return (
             Linear(f"{layer}.mamba.in_proj", into, hidden_size, self.bias),
-            Linear(f"{layer}.mamba.out_proj", hidden_size, self.inner_size, self.bias),
+            Linear(f"{layer}.mamba.out_proj", hidden_size, self.inner_size, self.output_bias),
         )
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
@@ -60,7 +64,8 @@ class Mamba2:
         yield from _conv_parameters(f"{layer}.mamba.conv1d", self.channels, self.taps, self.conv_bias)
         for name in ("A_log", "D", "dt_bias"):
             yield Parameter(f"{layer}.mamba.{name}", (self.num_heads,), float32=True)
-        yield from self.norm.parameters(f"{layer}.mamba.norm", self.inner_size)
+        if self.norm is not None:
+            yield from self.norm.parameters(f"{layer}.mamba.norm", self.inner_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,7 @@ class Paged:
         self.memory = []
         for shape in model.spec.kv_shapes():
             if not isinstance(shape, LayerShape):
-                shapes = () if shape is None else shape.shapes
-                states = tuple(torch.full((num_rows, *each), torch.nan) for each in shapes)
+                states = tuple(torch.full((num_rows, *each), torch.nan) for each in shape.shapes)
                 self.memory.append(LayerMemory(states, STATES))
                 continue
             size = (len(ids), shape.num_kv_heads, BLOCK, shape.head_size)

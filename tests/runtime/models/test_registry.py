@@ -178,7 +178,7 @@ def test_what_recurrent_layers_remember_does_not_grow():
     spec = spec_from_config(MAMBA2)
     assert spec.kv_shapes() == (StateShape(((3, 128 + 2 * 2 * 32), (8, 16, 32))),) * 2
     kinds = [type(shape) for shape in spec_from_config(NEMOTRON_H).kv_shapes()]
-    assert kinds == [StateShape, type(None), StateShape, LayerShape]
+    assert kinds == [StateShape, StateShape, LayerShape]
 
 
 @pytest.mark.parametrize(
