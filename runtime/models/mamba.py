@@ -1,4 +1,5 @@
-"""Mamba: nothing but state space layers of channels, no positions. Residuals have the model's dtype, as in `mamba2`."""
+"""Mamba and Falcon Mamba: nothing but state space layers of channels, no positions. Residuals have the model's dtype, as in
+`mamba2`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,14 @@ from runtime.models.spec.recurrent import Mamba
 
 
 def mamba(config: HfConfig) -> DecoderSpec:
+    return _mamba(config, "MambaForCausalLM", None)
+
+
+def falcon_mamba(config: HfConfig) -> DecoderSpec:
+    return _mamba(config, "FalconMambaForCausalLM", RMSNorm(config.number("mixer_rms_eps", 1e-6)))
+
+
+def _mamba(config: HfConfig, architecture: str, rates_norm: RMSNorm | None) -> DecoderSpec:
     check_silu(config)
     config = config.with_defaults(max_position_embeddings=ANY_LENGTH)
     norm, hidden_size = RMSNorm(config.number("layer_norm_epsilon", 1e-5)), config.count("hidden_size")
@@ -21,8 +30,10 @@ def mamba(config: HfConfig) -> DecoderSpec:
         state_size=config.count("state_size", 16),
         rank=by_width if config.get("time_step_rank") == "auto" else config.count("time_step_rank", by_width),
         taps=taps(config, "conv_kernel"),
+        norm=rates_norm,
+        norm_weights=False,
         bias=config.flag("use_bias", False),
         conv_bias=config.flag("use_conv_bias", True),
     )
     layers = [SingleLayer(mixer, norm)] * num_layers(config)
-    return decoder(config, "MambaForCausalLM", layers, norm, tied=True, rules=RULES)
+    return decoder(config, architecture, layers, norm, tied=True, rules=RULES)

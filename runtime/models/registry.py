@@ -25,9 +25,9 @@ from runtime.models.granitemoe import granitemoe, granitemoeshared
 from runtime.models.granitemoehybrid import granitemoehybrid
 from runtime.models.hf_config import HfConfig
 from runtime.models.jamba import jamba
-from runtime.models.lfm2 import lfm2
+from runtime.models.lfm2 import lfm2, lfm2_moe
 from runtime.models.llama import llama
-from runtime.models.mamba import mamba
+from runtime.models.mamba import falcon_mamba, mamba
 from runtime.models.mamba2 import mamba2
 from runtime.models.mistral import ministral, ministral3, mistral
 from runtime.models.mixtral import mixtral
@@ -61,6 +61,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "Exaone4ForCausalLM": exaone4,
     "FalconForCausalLM": falcon,
     "FalconH1ForCausalLM": falcon_h1,
+    "FalconMambaForCausalLM": falcon_mamba,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
     "GemmaForCausalLM": gemma,
@@ -76,6 +77,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "GraniteMoeSharedForCausalLM": granitemoeshared,
     "JambaForCausalLM": jamba,
     "Lfm2ForCausalLM": lfm2,
+    "Lfm2MoeForCausalLM": lfm2_moe,
     "LlamaForCausalLM": llama,
     "Mamba2ForCausalLM": mamba2,
     "MambaForCausalLM": mamba,

@@ -255,6 +255,7 @@ FAMILIES = {
         "Mamba2Config", SMALL, num_heads=8, head_dim=16, n_groups=2, state_size=24, chunk_size=16, use_bias=True
     ),
     "mamba": row("MambaConfig", SMALL, state_size=6, time_step_rank=5, use_bias=True),
+    "falcon mamba": row("FalconMambaConfig", SMALL, state_size=6, time_step_rank=5, mixer_rms_eps=0.1),
     "jamba": row("JambaConfig", JAMBA, num_experts=5, num_experts_per_tok=2),
     "jamba, dense, biases": row("JambaConfig", JAMBA, num_experts=1, mamba_proj_bias=True, mamba_conv_bias=False),
     "granite 4, dense": row(
@@ -298,6 +299,14 @@ FAMILIES = {
         "Lfm2Config", GROUPED, full_attn_idxs=[0], block_auto_adjust_ff_dim=False, conv_bias=True,
         tie_word_embeddings=False,
     ),
+    "lfm2 moe": row(
+        "Lfm2MoeConfig", EXPERTS, layer_types=["conv", FULL, "conv"], num_hidden_layers=3, num_experts=7, num_dense_layers=1,
+        routed_scaling_factor=1.5,
+    ),
+    "lfm2 moe, no corrections": row(
+        "Lfm2MoeConfig", EXPERTS, layer_types=[FULL, "conv"], num_experts=5, num_dense_layers=0, use_expert_bias=False,
+        norm_topk_prob=False,
+    ),
 }  # fmt: skip
 
 
@@ -329,15 +338,19 @@ def case(request, tmp_path_factory):
             torch.nn.init.normal_(parameter, float(parameter.data[0]), 0.3)
         else:
             torch.nn.init.normal_(parameter, 0.0, 0.25)
-    for name, buffer in theirs.named_buffers():
-        if name.endswith("correction_bias"):
-            torch.nn.init.normal_(buffer, 0.0, 0.3)
+    for correction in corrections(theirs):
+        torch.nn.init.normal_(correction, 0.0, 0.3)
     theirs.save_pretrained(folder)
     ours = load(folder, family)
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in family.lengths]
     prompts += [prompts[-1][: family.lengths[-1] // 2], prompts[-1][:-1]]  # that share a prefix
     return Case(folder, theirs, ours, prompts, family)
+
+
+def corrections(model) -> list[torch.Tensor]:
+    """Of routers, which transformers keeps as buffers."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))]
 
 
 def load(folder, family: Row, dtype: str = "float32", load_format: str = "auto", device: str = "cpu"):
@@ -358,8 +371,8 @@ def test_logits_equal_transformers(case):
     torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
     chunks = [paged.step({1: ids[start : start + 13]})[1] for start in range(0, len(ids), 13)]
     torch.testing.assert_close(torch.cat(chunks), expected, rtol=1e-4, atol=1e-4)
-    corrections = (buffer for name, buffer in case.theirs.named_buffers() if name.endswith("correction_bias"))
-    assert case.ours.num_parameters == sum(tensor.numel() for tensor in (*case.theirs.parameters(), *corrections))
+    stored = (*case.theirs.parameters(), *corrections(case.theirs))
+    assert case.ours.num_parameters == sum(tensor.numel() for tensor in stored)
 
 
 def test_half_precision_stays_close_and_made_up_weights_need_only_a_config(case):

@@ -7,8 +7,9 @@ from torch import Tensor
 import ops
 from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.conv import Convolution
-from runtime.models.blocks.norm import build_norm
+from runtime.models.blocks.norm import NormBlock, RMSNormBlock, build_norm
 from runtime.models.blocks.weights import Weights
+from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import Mamba
 
 
@@ -20,11 +21,7 @@ class MambaBlock:
         self._conv = Convolution(f"{name}.conv1d", weights, silu=True)
         self._sizes = [mamba.rank, mamba.state_size, mamba.state_size]
         self._a, self._d = -weights.tensors[f"{name}.A_log"].exp(), weights.tensors[f"{name}.D"]
-        self._norms = [
-            build_norm(mamba.norm, f"{name}.{each}_layernorm", weights)
-            for each in ("dt", "b", "c")
-            if mamba.norm is not None
-        ]
+        self._norms = [] if mamba.norm is None else _norms(mamba, mamba.norm, name, weights)
 
     def forward(
         self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
@@ -39,3 +36,11 @@ class MambaBlock:
         steps = ops.linear(rates[0].contiguous(), self._steps)
         mixed = ops.selective_scan(x, steps, rates[1], rates[2], self._a, self._d, gate, states, slots, meta)
         return ops.linear(mixed, self._output)
+
+
+def _norms(mamba: Mamba, norm: RMSNorm, name: str, weights: Weights) -> list[NormBlock]:
+    """Of what steps are made of, of B and of C."""
+    if mamba.norm_weights:
+        return [build_norm(norm, f"{name}.{each}_layernorm", weights) for each in ("dt", "b", "c")]
+    like = weights.tensors[f"{name}.conv1d.weight"]
+    return [RMSNormBlock(like.new_ones(size), norm.eps) for size in (mamba.rank, mamba.state_size, mamba.state_size)]

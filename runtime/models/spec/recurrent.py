@@ -71,14 +71,15 @@ class Mamba2:
 @dataclass(frozen=True, slots=True)
 class Mamba:
     """State space layer of channels (Gu and Dao 2023), each with a state of `state_size` dims that forget at rates of their own.
-    Steps come out of `rank` dims. `norm`: of those dims, of B and of C, each with weights of its own. `bias` of the
-    projections in and out."""
+    Steps come out of `rank` dims. `norm`: of those dims, of B and of C, each with weights of its own, or with none
+    (`norm_weights`). `bias` of the projections in and out."""
 
     inner_size: int
     state_size: int
     rank: int
     taps: int
     norm: RMSNorm | None = None
+    norm_weights: bool = True
     bias: bool = False
     conv_bias: bool = True
 
@@ -103,7 +104,7 @@ class Mamba:
         yield from _conv_parameters(f"{name}.conv1d", self.inner_size, self.taps, self.conv_bias)
         yield Parameter(f"{name}.A_log", (self.inner_size, self.state_size), float32=True)
         yield Parameter(f"{name}.D", (self.inner_size,), float32=True)
-        if self.norm is not None:
+        if self.norm is not None and self.norm_weights:
             yield from self.norm.parameters(f"{name}.dt_layernorm", self.rank)
             yield from self.norm.parameters(f"{name}.b_layernorm", self.state_size)
             yield from self.norm.parameters(f"{name}.c_layernorm", self.state_size)

@@ -16,7 +16,7 @@ from tests.runtime.models.paged import Paged
 
 MIXTURES = (
     "mixtral", "qwen 2 moe", "qwen 3 moe", "olmoe", "phi-3.5 moe", "granite moe", "granite moe, shared", "gpt-oss",
-    "deepseek v2", "deepseek v3", "glm-4.5", "ernie 4.5 moe", "nemotron-h, experts",
+    "deepseek v2", "deepseek v3", "glm-4.5", "ernie 4.5 moe", "nemotron-h, experts", "lfm2 moe",
 )  # fmt: skip
 
 
