@@ -17,6 +17,7 @@ import torch
 import triton
 from torch.overrides import TorchFunctionMode
 
+_COMPILERS = 8  # at a time; much of the work is Python, which one thread does at a time
 _UNINITIALISED = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 
 
@@ -39,7 +40,8 @@ def compile_together(device: torch.device) -> Iterator[None]:
             threads.submit(fn.jit_function.preload, compile["specialization_data"])
         return True
 
-    threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "oneloop-triton", torch.cuda.set_device, (device,))
+    num_threads = min(_COMPILERS, len(os.sched_getaffinity(0)))
+    threads = ThreadPoolExecutor(num_threads, "oneloop-triton", torch.cuda.set_device, (device,))
     with threads, _Zeros(), triton.knobs.runtime.scope():
         triton.knobs.runtime.jit_cache_hook = begin
         yield
