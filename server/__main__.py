@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def list_models(argv: list[str]) -> int:
-    """Print the architectures that can be served; the exit code. Our own first: to know the others takes seconds."""
+    """Print the architectures that can be served, our own first; the exit code."""
     if argv:
         print(
             "usage: python -m server models\n\nList the architectures, as config.json names them, and what computes each."
@@ -69,9 +69,12 @@ def list_models(argv: list[str]) -> int:
     others = False
     for architecture, by in supported():
         others = others or by != "native"
-        print(f"{architecture:40} {by}", flush=True)
+        print(f"{architecture:40} {by}")
     if others:
-        print("A config may still ask for what is not served: that is said when the model is loaded.")
+        print(
+            "What else transformers builds is tried when it is asked for. A config may still ask for what is not served: that "
+            "is said when the model is loaded."
+        )
     else:
         print("pip install 'oneloop[transformers]' for more, through the transformers package.")
     return 0

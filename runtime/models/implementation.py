@@ -7,12 +7,14 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from runtime.config import WeightStorage
 from runtime.models.registry import FAMILIES, architecture_of, spec_from_config
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
+from runtime.models.through_transformers.tried import ARCHITECTURES
 from runtime.weights.rules import Checkpoint, Report
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("oneloop.start")
 
 IMPLEMENTATIONS = ("auto", "native", "transformers")
-
-_NEAR = 8  # names to look through for one that can be served
 
 
 def describe(config: Mapping[str, Any], wanted: str = "auto") -> ModelSpec:
@@ -82,14 +82,10 @@ def load(
 
 
 def supported() -> Iterator[tuple[str, str]]:
-    """Architectures and which of IMPLEMENTATIONS computes each; those through transformers, which takes seconds, if the package is
-    there. A config may still ask for what is not served."""
+    """Architectures and which of IMPLEMENTATIONS computes each; of those through transformers, if the package is there, the ones
+    that were tried. A config may still ask for what is not served."""
     yield from ((name, "native") for name in FAMILIES)
-    try:
-        from runtime.models.through_transformers.describe import servable
-    except ImportError:
-        return
-    yield from ((name, "transformers") for name in servable() if name not in FAMILIES)
+    yield from ((name, "transformers") for name in _tried())
 
 
 def _through_transformers(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
@@ -108,9 +104,9 @@ def _through_transformers(architecture: str, config: Mapping[str, Any]) -> Trans
 
 
 def _nearest(architecture: str) -> str:
-    try:
-        from runtime.models.through_transformers.describe import class_refusal, names
-    except ImportError:
-        return difflib.get_close_matches(architecture, FAMILIES, n=1, cutoff=0.0)[0]
-    near = difflib.get_close_matches(architecture, {*FAMILIES, *names()} - {architecture}, n=_NEAR, cutoff=0.0)
-    return next((name for name in near if name in FAMILIES or class_refusal(name) is None), near[0])
+    served = {*FAMILIES, *_tried()} - {architecture}
+    return difflib.get_close_matches(architecture, served, n=1, cutoff=0.0)[0]
+
+
+def _tried() -> tuple[str, ...]:
+    return ARCHITECTURES if find_spec("transformers") is not None else ()

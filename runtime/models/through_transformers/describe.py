@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -33,10 +33,6 @@ VERSION: str = transformers.__version__
 PAGED = "oneloop"
 _TRACED = "oneloop-traced"
 _NUM_TRACED = 5  # tokens
-_SMALL = {
-    "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "intermediate_size": 48,
-}  # fmt: skip
 # Options of attention, beside those that `_traced_attention` reads.
 _HARMLESS = {"dropout", "position_ids", "is_causal"}
 # Of a config, wherever they stand in it: they name code, some of it on the hub.
@@ -54,27 +50,6 @@ transformers.logging.disable_progress_bar()
 def names() -> set[str]:
     """All causal LMs of transformers, servable or not."""
     return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-
-
-def servable() -> Iterator[str]:
-    """The causal LMs of transformers that can be described, tried with a small config of their type. Takes seconds, since it
-    imports and builds them all."""
-    types: dict[str, list[str]] = {}
-    for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
-        types.setdefault(architecture, []).append(model_type)
-    for name, kinds in sorted(types.items()):
-        if class_refusal(name) is None and any(
-            _works(name, kind, sizes) for kind in kinds for sizes in ({"num_hidden_layers": 2}, _SMALL)
-        ):
-            yield name
-
-
-def _works(architecture: str, model_type: str, sizes: Mapping[str, Any]) -> bool:
-    try:
-        own = CONFIG_MAPPING[model_type](**sizes)
-        return config_refusal(own) is None and bool(_spec(architecture, own).calls)
-    except Exception:  # config classes refuse sizes in their own ways
-        return False
 
 
 def class_refusal(architecture: str) -> str | None:

@@ -135,9 +135,12 @@ class _Given(nn.Module):
 
 
 class _PreparedLinear(nn.Module):
-    def __init__(self, weight: ops.LinearWeight) -> None:
+    """`dtype`: of its input and output, which modules may ask its `weight` for; there is no more to that."""
+
+    def __init__(self, weight: ops.LinearWeight, dtype: torch.dtype) -> None:
         super().__init__()
         self._weight = weight
+        self.weight = torch.empty(0, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), self._weight).view(*x.shape[:-1], -1)
@@ -167,7 +170,7 @@ def _prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:
                 child.weight.data.to(dtype), None if child.bias is None else child.bias.data, child.weight.dtype
             )
             num_bytes += weight.nbytes
-            ours[child] = _PreparedLinear(weight)
+            ours[child] = _PreparedLinear(weight, child.weight.dtype)
             if id(child.weight) in embeddings:
                 ours[embeddings[id(child.weight)]] = _PreparedEmbedding(weight)
             child.register_parameter("weight", None)
