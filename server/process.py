@@ -123,13 +123,13 @@ class Process:
     async def _load_model(self) -> bool:
         """Whether there is something to serve now."""
         try:
-            served = await self._load(self._config, self._report, self._cancel)
+            with _without_collections():
+                served = await self._load(self._config, self._report, self._cancel)
         except LoadError as error:
             return self._failed(str(error))
         except Exception as error:
             logger.exception("loading failed")
             return self._failed(f"{type(error).__name__}: {error}")
-        _spare_the_collector()
         seconds = self._display.finish()
         self._lifecycle.ready(served)
         url = terminal.url_of(self._sock.getsockname())
@@ -187,10 +187,16 @@ class Process:
         return 0
 
 
-def _spare_the_collector() -> None:
-    """What is loaded stays: a full collection would go through a million objects of torch while every stream waits."""
-    gc.collect()
-    gc.freeze()
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """What is loaded stays. To go through hundreds of thousands of objects of torch again and again would be a tenth of the start,
+    and once more whenever every stream waits for it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def leave_at_once(code: int, why: str) -> None:

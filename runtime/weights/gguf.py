@@ -103,9 +103,13 @@ class GgufFile:
 
     def raw_rows(self, tensor: GgufTensor, start: int, stop: int) -> Bytes:
         """Rows of the tensor as they are stored: [stop - start, row_bytes] uint8. Thread-safe."""
-        buffer = np.empty((stop - start, tensor.row_bytes), np.uint8)
-        read_exactly(self._fd, buffer, tensor.offset + start * tensor.row_bytes, self.path)
-        return buffer
+        rows = np.empty((stop - start, tensor.row_bytes), np.uint8)
+        self.read_raw_rows(tensor, start, rows)
+        return rows
+
+    def read_raw_rows(self, tensor: GgufTensor, start: int, out: Bytes) -> None:
+        """The same from row `start` on into the contiguous `out`, as many as it has."""
+        read_exactly(self._fd, out, tensor.offset + start * tensor.row_bytes, self.path)
 
     def read(self, name: str) -> Floats:
         """The tensor dequantised, float32 in its own shape."""

@@ -79,7 +79,11 @@ class GgufCheckpoint:
         if (heads := self._latent_heads.get(name)) is not None:
             store(self._decompressing(heads, start, start + len(out)), out)
             return
-        tensor, raw = self._tensors[name], self._raw_rows(name, start, start + len(out))
+        tensor = self._tensors[name]
+        if out.dtype == np.uint8 and name not in self._head_sizes:
+            self._file.read_raw_rows(tensor, start, out)
+            return
+        raw = self._raw_rows(name, start, start + len(out))
         if out.dtype == np.uint8:
             out[...] = raw
             return
