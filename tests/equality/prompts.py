@@ -31,9 +31,9 @@ UNICODE = [
     "\u200b\t  \n\n   x",
 ]
 LONG = [
-    " ".join(f"Item {i}: the value of key {i * 7919 % 1000} is {i * 104729 % 10007}." for i in range(190))
-    + " Item 190:",
     "Once upon a time there was a river. " * 380 + "The end of it",
     "\n".join(f"{i}. {'ab' * (i % 9)} → {i * i}" for i in range(330)) + "\n330.",
+    " ".join(f"Item {i}: the value of key {i * 7919 % 1000} is {i * 104729 % 10007}." for i in range(152))
+    + " Item 152:",
 ]
 PLAIN = ["Once upon a time", "The", "1, 2, 3, 4, 5,", " "]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import pytest
 import torch
@@ -13,102 +17,119 @@ from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
-from runtime.weights.fetch import DEFAULT_MODEL, resolve
+from runtime.models.model import Model
 from server.config import ServerConfig
 from server.lifecycle import Lifecycle, Served
 from server.prompt import ChatTemplate
 from server.sampling import SamplingDefaults
-from tests.equality.greedy import compare, engine_parts, run, transformers_greedy
+from tests.equality.greedy import Outcome, Reference, compare, engine_parts, run, transformers_greedy
 from tests.equality.prompts import CHAT, CODE, LONG, PLAIN, UNICODE
 from tests.equality.scored import check, exact_logprobs, generate
+from tests.runtime.weights import smollm2
 from tests.server.conftest import running
-from tests.server.smollm2 import ours
+from tests.server.smollm2 import ours as tokenizer
 
 MAX_TOKENS = 24
 SCORED = 400  # tokens, whose logits are computed in three slices
+# Of the long prompts one is whole, over 3,000 tokens; the others reach over a chunk of 512 and into a third one.
+CUT = {-3: 600, -2: 1100}
+
+
+@dataclass
+class Case:
+    """`expected`: what transformers generates, by prompt, once somebody asked."""
+
+    theirs: transformers.PreTrainedModel
+    ours: Model
+    prompts: list[list[int]]
+    expected: dict[int, Reference] = field(default_factory=dict)
+
+    @cached_property
+    def exact(self) -> torch.Tensor:
+        """Log-probabilities of what follows the tokens of a prompt [SCORED - 1, V]."""
+        return exact_logprobs(self.theirs, self.prompts[-2][:SCORED])[:-1]
+
+    def run(self, model: Model, config: EngineConfig, numbers: Sequence[int], **how: Any) -> Outcome:
+        """Of the prompts of these numbers, which end as transformers' do."""
+        outcome = run(model, config, [self.prompts[number] for number in numbers], MAX_TOKENS, **how)
+        for number, draft in zip(numbers, outcome.token_ids, strict=True):
+            if number not in self.expected:
+                self.expected[number] = transformers_greedy(self.theirs, self.prompts[number], MAX_TOKENS, draft)
+        ties = compare(outcome, [self.expected[number] for number in numbers])
+        print(f"{ties} of {len(numbers)} left at a tie; {outcome.num_cached_tokens} tokens cached")
+        return outcome
 
 
 @pytest.fixture(scope="module")
-def model():
-    files = resolve(DEFAULT_MODEL, None, lambda progress: None)
-    where = {"pretrained_model_name_or_path": str(files.path.parent), "gguf_file": files.path.name}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-    chats = [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-        for text in CHAT
-    ]
-    texts = [*chats, *CODE, *UNICODE, *PLAIN, *LONG]
-    prompts = [tokenizer(text)["input_ids"] for text in texts]
-    assert len(prompts) >= 24
-    assert min(len(prompt) for prompt in prompts[-len(LONG) :]) > 3000
-    references = [transformers_greedy(theirs, prompt, MAX_TOKENS) for prompt in prompts]
-    exact = exact_logprobs(theirs, prompts[-1][:SCORED])[:-1]
-    del theirs
-    ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
-    return ours, prompts, references, exact
+def case() -> Case:
+    chat = ChatTemplate(tokenizer().chat_template, tokenizer().named_tokens)
+    chats = [chat.render([{"role": "user", "content": text}]) for text in CHAT]
+    prompts = [tokenizer().encode(text) for text in (*chats, *CODE, *UNICODE, *PLAIN, *LONG)]
+    for number, length in CUT.items():
+        prompts[number] = prompts[number][:length]
+    assert len(prompts[-1]) > 3000
+    return Case(smollm2.theirs(), load(), prompts)
+
+
+def load(**options: Any) -> Model:
+    return load_model(
+        smollm2.files(), dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, **options
+    )
+
+
+ALL = range(len(CHAT + CODE + UNICODE + PLAIN + LONG))
+ALL_BUT_THE_LONGEST, SOME = ALL[:-1], ALL[2:-1:5]
 
 
 @pytest.mark.parametrize(
-    ("budget", "together", "rounds"),
-    [(8192, False, 1), (8192, True, 1), (512, True, 2), (16, True, 1)],
+    ("numbers", "budget", "together", "rounds"),
+    [(SOME, 8192, False, 1), (ALL, 8192, True, 1), (ALL, 512, True, 2), (ALL_BUT_THE_LONGEST, 16, True, 1)],
     ids=["one by one, unlimited", "together, unlimited", "together, 512, again with prefix hits", "together, 16"],
 )
-def test_greedy_equals_transformers(model, budget, together, rounds):
-    decoder, prompts, references, _ = model
+def test_greedy_equals_transformers(case, numbers, budget, together, rounds):
     config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=1024)
-    outcome = run(decoder, config, prompts, MAX_TOKENS, together=together, rounds=rounds)
-    print(f"{compare(outcome, references)} of {len(prompts)} left at a tie; {outcome.num_cached_tokens} tokens cached")
-    assert rounds == 1 or outcome.num_cached_tokens > 9000
+    outcome = case.run(case.ours, config, numbers, together=together, rounds=rounds)
+    assert rounds == 1 or outcome.num_cached_tokens > 4000
 
 
-def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks(model):
-    decoder, prompts, references, _ = model
-    longest = max(len(prompt) for prompt in prompts) + MAX_TOKENS
+def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks(case):
+    longest = max(len(case.prompts[number]) for number in ALL_BUT_THE_LONGEST) + MAX_TOKENS
     config = EngineConfig(
         max_num_batched_tokens=512,
         num_kv_blocks=-(-longest // 16) + 1,
         max_model_len=longest,
         enable_prefix_caching=False,
     )
-    outcome = run(decoder, config, prompts, MAX_TOKENS, together=True)
-    print(f"{compare(outcome, references)} of {len(prompts)} left at a tie; {outcome.num_preemptions} preemptions")
+    # The long ones first: the short ones then fill all that is left, and grow.
+    outcome = case.run(case.ours, config, ALL_BUT_THE_LONGEST[::-1], together=True)
     assert outcome.num_preemptions > 0
     assert outcome.num_cached_tokens == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 512}, {"enforce_eager": True}])
-def test_greedy_equals_transformers_on_cuda(model, options):
-    _, prompts, references, _ = model
-    files = resolve(DEFAULT_MODEL, None, lambda progress: None)
-    decoder = load_model(
-        files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device="cuda"
-    )
+def test_greedy_equals_transformers_on_cuda(case, options):
     config = EngineConfig(device="cuda", dtype="float32", num_kv_blocks=1024, **options)
-    outcome = run(decoder, config, prompts, MAX_TOKENS, together=True)
-    print(f"{compare(outcome, references)} of {len(prompts)} left at a tie")
+    case.run(load(device="cuda"), config, ALL, together=True)
 
 
 @pytest.mark.parametrize("budget", [8192, 64])
-def test_a_prompt_is_scored_as_transformers_does(model, budget):
-    decoder, prompts, _, exact = model
-    prompt = prompts[-1][:SCORED]
+def test_a_prompt_is_scored_as_transformers_does(case, budget):
+    prompt = case.prompts[-2][:SCORED]
     request = Request("r", prompt, SamplingParams(0, prompt_logprobs=1))
     config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=64, max_num_seqs=16)
-    (answer,) = asyncio.run(generate(decoder, config, [request]))
-    check(exact, prompt[1:], answer.prompt or [], 1)
+    (answer,) = asyncio.run(generate(case.ours, config, [request]))
+    check(case.exact, prompt[1:], answer.prompt or [], 1)
 
 
-async def test_an_echo_over_http_is_scored_as_transformers_does(model):
-    decoder, prompts, _, exact = model
-    ids = prompts[-1][:SCORED]
-    parts = await engine_parts(decoder, EngineConfig(num_kv_blocks=64, max_num_seqs=16))
+async def test_an_echo_over_http_is_scored_as_transformers_does(case):
+    ids, exact = case.prompts[-2][:SCORED], case.exact
+    parts = await engine_parts(case.ours, EngineConfig(num_kv_blocks=64, max_num_seqs=16))
     engine = Engine(parts.scheduler, parts.runner, parts.model)
     lifecycle = Lifecycle()
-    template = ChatTemplate(ours().chat_template, ours().named_tokens)
-    lifecycle.ready(Served(engine, ours(), template, SamplingDefaults(), ("smollm2",)))
-    async with running(engine, ours(), lifecycle, ServerConfig()) as server, server.openai() as client:
+    template = ChatTemplate(tokenizer().chat_template, tokenizer().named_tokens)
+    lifecycle.ready(Served(engine, tokenizer(), template, SamplingDefaults(), ("smollm2",)))
+    async with running(engine, tokenizer(), lifecycle, ServerConfig()) as server, server.openai() as client:
         scored = await client.completions.create(model="smollm2", prompt=ids, echo=True, logprobs=1, max_tokens=0)
     (choice,) = scored.choices
     found = choice.logprobs

@@ -65,7 +65,7 @@ class Step:
 STEPS = {
     "one token each": Step(((1, 5), (1, 9), (1, 70))),
     "a sequence of one token, and padding": Step(((1, 0), (1, 3)), padding=2),
-    "prompts and decodes": Step(((1, 4), (37, 0), (1, 0), (3, 20), (66, 6)), padding=3),
+    "prompts and decodes": Step(((1, 4), (19, 0), (1, 0), (3, 20), (66, 6)), padding=3),
     "whole chunks": Step(((64, 0), (2, 1))),
 }
 

@@ -18,8 +18,8 @@ from tests.ops.places import DEVICES, places
 BLOCK = 16
 MIXES = {
     "decode": [(1, 1), (1, 70), (1, 600), (1, 16)],
-    "spans": [(33, 33), (5, 80), (64, 64)],
-    "mixed": [(1, 130), (17, 17), (1, 5), (40, 90)],
+    "spans": [(33, 33), (5, 80), (18, 40)],
+    "mixed": [(1, 130), (17, 17), (1, 5), (9, 50)],
 }
 
 
@@ -113,7 +113,7 @@ def test_heads_mix_latents(kernel, spans):
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), places(1e-5, 3e-3, 2e-2))
-@pytest.mark.parametrize("heads", [(1, 16, 4), (3, 40, 8), (20, 64, 16)], ids=str)
+@pytest.mark.parametrize("heads", [(1, 16, 4), (3, 40, 8), (18, 64, 16)], ids=str)
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
 def test_triton_mixes_latents(spans, heads, dtype, tolerance, device):
     made = case(spans, *heads)

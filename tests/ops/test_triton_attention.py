@@ -9,7 +9,7 @@ import torch
 
 from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
-from tests.ops.places import DEVICES, places
+from tests.ops.places import DEVICES, interpreted_once, places
 
 PLACES = places(1e-5, 2e-3, 1e-2)
 
@@ -59,29 +59,29 @@ def check(q, k, v, meta, tolerance, got=None, window=None, softcap=None, sinks=N
 
 MIXES = {
     "decode": [(1, 1), (1, 70), (1, 600), (1, 16)],
-    "mixed": [(5, 5), (1, 40), (17, 200), (70, 70), (1, 300)],
+    "mixed": [(5, 5), (1, 40), (17, 200), (37, 37), (1, 300)],
     "empty lines between": [(1, 20), (0, 0), (9, 9), (0, 0), (1, 5), (2, 2)],
 }
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_size"), [(4, 4, 64), (9, 3, 64), (16, 8, 128), (8, 1, 64), (4, 2, 256), (4, 1, 96)]
+    ("heads", "kv_heads", "head_size"), [(4, 4, 64), (9, 3, 64), (4, 2, 128), (8, 1, 64), (4, 2, 256), (4, 1, 96)]
 )
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
 def test_matches_the_reference(device, spans, heads, kv_heads, head_size, dtype, tolerance):
     check(*case(device, spans, heads, kv_heads, head_size, dtype), tolerance)
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), [place for place in PLACES if "float32" not in place.id])
 @pytest.mark.parametrize("head_size", [64, 96, 128])
 def test_large_tiles_match_the_reference(monkeypatch, device, dtype, tolerance, head_size):
-    """Those of steps with many tokens, which the small steps of the other tests would never choose."""
+    """Those of steps with many tokens of 16 bits, which the small steps of the other tests would never choose."""
     monkeypatch.setattr(triton_paged, "FEW_SPANS", triton_paged.SPANS)
-    check(*case(device, [(150, 401), (1, 7), (64, 64), (128, 256)], 6, 2, head_size, dtype), tolerance)
+    check(*case(device, [(150, 301), (1, 7), (64, 64), (128, 140)], 6, 2, head_size, dtype), tolerance)
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1), (8, 1)])
 def test_a_group_packed_into_one_tile_matches_the_reference(monkeypatch, device, dtype, tolerance, heads, kv_heads):
     packed = {64: triton_paged.Tiles(32, 32, 4, 2, packed=True)}
@@ -90,7 +90,7 @@ def test_a_group_packed_into_one_tile_matches_the_reference(monkeypatch, device,
     check(*case(device, [(40, 75), (1, 3), (7, 7), (2, 90)], heads, kv_heads, 64, dtype), tolerance)
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize("block_size", [8, 24, 128])
 def test_blocks_may_be_smaller_or_larger_than_a_tile_or_neither(device, dtype, tolerance, block_size):
     check(*case(device, [(20, 150), (1, 131)], 4, 2, 64, dtype, block_size=block_size), tolerance)
@@ -107,7 +107,7 @@ def forget(k, v, meta, window):
                 cache[table[position // block_size], :, position % block_size] = torch.nan
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize("window", [1, 70, 1000])
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
 def test_a_window_hides_what_stands_before_it(device, dtype, tolerance, window, spans):
@@ -116,7 +116,7 @@ def test_a_window_hides_what_stands_before_it(device, dtype, tolerance, window, 
     check(q, k, v, meta, tolerance, window=window)
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), places(2e-5, 2e-3, 1e-2))
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(places(2e-5, 2e-3, 1e-2)))
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
 def test_scores_are_capped_softly(device, dtype, tolerance, window, spans):
@@ -124,7 +124,7 @@ def test_scores_are_capped_softly(device, dtype, tolerance, window, spans):
     check(q * 8, k, v, meta, tolerance, window=window, softcap=5.0)
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
 def test_sinks_take_their_share_and_add_nothing(device, dtype, tolerance, window, spans):

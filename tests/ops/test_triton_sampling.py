@@ -38,23 +38,22 @@ WISHES = [
 ]
 
 
-def ids_of_both(scores, wishes, rows=None, position=100):
-    """Ids, last ids and counts of the reference on the CPU and of Triton where `scores` lies, for the same tables."""
-    lines, vocab_size = scores.shape
+def sample(run, scores, wishes, rows=None, position=100):
+    """Ids, last ids and counts."""
+    (lines, vocab_size), device = scores.shape, scores.device
     rows = torch.arange(lines, dtype=torch.int32) if rows is None else torch.tensor(rows, dtype=torch.int32)
     positions = torch.arange(lines) % 2 + position - 1
-    results = []
-    for run, device in ((reference.sample, "cpu"), (triton_sample.sample, scores.device)):
-        tables = fill(wishes, vocab_size, device)
-        last_ids = torch.full((len(wishes),), 5, device=device)
-        ids = run(scores.to(device, copy=True), rows.to(device), positions.to(device), last_ids, tables)
-        ids = torch.where(rows < 0, -7, ids.cpu())  # anything is fine there
-        results.append((ids.tolist(), last_ids.tolist(), tables.counts.cpu()))
-    return results
+    tables = fill(wishes, vocab_size, device)
+    last_ids = torch.full((len(wishes),), 5, device=device)
+    ids = run(scores.clone(), rows.to(device), positions.to(device), last_ids, tables)
+    ids = torch.where(rows < 0, -7, ids.cpu())  # anything is fine there
+    return ids.tolist(), last_ids.tolist(), tables.counts.cpu()
 
 
 def assert_same(scores, wishes, **how):
-    wanted, got = ids_of_both(scores, wishes, **how)
+    """The ids of the reference on the CPU and of Triton where `scores` lies, for the same tables."""
+    wanted = sample(reference.sample, scores.cpu(), wishes, **how)
+    got = sample(triton_sample.sample, scores, wishes, **how)
     assert got[0] == wanted[0]
     assert got[1] == wanted[1]
     assert torch.equal(got[2], wanted[2])
@@ -129,7 +128,7 @@ def test_huge_and_tiny_logits(device):
 def test_unusable_logits_mark_their_line_only(bad, device):
     wishes = [wish for wish in WISHES if wish.allowed is None]  # what may not be drawn may be anything
     scores = random(len(wishes), 1500, torch.float32, device)
-    wanted = assert_same(scores, wishes)
+    wanted, *_ = sample(reference.sample, scores.cpu(), wishes)
     spoilt = scores.clone()
     spoilt[::2, 1321] = bad
     if bad < 0:
@@ -171,7 +170,7 @@ def test_penalties_count_on_from_step_to_step(device):
 def test_lines_of_a_wider_matrix(device):
     wide = random(len(WISHES), 1100, torch.float32, device)
     wide[:, 1000:] = 99.0
-    wanted, _ = ids_of_both(wide[:, :1000].contiguous(), WISHES)
+    wanted = sample(reference.sample, wide[:, :1000].cpu().contiguous(), WISHES)
     tables, last_ids = fill(WISHES, 1000, device), torch.zeros(len(WISHES), dtype=torch.int64, device=device)
     rows = torch.arange(len(WISHES), dtype=torch.int32, device=device)
     got = triton_sample.sample(wide[:, :1000], rows, rows.long() % 2 + 99, last_ids, tables)
