@@ -78,6 +78,9 @@ class HfConfig:
         """Defaults for keys that are not written at all: where null says something of its own."""
         return HfConfig({**defaults, **self._values})
 
+    def changed(self, **values: Any) -> HfConfig:
+        return HfConfig({**self._values, **values})
+
     def with_defaults(self, **defaults: Any) -> HfConfig:
         present = {key: value for key, value in self._values.items() if value is not None}
         return HfConfig({**defaults, **present})

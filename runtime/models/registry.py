@@ -49,6 +49,7 @@ from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.stablelm import stablelm
 from runtime.models.starcoder2 import starcoder2
+from runtime.models.text_part import gemma3_text, mistral3_text, qwen3_5_moe_text, qwen3_5_text
 
 FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "BambaForCausalLM": bamba,
@@ -64,6 +65,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "FalconMambaForCausalLM": falcon_mamba,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3_text,
     "GemmaForCausalLM": gemma,
     "Glm4ForCausalLM": glm4,
     "Glm4MoeForCausalLM": glm4_moe,
@@ -83,6 +85,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "MambaForCausalLM": mamba,
     "Ministral3ForCausalLM": ministral3,
     "MinistralForCausalLM": ministral,
+    "Mistral3ForConditionalGeneration": mistral3_text,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,
     "NemotronForCausalLM": nemotron,
@@ -98,7 +101,9 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "Qwen2ForCausalLM": qwen2,
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5ForConditionalGeneration": qwen3_5_text,
     "Qwen3_5MoeForCausalLM": qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_text,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "Qwen3NextForCausalLM": qwen3_next,

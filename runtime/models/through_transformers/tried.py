@@ -23,7 +23,6 @@ ARCHITECTURES = (
     "ExaoneMoeForCausalLM",
     "FlexOlmoForCausalLM",
     "FlintForCausalLM",
-    "Gemma3ForConditionalGeneration",
     "Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForCausalLM",

@@ -69,6 +69,10 @@ def _run(architecture: str, config, folder: Path) -> None:
     )  # fmt: skip
 
 
+def test_what_is_native_is_not_listed():
+    assert not {*ARCHITECTURES} & {*FAMILIES}
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_is_listed_runs(architecture, tmp_path):
     run(architecture, tmp_path)
