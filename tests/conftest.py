@@ -1,7 +1,11 @@
-"""On a machine without a GPU, Triton kernels run in its interpreter, and what needs the real thing is skipped."""
+"""Tests run alike wherever they are started. Without a GPU, Triton kernels run in its interpreter, and what needs the real
+thing is skipped."""
 
 import os
+import signal
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a core; torch reads this when it is imported
 
