@@ -1,7 +1,8 @@
 """Input buffers: what a step reads, laid out for the model, and the per-row tables that live from step to step.
 
 `last_ids` holds what each row sampled last, so the next step's input never waits for the host. Written in launch order by
-the thread that computes, hence always consistent with the step that reads."""
+the thread that computes, hence always consistent with the step that reads. In numpy: behind a step, whose weights have filled
+every cache, a first operation of torch takes as long as five of numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import torch
 import ops
 from runtime.batch import ScheduledBatch
 from runtime.kv.layout import KVLayout
-from runtime.runner.host_tables import HostTables
+from runtime.runner.host_tables import HostTables, Longs
 from runtime.runner.step_inputs import StepInputs
 
 
@@ -23,7 +24,7 @@ class InputBuffers:
         self._block_size = layout.kernel_block_size
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
         self._tables = HostTables(layout, max_num_seqs, max_model_len)
-        self._block_tables = list(torch.from_numpy(self._tables.entries))  # the same memory
+        self._last_ids: Longs = self.last_ids.numpy()  # the same memory
 
     def fill(self, batch: ScheduledBatch) -> StepInputs:
         rows = batch.rows
@@ -32,27 +33,28 @@ class InputBuffers:
         positions = np.array([position for row in rows for position in range(row.start, row.end)])
         slots = self._tables.slots(np.array([row.row for row in rows for _ in range(row.num_tokens)]), positions)
         ends = list(accumulate(row.num_tokens for row in rows))
-        lines = torch.tensor([row.row for row in rows])
-        query_starts = torch.tensor([0, *ends], dtype=torch.int32)
-        context_lens = torch.tensor([row.end for row in rows], dtype=torch.int32)
+        lines = np.array([row.row for row in rows])
+        query_starts, context_lens = _int32([0, *ends]), _int32([row.end for row in rows])
         longest, max_context = max(row.num_tokens for row in rows), max(row.end for row in rows)
         num_entries = -(-max_context // self._block_size)
-        states = self._tables.states(np.array([row.row for row in rows])).astype(np.int64)
+        states = self._tables.states(lines).astype(np.int64)
         sampling = [(row, end - 1) for row, end in zip(rows, ends, strict=True) if row.samples]
         return StepInputs(
-            ids=self._ids(batch, ends, lines),
+            ids=torch.from_numpy(self._ids(batch, ends, lines)),
             positions=torch.from_numpy(positions),
             slots=tuple(map(torch.from_numpy, (*slots, *states))),
             logit_tokens=None if len(sampling) == ends[-1] else _int64([token for _, token in sampling]),
-            sample_rows=torch.tensor([row.row for row, _ in sampling], dtype=torch.int32),
+            sample_rows=_int32([row.row for row, _ in sampling]),
             sample_positions=_int64([row.end for row, _ in sampling]),
             metas=tuple(
-                ops.AttentionMeta(query_starts, context_lens, table[lines, :num_entries], longest, max_context)
-                for table in self._block_tables
+                ops.AttentionMeta(
+                    query_starts, context_lens, torch.from_numpy(table[lines, :num_entries]), longest, max_context
+                )
+                for table in self._tables.entries
             ),
         )
 
-    def _ids(self, batch: ScheduledBatch, ends: list[int], lines: torch.Tensor) -> torch.Tensor:
+    def _ids(self, batch: ScheduledBatch, ends: list[int], lines: Longs) -> Longs:
         """Known ids from the batch; the one that a row lacks from what it sampled last."""
         flat: list[int] = []
         late_tokens: list[int] = []
@@ -64,13 +66,18 @@ class InputBuffers:
                 late_tokens.append(end - 1)
                 late_rows.append(row.row)
         if len(late_rows) == len(flat):
-            return self.last_ids[lines]
-        ids = torch.tensor(flat)
+            return self._last_ids[lines]
+        ids = np.array(flat)
         if late_rows:
-            ids[late_tokens] = self.last_ids[late_rows]
+            ids[late_tokens] = self._last_ids[late_rows]
         return ids
 
 
 def _int64(values: list[int]) -> torch.Tensor:
-    """Whose type torch would not guess where there are none: a step may be pieces of prompts alone."""
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.from_numpy(np.array(values, np.int64))
+
+
+def _int32(values: list[int]) -> torch.Tensor:
+    if not values:  # a step may be pieces of prompts alone; and kernels refuse the strides of numpy's empty arrays
+        return torch.empty(0, dtype=torch.int32)
+    return torch.from_numpy(np.array(values, np.int32))

@@ -17,6 +17,7 @@ def test_a_step_of_pieces_of_prompts_alone_wants_no_logits():
     step = InputBuffers(4, 64, PLAIN).fill(ScheduledBatch(rows, 4, 0))
     assert torch.randn(4, 8)[step.logit_tokens].shape == (0, 8)
     assert (step.sample_rows.tolist(), step.sample_positions.tolist()) == ([], [])
+    assert step.sample_rows.stride() == (1,)  # numpy's empty arrays have others, which kernels refuse
     assert step.positions.tolist() == [0, 1, 2, 0]
 
 
