@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,3 +74,14 @@ class ScheduledBatch:
     @property
     def scoring_rows(self) -> tuple[ScheduledRow, ...]:
         return tuple(row for row in self.rows if row.scored is not None)
+
+    def split(self, late: Collection[int]) -> tuple[ScheduledBatch, ScheduledBatch]:
+        """This step without the draws of the device rows `late`, and these draws alone."""
+        rest = tuple(row._replace(samples=False, masked=False) if row.row in late else row for row in self.rows)
+        draws = tuple(row._replace(scored=None) for row in self.rows if row.row in late)
+        return ScheduledBatch(rest, self.num_tokens, self.num_preempted), ScheduledBatch(draws, 0, 0)
+
+    def drawn(self, lines: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
+        """`lines`, computed for this batch and perhaps more, of which only those sample that it draws."""
+        rows = {row.row for row in self.sampling_rows}
+        return tuple(line if line.row in rows or not line.samples else line._replace(samples=False) for line in lines)

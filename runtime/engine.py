@@ -4,7 +4,8 @@ The loop keeps up to `steps_in_flight` launches ahead of the results: while one 
 launched, and while the loop waits, every handler runs. Idle, it waits on one event and costs nothing.
 
 A step with masked rows is the exception: its forward pass is launched as early as any, but it is drawn when all before it has
-settled, since a mask depends on what was drawn last; and nothing is launched between the two."""
+settled, since a mask depends on what was drawn last; and nothing is launched between the two. Rows whose masks take longer
+than the forward pass are left out of the draw, and of all steps until they can be drawn by themselves: nobody waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from typing import TypeVar
@@ -31,6 +32,7 @@ from runtime.api import (
 )
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.constraints import Constraints
+from runtime.held_draws import HeldDraws
 from runtime.loop_lag import LoopLag
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
@@ -69,7 +71,6 @@ class Engine:
         self._stats = EngineStats(model.max_model_len)
         self._lag = LoopLag(self._stats.loop_lag.observe)
         self._sinks: dict[Sequence, tuple[EngineTokenStream, int]] = {}
-        self._constraints = Constraints(model)
         self._in_flight: deque[Step] = deque()
         self._undrawn: ForwardPass | None = None
         self._num_requests = 0
@@ -77,6 +78,8 @@ class Engine:
         self._closing = False
         self._death: str | None = None
         self._work = asyncio.Event()
+        self._constraints = Constraints(model, self._work.set)
+        self._held = HeldDraws(scheduler, self._constraints)
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_settle_s = 0.0
@@ -185,15 +188,23 @@ class Engine:
 
     async def _run(self) -> None:
         while await self._wait_for_work():
-            batch = self._scheduler.schedule()
-            if batch is not None:
-                masked = batch.masked_rows
-                if masked:
-                    await self._launch_in_two(batch, masked)
-                else:
-                    self._launch(batch)
-            if self._in_flight and (batch is None or len(self._in_flight) >= self._steps_in_flight):
+            launched = self._draw_held() or await self._launch_next()
+            if self._in_flight and (not launched or len(self._in_flight) >= self._steps_in_flight):
                 await self._settle_oldest()
+            elif not launched and self._sinks:
+                await self._sleep()  # until a late mask comes, or another request
+
+    async def _launch_next(self) -> bool:
+        """False where no sequence can advance."""
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return False
+        masked = batch.masked_rows
+        if masked:
+            await self._launch_in_two(batch, masked)
+        else:
+            self._launch(batch)
+        return True
 
     def _launch(self, batch: ScheduledBatch) -> None:
         step = self._enqueue(lambda: self._runner.launch(batch), batch)
@@ -210,15 +221,35 @@ class Engine:
         while self._in_flight and settled:
             settled = await self._settle_oldest()
         if settled:
-            masks, ended = await self._constraints.masks([(row.row, row.sequence) for row in masked])
-            for end in ended:
-                self._end(end.sequence, end.finish, end.error)
-            step = self._enqueue(lambda: undrawn.draw(masks), batch)
-            if step is not None:
-                self._in_flight.append(replace(step, launched_s=undrawn.launched_s))
+            await self._constraints.make([row.sequence for row in masked], undrawn.done)
+            late = {row.row for row in masked if not self._constraints.has_mask(row.sequence)}
+            self._draw(undrawn, self._hold_back(undrawn, batch, late) if late else batch)
         else:  # what it computed rests on a step that failed
             self._scheduler.forget_step([batch])
         self._undrawn = None
+
+    def _hold_back(self, undrawn: ForwardPass, batch: ScheduledBatch, late: Set[int]) -> ScheduledBatch:
+        """What is left of `batch` without the draws of the rows `late`, which come with their masks."""
+        rest, draws = batch.split(late)
+        kept = self._enqueue(lambda: undrawn.keep(draws), draws)
+        if kept is not None:
+            self._held.add(kept)
+        return rest
+
+    def _draw_held(self) -> bool:
+        """False where there is none that can be drawn."""
+        ready = self._held.take_ready()
+        if ready is not None:
+            self._draw(*ready)
+        return ready is not None
+
+    def _draw(self, undrawn: ForwardPass, batch: ScheduledBatch) -> None:
+        masks, ended = self._constraints.take([(row.row, row.sequence) for row in batch.masked_rows])
+        for end in ended:
+            self._end(end.sequence, end.finish, end.error)
+        step = self._enqueue(lambda: undrawn.draw(batch, masks), batch)
+        if step is not None:
+            self._in_flight.append(replace(step, launched_s=undrawn.launched_s))
 
     def _enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
         try:
@@ -235,12 +266,15 @@ class Engine:
         if not self._sinks and not self._in_flight:
             self._lag.stop()
             self._idle.set()
-            self._work.clear()
             if not self._closing:
-                await self._work.wait()
+                await self._sleep()
                 self._report.restart()
                 self._lag.start()
         return bool(self._sinks or self._in_flight or not self._closing)
+
+    async def _sleep(self) -> None:
+        self._work.clear()
+        await self._work.wait()
 
     async def _settle_oldest(self) -> bool:
         """False where it failed, and with it all that was in flight."""

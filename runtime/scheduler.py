@@ -128,6 +128,21 @@ class Scheduler:
             settled.append(Settled(sequence, token_id, finish))
         return settled
 
+    def hold(self, draws: ScheduledBatch) -> None:
+        """`draws`, split off their step, come later: until then their sequences have nothing to compute and are in no step."""
+        for row in draws.rows:
+            row.sequence.num_in_flight -= 1
+
+    def holds(self, row: ScheduledRow) -> bool:
+        """False where its sequence has ended, or has been preempted: then it is computed again and sampled anew."""
+        sequence = row.sequence
+        return sequence.row == row.row and row.end == sequence.num_computed_tokens == sequence.num_tokens
+
+    def resume(self, draws: ScheduledBatch) -> None:
+        """`draws`, which were held, are under way."""
+        for row in draws.rows:
+            row.sequence.num_in_flight += 1
+
     def most_blocks(self, num_tokens: int) -> int:
         """That a sequence of so many tokens has at a time."""
         size, most_new = self.cache.block_size, self.limits.max_num_batched_tokens

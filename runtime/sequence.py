@@ -2,7 +2,8 @@
 
 Counts: `token_ids` are known; `num_in_flight` more were sampled by steps that have not settled, so their ids are still on
 the device; `num_computed_tokens` advances when a step is scheduled. What is left to compute is always
-`num_tokens - num_computed_tokens`: a fresh prompt, a chunk of it, one decode or a resumed sequence alike."""
+`num_tokens - num_computed_tokens`: a fresh prompt, a chunk of it, one decode or a resumed sequence alike. Nothing is left only
+where all is computed and the next token, whose mask is late, has not been drawn."""
 
 from __future__ import annotations
 

@@ -44,12 +44,17 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
     """The first part of a step, under way. Until `draw` has been called, or the step is given up, nothing else may be launched:
-    the logits wait in memory that the next step overwrites."""
+    the logits wait in memory that the next step overwrites.
+
+    `draw` enqueues the rest of `batch`, or what `ScheduledBatch.split` left of it, and returns at once; it takes masks for all
+    masked rows that are drawn. `keep`, called before it, copies the logits of the draws that were split off: they may be drawn
+    together or in parts, whatever was launched meanwhile, as long as their sequences have their rows. `done`: when the
+    logits are there; only asked for where that matters, since it may cost an event."""
 
     batch: ScheduledBatch
-    draw: Callable[
-        [RowMasks], Step
-    ]  # enqueues the rest and returns at once; takes masks for all masked rows of `batch`
+    draw: Callable[[ScheduledBatch, RowMasks], Step]
+    keep: Callable[[ScheduledBatch], ForwardPass]
+    done: Callable[[], GpuEvent]
     launched_s: float = field(default_factory=time.monotonic)
 
 

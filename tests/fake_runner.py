@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from runtime.api import ModelInfo
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.engine import Engine
@@ -15,7 +17,10 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.masks import RowMasks, Words, mask_of, num_words
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.sequence import Sequence
 from runtime.step import ForwardPass, Step
+
+NO_WORDS = np.empty((0, 0), dtype=np.int32)
 
 
 class ManualGpuEvent:
@@ -42,37 +47,53 @@ def count_up(row: ScheduledRow) -> int:
 
 
 class FakeRunner:
-    def __init__(self, sample: Callable[[ScheduledRow], int] = count_up, manual: bool = False) -> None:
+    """`patient`: forward passes are never done before all masks are there, so none is late."""
+
+    def __init__(
+        self, sample: Callable[[ScheduledRow], int] = count_up, manual: bool = False, patient: bool = True
+    ) -> None:
         self.sample = sample
         self.manual = manual
+        self.patient = patient
         self.events: list[ManualGpuEvent] = []
         self.batches: list[ScheduledBatch] = []
         self.drawn: list[ScheduledBatch] = []  # whole steps, and both halves of others
+        self.drawn_late: list[ScheduledBatch] = []
+        self.tenants: dict[int, Sequence] = {}
         self.launched = asyncio.Event()
         self.closed = False
 
     def launch(self, batch: ScheduledBatch) -> Step:
         assert not batch.masked_rows
-        assert len(self.drawn) == len(self.batches), "a step came between a forward pass and its draw"
-        self.batches.append(batch)
-        self.launched.set()
-        return self._step(batch, {})
+        self._begin(batch)
+        return self._draw(self.drawn, batch, RowMasks((), NO_WORDS))
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
         assert batch.masked_rows
+        self._begin(batch)
+        return self._undrawn(self.drawn, batch)
+
+    def _begin(self, batch: ScheduledBatch) -> None:
         assert len(self.drawn) == len(self.batches), "a step came between a forward pass and its draw"
         self.batches.append(batch)
+        self.tenants.update({row.row: row.sequence for row in batch.rows if row.binding is not None})
         self.launched.set()
-        return ForwardPass(batch, partial(self._draw, batch))
 
-    def _draw(self, batch: ScheduledBatch, masks: RowMasks) -> Step:
+    def _undrawn(self, drawn: list[ScheduledBatch], batch: ScheduledBatch) -> ForwardPass:
+        done = ManualGpuEvent()
+        if not self.patient:
+            done.complete()
+        return ForwardPass(batch, partial(self._draw, drawn), partial(self._undrawn, self.drawn_late), lambda: done)
+
+    def _draw(self, drawn: list[ScheduledBatch], batch: ScheduledBatch, masks: RowMasks) -> Step:
         assert masks.rows == tuple(row.row for row in batch.masked_rows)
-        return self._step(batch, dict(zip(masks.rows, masks.words, strict=True)))
-
-    def _step(self, batch: ScheduledBatch, masks: dict[int, Words]) -> Step:
+        by_row = dict(zip(masks.rows, masks.words, strict=True))
         event = ManualGpuEvent()
-        ids = [self.choose(row, masks[row.row]) if row.masked else self.sample(row) for row in batch.sampling_rows]
-        self.drawn.append(batch)
+        ids = []
+        for row in batch.sampling_rows:
+            assert self.tenants[row.row] is row.sequence, "a row was drawn for whoever had it before"
+            ids.append(self.choose(row, by_row[row.row]) if row.masked else self.sample(row))
+        drawn.append(batch)
         self.events.append(event)
         if not self.manual:
             event.complete()

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from runtime.api import TokenLogprobs
-from runtime.batch import ScheduledBatch
+from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.kv_cache import KVCache
 from runtime.masks import RowMasks
 from runtime.models.model import Model
 from runtime.runner.input_buffers import InputBuffers
-from runtime.runner.step_inputs import StepInputs
 from runtime.runner.worker import Worker
 from runtime.sample.logprobs import LogprobWishes
 from runtime.sample.prompt_logprobs import PromptLogprobs
@@ -26,11 +25,17 @@ from runtime.step import ForwardPass, Step
 
 
 class _Computed(NamedTuple):
-    """`logits`: a line for each sampling row."""
+    """`logits` [S, V], a line for each of `rows`, and where each line's token will stand, `positions` [S]."""
 
-    inputs: StepInputs
+    rows: tuple[ScheduledRow, ...]
     logits: Tensor
-    scores: PromptLogprobs | None
+    positions: Tensor
+    scores: PromptLogprobs | None = None
+
+    def copied(self, batch: ScheduledBatch) -> _Computed:
+        """The lines that `batch` draws."""
+        lines = [line for line, row in enumerate(batch.drawn(self.rows)) if row.samples]
+        return _Computed(tuple(self.rows[line] for line in lines), self.logits[lines], self.positions[lines])
 
 
 class _Drawn(NamedTuple):
@@ -54,17 +59,23 @@ class CpuRunner:
         return self._submit(batch, lambda: self.run(batch))
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+        return self._undrawn(batch, lambda: self._forward(batch))
+
+    def _undrawn(self, batch: ScheduledBatch, compute: Callable[[], _Computed]) -> ForwardPass:
         computed: Future[_Computed] = Future()
 
-        def forward() -> None:
+        def run() -> None:
             try:
-                computed.set_result(self._forward(batch))
+                computed.set_result(compute())
             except Exception as error:
                 computed.set_exception(error)  # for the draw to raise
 
-        self._worker.submit(forward)
+        done = self._worker.submit(run)
         return ForwardPass(
-            batch, lambda masks: self._submit(batch, lambda: self._draw(batch, computed.result(), masks))
+            batch,
+            lambda part, masks: self._submit(part, lambda: self._draw(part, computed.result(), masks)),
+            lambda part: self._undrawn(part, lambda: computed.result().copied(part)),
+            lambda: done,
         )
 
     def _submit(self, batch: ScheduledBatch, run: Callable[[], _Drawn]) -> Step:
@@ -94,19 +105,22 @@ class CpuRunner:
             inputs.ids.device,
             lambda tokens: self._model.logits(hidden, tokens),
         )
-        return _Computed(inputs, self._model.logits(hidden, inputs.logit_tokens), scores)
+        logits = self._model.logits(hidden, inputs.logit_tokens)
+        return _Computed(batch.sampling_rows, logits, inputs.sample_positions, scores)
 
     @torch.inference_mode()
     def _draw(self, batch: ScheduledBatch, computed: _Computed, masks: RowMasks | None = None) -> _Drawn:
-        inputs, logits, scores = computed
+        rows = batch.drawn(computed.rows)
         if masks is not None:
             self._sampler.restrict(masks)
-        ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
-        sampled: list[int] = ids.tolist()
-        logprobs = self._logprobs.compute(logits, ids, batch.sampling_rows)
+        sample_rows = torch.tensor([row.row if row.samples else -1 for row in rows], dtype=torch.int32)
+        ids = self._sampler.sample(computed.logits, sample_rows, computed.positions, self._inputs.last_ids)
+        logprobs = self._logprobs.compute(computed.logits, ids, rows)
         by_line = {} if logprobs is None else logprobs.by_line()
+        lines = [line for line, row in enumerate(rows) if row.samples]
+        sampled = ids.tolist()
         return _Drawn(
-            sampled,
-            [by_line.get(line) for line in range(len(sampled))] if by_line else [],
-            [] if scores is None else [*scores.by_row().values()],
+            [sampled[line] for line in lines],
+            [by_line.get(line) for line in lines] if by_line else [],
+            [] if computed.scores is None else [*computed.scores.by_row().values()],
         )

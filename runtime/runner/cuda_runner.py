@@ -5,7 +5,7 @@ which model nor which feature it runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import torch
@@ -16,11 +16,11 @@ from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.kv_cache import KVCache
 from runtime.masks import RowMasks
 from runtime.models.model import Model
-from runtime.runner.cuda_event import EventWaiter
+from runtime.runner.cuda_event import CudaEvent, EventWaiter
 from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
 from runtime.runner.graph_pool import GraphPool, Sampled
 from runtime.runner.step_inputs import StepInputs
-from runtime.sample.logprobs import LogprobWishes
+from runtime.sample.logprobs import LogprobWishes, index_on
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
 from runtime.step import ForwardPass, Step
@@ -28,13 +28,13 @@ from runtime.step import ForwardPass, Step
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A step up to its logits: `rows` are those of `batch` in the order of the lines, `order` their indices there."""
+    """A step up to its logits, a line for each of `rows` and perhaps more. `positions` [L]: where each line's token will stand.
+    `started` None: nothing but its draws is left."""
 
-    batch: ScheduledBatch
-    order: list[int]
     rows: tuple[ScheduledRow, ...]
     sampled: Sampled
-    started: torch.cuda.Event
+    positions: torch.Tensor
+    started: torch.cuda.Event | None
 
 
 class CudaRunner:
@@ -58,67 +58,83 @@ class CudaRunner:
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> Step:
         begun = self._begin(batch)
-        return self._finish(begun, begun.sampled.ids)
+        return self._finish(batch, begun, begun.sampled.ids)
 
     @torch.inference_mode()
     def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
         """The same work, graph or not, which draws for the rows that need no mask."""
-        begun = self._begin(batch)
-        return ForwardPass(batch, lambda masks: self._draw(begun, masks))
+        return self._undrawn(batch, self._begin(batch))
 
     def _begin(self, batch: ScheduledBatch) -> _Begun:
-        started = torch.cuda.Event(enable_timing=True)
-        started.record()
+        started = _recorded()
         # Longest contexts first: attention gives each line to blocks in this order, and a long one that came last would run alone.
-        order = sorted(range(len(batch.rows)), key=lambda index: -batch.rows[index].end)
-        rows = tuple(batch.rows[index] for index in order)
-        return _Begun(batch, order, rows, self._enqueue(rows, batch.num_tokens), started)
+        rows = tuple(sorted(batch.rows, key=lambda row: -row.end))
+        sampled = self._enqueue(rows, batch.num_tokens)
+        return _Begun(rows, sampled, self._inputs.sample_positions[: len(sampled.ids)], started)
+
+    def _undrawn(self, batch: ScheduledBatch, begun: _Begun) -> ForwardPass:
+        def done() -> CudaEvent:
+            return self._waiter.after(_recorded(blocking=True))  # late, but nothing was enqueued since
+
+        return ForwardPass(
+            batch,
+            lambda part, masks: self._draw(part, begun, masks),
+            lambda part: self._keep(part, begun),
+            done,
+        )
 
     @torch.inference_mode()
-    def _draw(self, begun: _Begun, masks: RowMasks) -> Step:
+    def _keep(self, batch: ScheduledBatch, begun: _Begun) -> ForwardPass:
+        lines = [line for line, row in enumerate(batch.drawn(begun.rows)) if row.samples]
+        index = index_on(begun.positions.device, lines)
+        ids, logits, positions = (t[index] for t in (begun.sampled.ids, begun.sampled.logits, begun.positions))
+        rows = tuple(begun.rows[line] for line in lines)
+        return self._undrawn(batch, _Begun(rows, Sampled(ids, logits), positions, None))
+
+    @torch.inference_mode()
+    def _draw(self, batch: ScheduledBatch, begun: _Begun, masks: RowMasks) -> Step:
         """Masked lines were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""
         logits, ids = begun.sampled.logits, begun.sampled.ids
-        late = [row.row if row.masked else -1 for row in begun.rows]
+        begun = replace(begun, rows=batch.drawn(begun.rows))
+        masked = set(masks.rows)
+        late = [row.row if row.row in masked else -1 for row in begun.rows]
         late += [-1] * (len(ids) - len(late))
         late_rows = torch.tensor(late, dtype=torch.int32)
         if ids.is_cuda:
             late_rows = late_rows.pin_memory().to(ids.device, non_blocking=True)
         self._sampler.restrict(masks)
         # As many lines as before, of which the sampler skips most: their kernels are compiled and their memory is planned for.
-        drawn = self._sampler.sample(
-            logits, late_rows, self._inputs.sample_positions[: len(ids)], self._inputs.last_ids
-        )
-        return self._finish(begun, torch.where(late_rows >= 0, drawn, ids))
+        drawn = self._sampler.sample(logits, late_rows, begun.positions, self._inputs.last_ids)
+        return self._finish(batch, begun, torch.where(late_rows >= 0, drawn, ids))
 
-    def _finish(self, begun: _Begun, ids: torch.Tensor) -> Step:
-        batch, order, started = begun.batch, begun.order, begun.started
-        output = next(self._outputs)[: len(order)]
-        output.copy_(ids[: len(order)], non_blocking=True)
-        logprobs = self._logprobs.compute(begun.sampled.logits, ids, begun.rows)
+    def _finish(self, batch: ScheduledBatch, begun: _Begun, ids: torch.Tensor) -> Step:
+        """`ids` [L] of `begun`, of which `batch` wants those of its rows that sample."""
+        rows, started = begun.rows, begun.started
+        output = next(self._outputs)[: len(rows)]
+        output.copy_(ids[: len(rows)], non_blocking=True)
+        logprobs = self._logprobs.compute(begun.sampled.logits, ids, rows)
         on_host = None if logprobs is None else logprobs.to_host()
         scores = None if begun.sampled.scores is None else begun.sampled.scores.to_host()
-        ended = torch.cuda.Event(enable_timing=True, blocking=True)
-        ended.record()
+        ended = _recorded(blocking=True)
         previous, self._last_end = self._last_end, ended
 
         def read_ids() -> list[int]:
-            by_row = dict(zip(order, output.tolist(), strict=True))
-            return [by_row[index] for index, row in enumerate(batch.rows) if row.samples]
+            by_row = dict(zip((row.row for row in rows), output.tolist(), strict=True))
+            return [by_row[row.row] for row in batch.rows if row.samples]
 
         def read_logprobs() -> list[TokenLogprobs | None]:
             if on_host is None:
                 return []
-            by_line = on_host.by_line()
-            by_row = {index: by_line.get(line) for line, index in enumerate(order)}
-            return [by_row[index] for index, row in enumerate(batch.rows) if row.samples]
+            by_row = {rows[line].row: entry for line, entry in on_host.by_line().items()}
+            return [by_row.get(row.row) for row in batch.rows if row.samples]
 
         def read_scores() -> list[list[TokenLogprobs] | None]:
             assert scores is not None
-            by_row = {order[line]: entries for line, entries in scores.by_row().items()}
-            return [by_row[index] for index in sorted(by_row)]
+            by_row = {rows[line].row: entries for line, entries in scores.by_row().items()}
+            return [by_row[row.row] for row in batch.scoring_rows]
 
         def idle_before_s() -> float | None:
-            return None if previous is None else previous.elapsed_time(started) / 1e3
+            return None if previous is None or started is None else previous.elapsed_time(started) / 1e3
 
         return Step(
             batch,
@@ -169,3 +185,10 @@ class CudaRunner:
 
     def stop(self) -> None:
         self._waiter.close()
+
+
+def _recorded(*, blocking: bool = False) -> torch.cuda.Event:
+    """What was enqueued so far."""
+    event = torch.cuda.Event(enable_timing=True, blocking=blocking)
+    event.record()
+    return event

@@ -26,6 +26,8 @@ class AllowedTokens:
 
     def restrict(self, masks: RowMasks) -> None:
         """Until the next call, rows with matchers draw from these."""
+        if not masks.rows:
+            return
         device = self._masks.device
         rows = torch.empty(len(masks.rows), dtype=torch.int64, device=device)
         words = torch.empty(masks.words.shape, dtype=torch.int32, device=device)

@@ -225,7 +225,7 @@ async def test_a_matcher_that_takes_too_long_ends_its_own_request_and_those_behi
             assert len(self.ids) < 2 or answer.wait(60)
             return super().allowed()
 
-    async with engine_on(FakeRunner(), max_num_seqs=20) as engine:
+    async with engine_on(FakeRunner(patient=False), max_num_seqs=20) as engine:
         usual = request(max_tokens=9, matchers=(lambda: Rule(from_last),))
         stuck = request(max_tokens=9, matchers=(lambda: Stuck(from_last),))
         got = await read(engine.submit([usual, stuck, usual, request(max_tokens=9), *[usual] * 10]))
@@ -278,11 +278,11 @@ async def test_a_step_that_fails_before_the_draw_voids_the_forward_pass_behind_i
 
 async def test_a_draw_that_cannot_be_launched_ends_its_requests_and_no_others():
     class Short(FakeRunner):
-        def _draw(self, batch, masks):
+        def _draw(self, drawn, batch, masks):
             if len(self.batches) == 2:
                 self.drawn.append(batch)
                 raise MemoryError
-            return super()._draw(batch, masks)
+            return super()._draw(drawn, batch, masks)
 
     async with engine_on(Short()) as engine:
         got = await read(engine.submit([request(max_tokens=9, matchers=(lambda: Rule(from_last),))]))
