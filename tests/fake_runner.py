@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -135,6 +136,31 @@ class Rule:
         allowed = self.rule(self.ids)
         assert allowed is None or token_id in allowed
         self.ids.append(token_id)
+
+
+class LateMasks:
+    """Makes rules whose every mask is late: it is not made before its row is held back. One a request, under its id."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._hold = scheduler.hold
+        self._held: dict[str, threading.Event] = {}
+        scheduler.hold = self._note  # type: ignore[method-assign]
+
+    def _note(self, draws: ScheduledBatch) -> None:
+        self._hold(draws)
+        for row in draws.rows:
+            self._held[row.sequence.request.id].set()
+
+    def rule(self, request_id: str, *rule) -> Callable[[], Rule]:
+        held = self._held[request_id] = threading.Event()
+
+        class Late(Rule):
+            def allowed(self) -> bytes | None:
+                assert held.wait(60)
+                held.clear()
+                return super().allowed()
+
+        return lambda: Late(*rule)
 
 
 def model_info(**changes) -> ModelInfo:
