@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +15,13 @@ from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
+from runtime.models.model import Model
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import engine_parts
-from tests.fake_runner import Rule
+from tests.fake_runner import LateMasks, Rule
 
+Rules = Callable[[list[int]], Collection[int] | None]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCAB = 211
 PROMPTS = [[5], list(range(40)), [7, 8, 9], list(range(60, 75)), [3] * 20]
 ASKED = [
@@ -28,26 +33,39 @@ ASKED = [
 ]
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def decoder(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
+def load(config, folder: Path, device: str) -> Model:
     torch.manual_seed(5)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    files = resolve(str(folder), None, lambda progress: None)
+    return load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device=device)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def decoder(request, tmp_path_factory):
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=96, intermediate_size=160, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.2, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    files = resolve(str(folder), None, lambda progress: None)
-    return load_model(
-        files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device=request.param
-    )
+    return load(config, tmp_path_factory.mktemp("llama"), request.param)
 
 
-async def generate(decoder, changes: dict[int, dict], **options) -> list[tuple]:
-    """(ids, logprobs, how it ended) of each prompt; `changes` by prompt."""
+@pytest.fixture(scope="module", params=DEVICES)
+def recurrent(request, tmp_path_factory):
+    config = transformers.MambaConfig(
+        vocab_size=VOCAB, hidden_size=96, num_hidden_layers=2, state_size=6, time_step_rank=5, initializer_range=0.2,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return load(config, tmp_path_factory.mktemp("mamba"), request.param)
+
+
+async def generate(decoder, changes: dict[int, dict], late: Mapping[int, Rules], **options) -> list[tuple]:
+    """(ids, logprobs, how it ended) of each prompt; `changes` by prompt. `late`: what holds some to masks that are all late."""
     config = EngineConfig(device=decoder.device, num_kv_blocks=64, max_num_seqs=8, max_model_len=200, **options)
     parts = await engine_parts(decoder, config)
     engine = Engine(parts.scheduler, parts.runner, parts.model, steps_in_flight=config.steps_in_flight)
+    makers = LateMasks(parts.scheduler)
+    for i, rule in late.items():
+        changes[i] = {**changes.get(i, {}), "matchers": (makers.rule(str(i), rule, VOCAB),)}
     requests = [
         Request(str(i), prompt, SamplingParams(24, **{**asked, **changes.get(i, {})}))
         for i, (prompt, asked) in enumerate(zip(PROMPTS, ASKED, strict=True))
@@ -65,8 +83,8 @@ async def generate(decoder, changes: dict[int, dict], **options) -> list[tuple]:
     return found
 
 
-def run(decoder, changes=None, **options) -> list[tuple]:
-    return asyncio.run(generate(decoder, changes or {}, **options))
+def run(decoder, changes=None, late=None, **options) -> list[tuple]:
+    return asyncio.run(generate(decoder, {**(changes or {})}, late or {}, **options))
 
 
 OPTIONS = [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}, {"enforce_eager": True}]
@@ -101,3 +119,25 @@ def test_what_may_follow_hangs_on_what_was_drawn(decoder):
         assert ids[0] in {50, 60}
         assert {(b - a) % VOCAB for a, b in itertools.pairwise(ids)} <= {3, 4}
         assert all(entry.rank >= 1 for entry in logprobs)
+
+
+def same(found: list[tuple], expected: list[tuple]) -> bool:
+    """But for rounding in logprobs: a row that waits for its mask is computed beside others than before."""
+    for (ids, logprobs, finish), (other_ids, others, other_finish) in zip(found, expected, strict=True):
+        assert (ids, finish) == (other_ids, other_finish)
+        assert [entry.logprob for entry in logprobs] == pytest.approx([entry.logprob for entry in others], abs=1e-4)
+        assert [[id for id, _ in entry.top] for entry in logprobs] == [[id for id, _ in entry.top] for entry in others]
+    return True
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_masks_that_come_late_change_nothing_for_anybody(decoder, options):
+    some = frozenset(range(0, VOCAB, 3)) | {2}
+    in_time = run(decoder, {n: {"matchers": (lambda: Rule(lambda ids: some, VOCAB),)} for n in (1, 2, 3)}, **options)
+    assert same(run(decoder, late=dict.fromkeys((1, 2, 3), lambda ids: some), **options), in_time)
+
+
+def test_a_state_takes_no_token_twice_though_all_masks_come_late(recurrent):
+    plain = run(recurrent)
+    assert same(run(recurrent, late=dict.fromkeys((0, 1, 3), lambda ids: None)), plain)
+    assert same(run(recurrent, late=dict.fromkeys(range(5), lambda ids: None)), plain)
