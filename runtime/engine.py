@@ -38,6 +38,7 @@ from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
 from runtime.stats import EngineStats, counter, gauge
 from runtime.step import ForwardPass, Runner, Step
+from runtime.throughput_log import ThroughputLog
 from runtime.token_stream import EngineTokenStream
 
 log = logging.getLogger("oneloop.engine")
@@ -45,7 +46,6 @@ log = logging.getLogger("oneloop.engine")
 T = TypeVar("T")
 
 STALL_S = 120.0  # a step older than this is a hang, not a long prompt
-REPORT_S = 10.0  # a throughput line this often, while busy
 NOT_FINITE_ERROR = "the model's output for this request is not finite"
 
 
@@ -88,7 +88,7 @@ class Engine:
             ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
             ("enable_prefix_caching", str(scheduler.cache.enabled)),
         )
-        self._report = _Report(self._stats)
+        self._throughput = ThroughputLog(self._stats)
         self._task = asyncio.create_task(self._live(), name="engine")
 
     # --- EngineClient ---------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Engine:
             self._idle.set()
             if not self._closing:
                 await self._sleep()
-                self._report.restart()
+                self._throughput.restart()
                 self._lag.start()
         return bool(self._sinks or self._in_flight or not self._closing)
 
@@ -303,7 +303,7 @@ class Engine:
             self._hold(row.sequence, entries)
         for settled in self._scheduler.settle(step.batch, sampled_ids):
             self._deliver(settled, now, logprobs.get(settled.sequence))
-        self._report.maybe(now, self._scheduler)
+        self._throughput.maybe(now, self._scheduler)
 
     async def _fail(self) -> None:
         """The oldest step raised. Its requests end; what was launched behind it may have read its garbage and starts over."""
@@ -444,30 +444,3 @@ class Engine:
         stats.request_computed_tokens.observe(sequence.num_prompt_tokens - sequence.num_cached_tokens)
         if sequence.first_scheduled_s is not None:
             stats.prefill_time.observe(now - sequence.first_scheduled_s)
-
-
-class _Report:
-    """The throughput line in the log, at most once in REPORT_S and only while steps settle."""
-
-    def __init__(self, stats: EngineStats) -> None:
-        self._stats = stats
-        self.restart()
-
-    def restart(self) -> None:
-        self._since_s = time.monotonic()
-        self._prompt, self._generation = self._stats.prompt_tokens, self._stats.generation_tokens
-
-    def maybe(self, now: float, scheduler: Scheduler) -> None:
-        elapsed_s = now - self._since_s
-        if elapsed_s < REPORT_S:
-            return
-        log.info(
-            "prompt %.1f tok/s, generation %.1f tok/s, %d running, %d waiting, KV %.0f %%, prefix hits %.0f %%",
-            (self._stats.prompt_tokens - self._prompt) / elapsed_s,
-            (self._stats.generation_tokens - self._generation) / elapsed_s,
-            len(scheduler.running),
-            len(scheduler.waiting),
-            100.0 * (1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks),
-            100.0 * scheduler.num_prefix_hits / max(1, scheduler.num_prefix_queries),
-        )
-        self.restart()

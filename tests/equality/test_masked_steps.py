@@ -28,7 +28,7 @@ ASKED = [
     {"temperature": 0.0},
     {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
     {"temperature": 1.5, "seed": 4, "top_p": 0.9, "logprobs": 3},
-    {"temperature": 0.8, "seed": 5, "top_k": 20, "presence_penalty": 0.7, "logprobs": 0},
+    {"temperature": 0.8, "seed": 5, "top_k": 20, "presence_penalty": 0.7, "logprobs": 0, "prompt_logprobs": 2},
     {"temperature": 1.0, "seed": 6, "logit_bias": {9: 3.0}, "min_tokens": 5, "stop_token_ids": frozenset({9})},
 ]
 
@@ -59,7 +59,8 @@ def recurrent(request, tmp_path_factory):
 
 
 async def generate(decoder, changes: dict[int, dict], late: Mapping[int, Rules], **options) -> list[tuple]:
-    """(ids, logprobs, how it ended) of each prompt; `changes` by prompt. `late`: what holds some to masks that are all late."""
+    """(ids, logprobs of prompt and output, how it ended) of each prompt; `changes` by prompt. `late`: rules for some whose masks
+    are all late."""
     config = EngineConfig(device=decoder.device, num_kv_blocks=64, max_num_seqs=8, max_model_len=200, **options)
     parts = await engine_parts(decoder, config)
     engine = Engine(parts.scheduler, parts.runner, parts.model, steps_in_flight=config.steps_in_flight)
@@ -70,14 +71,15 @@ async def generate(decoder, changes: dict[int, dict], late: Mapping[int, Rules],
         Request(str(i), prompt, SamplingParams(24, **{**asked, **changes.get(i, {})}))
         for i, (prompt, asked) in enumerate(zip(PROMPTS, ASKED, strict=True))
     ]
-    found: list[tuple] = [([], [], None)] * len(requests)
+    found: list[tuple] = [([], [], None) for _ in requests]
     try:
         async with engine.submit(requests) as stream:
             async for outputs in stream:
                 for output in outputs:
                     assert output.error is None
                     ids, logprobs, _ = found[output.index]
-                    found[output.index] = (ids + output.token_ids, logprobs + (output.logprobs or []), output.finish)
+                    logprobs += (output.prompt_logprobs or []) + (output.logprobs or [])
+                    found[output.index] = (ids + output.token_ids, logprobs, output.finish)
     finally:
         await engine.close()
     return found

@@ -59,6 +59,9 @@ class Memory:
             self.store(row)
         for row in batch.rows:  # after every row has stored, as a layer does
             self.read(row)
+        return self.draw(batch)
+
+    def draw(self, batch: ScheduledBatch) -> list[int]:
         sampled = []
         for row in batch.sampling_rows:
             sampled.append(next_token(self.texts[row.row][: row.end]))
@@ -407,7 +410,7 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
     caching=st.booleans(),
     depth=st.integers(1, 3),
 )
-def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and_failures(
+def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_late_draws_and_failures(
     seed, spare_blocks, groups, seqs, budget, policy, caching, depth
 ):
     rng = random.Random(seed)
@@ -417,6 +420,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and
     alive: list[Sequence] = []
     told: dict[Sequence, list[int]] = {}
     in_flight: deque[tuple[ScheduledBatch, list[int]]] = deque()
+    held: list[ScheduledBatch] = []
     number = 0
     for _ in range(200):
         if rng.random() < 0.4:
@@ -432,7 +436,14 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and
                 scheduler.finish(victim, FinishReason.ABORT)
         batch = scheduler.schedule()
         if batch is not None:
+            if not in_flight:  # as it is when the engine asks for masks
+                late = {row.row for row in batch.sampling_rows if rng.random() < 0.2}
+                batch, draws = batch.split(late)
+                scheduler.hold(draws)
+                held.append(draws)
             in_flight.append((batch, memory.run(batch)))
+        if rng.random() < 0.3:
+            resume(scheduler, memory, held, in_flight, 0.5, rng)
         check_pool(scheduler)
         check_tables(scheduler)
         if in_flight and rng.random() < 0.03:
@@ -445,6 +456,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and
             note_scores(in_flight[0][0], told)
             for settled in scheduler.settle(*in_flight.popleft()):
                 assert settled.token_id is None or settled.token_id == expected_at(settled.sequence)
+    resume(scheduler, memory, held, in_flight, 1.0, rng)
     while in_flight:
         note_scores(in_flight[0][0], told)
         scheduler.settle(*in_flight.popleft())
@@ -456,6 +468,14 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_and
             assert told.get(seq, []) == wanted
     assert scheduler.pool.num_free == num_blocks
     assert all(scheduler.pool.count(block_id) == 0 for block_id in range(num_blocks))
+
+
+def resume(scheduler: Scheduler, memory: Memory, held: list[ScheduledBatch], in_flight: deque, share, rng) -> None:
+    """Draw that share of what is held."""
+    for draws in held:
+        _, now = draws.split({row.row for row in draws.rows if scheduler.holds(row) and rng.random() < share})
+        scheduler.resume(now)
+        in_flight.append((now, memory.draw(now)))
 
 
 def expected_at(seq: Sequence) -> int:
