@@ -27,7 +27,7 @@ from runtime.masks import RowMasks, Words, mask_of, num_words
 from runtime.sequence import Sequence
 
 LIMIT_S = 1.0  # for a mask, of which a usual one takes ten microseconds and a bad one ten milliseconds
-GRACE_S = 0.002  # for masks at least, however short the forward pass: a thread that wakes up late is no reason to draw twice
+GRACE_S = 0.002  # at least, however short the forward pass: a thread that wakes up late is no reason to draw twice
 MASKS_PER_THREAD = 8  # fewer than that are done before another thread has woken
 USUAL_THREADS = max(2, min(8, os.cpu_count() or 1))
 MAX_THREADS = 32  # with those that slow masks hold

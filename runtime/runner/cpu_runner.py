@@ -25,17 +25,19 @@ from runtime.step import ForwardPass, Step
 
 
 class _Computed(NamedTuple):
-    """`logits` [S, V], a line for each of `rows`, and where each line's token will stand, `positions` [S]."""
+    """`logits` [S, V], a line for each of `rows`; their `row_ids` [S] int32, and `positions` [S] where tokens will stand."""
 
     rows: tuple[ScheduledRow, ...]
     logits: Tensor
+    row_ids: Tensor
     positions: Tensor
     scores: PromptLogprobs | None = None
 
     def copied(self, batch: ScheduledBatch) -> _Computed:
         """The lines that `batch` draws."""
         lines = [line for line, row in enumerate(batch.drawn(self.rows)) if row.samples]
-        return _Computed(tuple(self.rows[line] for line in lines), self.logits[lines], self.positions[lines])
+        rows = tuple(self.rows[line] for line in lines)
+        return _Computed(rows, self.logits[lines], self.row_ids[lines], self.positions[lines])
 
 
 class _Drawn(NamedTuple):
@@ -106,18 +108,21 @@ class CpuRunner:
             lambda tokens: self._model.logits(hidden, tokens),
         )
         logits = self._model.logits(hidden, inputs.logit_tokens)
-        return _Computed(batch.sampling_rows, logits, inputs.sample_positions, scores)
+        return _Computed(batch.sampling_rows, logits, inputs.sample_rows, inputs.sample_positions, scores)
 
     @torch.inference_mode()
     def _draw(self, batch: ScheduledBatch, computed: _Computed, masks: RowMasks | None = None) -> _Drawn:
         rows = batch.drawn(computed.rows)
+        lines = [line for line, row in enumerate(rows) if row.samples]
+        row_ids = computed.row_ids
+        if len(lines) < len(rows):
+            row_ids = torch.full_like(row_ids, -1)
+            row_ids[lines] = computed.row_ids[lines]
         if masks is not None:
             self._sampler.restrict(masks)
-        sample_rows = torch.tensor([row.row if row.samples else -1 for row in rows], dtype=torch.int32)
-        ids = self._sampler.sample(computed.logits, sample_rows, computed.positions, self._inputs.last_ids)
+        ids = self._sampler.sample(computed.logits, row_ids, computed.positions, self._inputs.last_ids)
         logprobs = self._logprobs.compute(computed.logits, ids, rows)
         by_line = {} if logprobs is None else logprobs.by_line()
-        lines = [line for line, row in enumerate(rows) if row.samples]
         sampled = ids.tolist()
         return _Drawn(
             [sampled[line] for line in lines],
