@@ -6,7 +6,7 @@ layer's: `delta`, None before the first layer, belongs to `residual`, which is u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -30,13 +30,21 @@ from runtime.models.spec.rope import Rope
 Tables = Mapping[Rope | None, Tensor]
 
 
+class LayerStep(NamedTuple):
+    """What all layers read of a step: positions [T] int64, and slots and what attention is asked by table of blocks.
+
+    `embedding` [T, H]: what the residual stream began with, if some layer asks for it."""
+
+    positions: Tensor
+    slots: Sequence[Tensor]
+    metas: Sequence[ops.AttentionMeta]
+    embedding: Tensor | None = None
+
+
 class LayerBlock(Protocol):
-    def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor:  # fmt: skip
-        """delta and residual [T, H]; `memory`: one entry for each mixer, whose `table` picks from `slots` and `metas` -> what
-        this layer adds to residual + delta, [T, H], a fresh tensor."""
+    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
+        """delta and residual [T, H]; `memory`: one entry for each mixer -> what this layer adds to residual + delta, [T, H], a
+        fresh tensor."""
         ...
 
 
@@ -60,15 +68,12 @@ class Mixers:
             (build_mixer(branch.mixer, name, hidden_size, weights, tables), branch) for branch in branches(mixer)
         ]
 
-    def forward(
-        self, x: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
-        metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor:  # fmt: skip
+    def forward(self, x: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
         """x [T, H] -> [T, H], a fresh tensor."""
         parts = []
         for (block, branch), own in zip(self._branches, memory, strict=True):
             given = x if branch.input_multiplier == 1.0 else x * branch.input_multiplier
-            part = block.forward(given, positions, own, slots[own.table], metas[own.table])
+            part = block.forward(given, step.positions, own, step.slots[own.table], step.metas[own.table])
             if branch.output_multiplier != 1.0:
                 part *= branch.output_multiplier
             parts.append(part)
@@ -95,12 +100,9 @@ class SequentialBlock:
         self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
-    def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor:  # fmt: skip
+    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
         x = self._before_mixer.add(delta, residual)
-        x = self._mixers.forward(x, positions, memory, slots, metas)
+        x = self._mixers.forward(x, memory, step)
         if self._after is not None:
             x = self._after[0].forward(x)
         if self._multiplier != 1.0:
@@ -122,12 +124,9 @@ class ParallelBlock:
         self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
-    def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor:  # fmt: skip
+    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
         x = self._norm.add(delta, residual)
-        added = self._mixers.forward(x, positions, memory, slots, metas)
+        added = self._mixers.forward(x, memory, step)
         added += self._mlp.forward(x if self._mlp_norm is None else self._mlp_norm.forward(residual))
         return added
 
@@ -139,11 +138,8 @@ class SingleMixerBlock:
         self._norm = build_norm(layer.norm, f"{name}.norm", weights)
         self._mixers = Mixers(mixer, name, hidden_size, weights, tables)
 
-    def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor:  # fmt: skip
-        return self._mixers.forward(self._norm.add(delta, residual), positions, memory, slots, metas)
+    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
+        return self._mixers.forward(self._norm.add(delta, residual), memory, step)
 
 
 class SingleMLPBlock:
@@ -151,10 +147,7 @@ class SingleMLPBlock:
         self._norm = build_norm(layer.norm, f"{name}.norm", weights)
         self._mlp = build_mlp(mlp, name, hidden_size, weights)
 
-    def forward(
-        self, delta: Tensor | None, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor], metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor:  # fmt: skip
+    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
         return self._mlp.forward(self._norm.add(delta, residual))
 
 

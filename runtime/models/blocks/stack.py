@@ -13,7 +13,7 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.attention import LayerMemory
-from runtime.models.blocks.layer import LayerBlock
+from runtime.models.blocks.layer import LayerBlock, LayerStep
 
 log = logging.getLogger("oneloop.models")
 
@@ -48,9 +48,9 @@ class LayerStack:
         self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
         metas: Sequence[ops.AttentionMeta],
     ) -> Tensor | None:  # fmt: skip
-        x: Tensor | None = None
+        x, step = None, LayerStep(positions, slots, metas)
         for block, own in self._layers:
-            x = block.forward(x, residual, positions, memory[own], slots, metas)
+            x = block.forward(x, residual, memory[own], step)
         return x
 
     def recorded(self, memory: Sequence[LayerMemory], hidden_size: int) -> RecordedStack:
@@ -74,7 +74,7 @@ class LayerStack:
 
 
 def _call(block: LayerBlock, memory: Sequence[LayerMemory]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:
-    return lambda x, step: block.forward(x, step.residual, step.positions, memory, step.slots, step.metas)
+    return lambda x, step: block.forward(x, step.residual, memory, LayerStep(step.positions, step.slots, step.metas))
 
 
 class RecordedStack:
@@ -87,11 +87,11 @@ class RecordedStack:
         self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
         metas: Sequence[ops.AttentionMeta],
     ) -> Tensor | None:  # fmt: skip
-        x: Tensor | None = None
+        x, step = None, LayerStep(positions, slots, metas)
         for part in self._parts:
             if isinstance(part, int):
                 block, own = self._layers[part]
-                x = block.forward(x, residual, positions, memory[own], slots, metas)
+                x = block.forward(x, residual, memory[own], step)
             else:
                 x = part.run(x, residual, positions, slots, metas)
         return x
