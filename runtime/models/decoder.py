@@ -20,8 +20,8 @@ from runtime.models.blocks.rope import cos_sin_table
 from runtime.models.blocks.stack import LayerStack, Stack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import DecoderSpec, layer_name
+from runtime.models.spec.layer import HybridLayer
 
 
 class Hidden(NamedTuple):
@@ -54,13 +54,14 @@ class Decoder:
         self._vocabulary = VocabularyBlock(spec, weights, dtype)
         tables = {
             rope: cos_sin_table(rope, max_positions).to(device)
-            for rope in {block.rope for _, block in spec.blocks() if isinstance(block, Attention)}
+            for rope in {attention.rope for attention in spec.attentions()}
         }
         self._layers = LayerStack(
             [
                 (build_layer(layer, layer_name(index), spec.hidden_size, weights, tables), len(layer.mixers))
                 for index, layer in enumerate(spec.layers)
-            ]
+            ],
+            keeps_embedding=any(isinstance(layer, HybridLayer) for layer in spec.layers),
         )
         self._stack: Stack = self._layers
 

@@ -13,7 +13,7 @@ from runtime.models.hybrid import RECURRENT, block_types, mamba2, taps
 from runtime.models.mixture import SHARED_EXPERTS, mixture, num_experts, sigmoid_router
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
-from runtime.models.spec.layer import Block, SingleLayer
+from runtime.models.spec.layer import OnlyBlock, SingleLayer
 from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.moe import Latent, MoE
@@ -41,7 +41,7 @@ _AS_NVIDIA_WRITES = (*_SEPARATE, rename("backbone", into="model"))
 def nemotron_h(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
     norm = RMSNorm(config.number("layer_norm_epsilon", 1e-5))
-    kinds: dict[str, Callable[[], Block]] = {
+    kinds: dict[str, Callable[[], OnlyBlock]] = {
         RECURRENT: lambda: _mixer(config, norm),
         FULL: lambda: _attention(config),
         "mlp": lambda: _mlp(config, config.count("intermediate_size", 21504), "mlp"),

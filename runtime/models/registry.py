@@ -50,6 +50,7 @@ from runtime.models.spec.model import UnsupportedModel
 from runtime.models.stablelm import stablelm
 from runtime.models.starcoder2 import starcoder2
 from runtime.models.text_part import gemma3_text, mistral3_text, qwen3_5_moe_text, qwen3_5_text
+from runtime.models.zamba2 import zamba2
 
 FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "BambaForCausalLM": bamba,
@@ -111,6 +112,7 @@ FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "SmolLM3ForCausalLM": smollm3,
     "StableLmForCausalLM": stablelm,
     "Starcoder2ForCausalLM": starcoder2,
+    "Zamba2ForCausalLM": zamba2,
 }
 
 

@@ -5,40 +5,20 @@ layer's: `delta`, None before the first layer, belongs to `residual`, which is u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
-import ops
-from runtime.models.blocks.attention import AttentionBlock, LayerMemory
-from runtime.models.blocks.gated_delta_net import GatedDeltaNetBlock
-from runtime.models.blocks.latent_attention import LatentAttentionBlock
-from runtime.models.blocks.mamba import MambaBlock
-from runtime.models.blocks.mamba2 import Mamba2Block
+from runtime.models.blocks.attention import LayerMemory
+from runtime.models.blocks.hybrid import HybridBlock
+from runtime.models.blocks.mixer import LayerStep, Mixers, Tables, build_mixer
 from runtime.models.blocks.mlp import build_mlp
 from runtime.models.blocks.norm import NoNorm, NormBlock, build_norm
-from runtime.models.blocks.short_conv import ShortConvBlock
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec.attention import Attention, LatentAttention
-from runtime.models.spec.layer import MLP, AnyLayer, Layer, Mixer, ParallelLayer, SideBySide, SingleLayer, branches
+from runtime.models.spec.layer import MLP, AnyLayer, HybridLayer, Layer, Mixer, ParallelLayer, SingleLayer
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE
-from runtime.models.spec.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
-from runtime.models.spec.rope import Rope
-
-Tables = Mapping[Rope | None, Tensor]
-
-
-class LayerStep(NamedTuple):
-    """What all layers read of a step: positions [T] int64, and slots and what attention is asked by table of blocks.
-
-    `embedding` [T, H]: what the residual stream began with, if some layer asks for it."""
-
-    positions: Tensor
-    slots: Sequence[Tensor]
-    metas: Sequence[ops.AttentionMeta]
-    embedding: Tensor | None = None
 
 
 class LayerBlock(Protocol):
@@ -46,41 +26,6 @@ class LayerBlock(Protocol):
         """delta and residual [T, H]; `memory`: one entry for each mixer -> what this layer adds to residual + delta, [T, H], a
         fresh tensor."""
         ...
-
-
-class MixerBlock(Protocol):
-    """What lets a token know of those before it."""
-
-    def forward(
-        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
-    ) -> Tensor:
-        """x [T, H] -> [T, H], a fresh tensor."""
-        ...
-
-
-class Mixers:
-    """All that a layer has, each with a memory of its own; what they give is added."""
-
-    def __init__(
-        self, mixer: Mixer | SideBySide, name: str, hidden_size: int, weights: Weights, tables: Tables
-    ) -> None:
-        self._branches = [
-            (build_mixer(branch.mixer, name, hidden_size, weights, tables), branch) for branch in branches(mixer)
-        ]
-
-    def forward(self, x: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
-        """x [T, H] -> [T, H], a fresh tensor."""
-        parts = []
-        for (block, branch), own in zip(self._branches, memory, strict=True):
-            given = x if branch.input_multiplier == 1.0 else x * branch.input_multiplier
-            part = block.forward(given, step.positions, own, step.slots[own.table], step.metas[own.table])
-            if branch.output_multiplier != 1.0:
-                part *= branch.output_multiplier
-            parts.append(part)
-        added, *others = parts
-        for other in others:
-            added += other
-        return added
 
 
 class SequentialBlock:
@@ -135,7 +80,7 @@ class SingleMixerBlock:
     def __init__(
         self, layer: SingleLayer, mixer: Mixer, name: str, hidden_size: int, weights: Weights, tables: Tables
     ) -> None:
-        self._norm = build_norm(layer.norm, f"{name}.norm", weights)
+        self._norm = build_norm(layer.norm, f"{name}.{layer.before}", weights)
         self._mixers = Mixers(mixer, name, hidden_size, weights, tables)
 
     def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
@@ -144,27 +89,11 @@ class SingleMixerBlock:
 
 class SingleMLPBlock:
     def __init__(self, layer: SingleLayer, mlp: MLP, name: str, hidden_size: int, weights: Weights) -> None:
-        self._norm = build_norm(layer.norm, f"{name}.norm", weights)
+        self._norm = build_norm(layer.norm, f"{name}.{layer.before}", weights)
         self._mlp = build_mlp(mlp, name, hidden_size, weights)
 
     def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
         return self._mlp.forward(self._norm.add(delta, residual))
-
-
-def build_mixer(mixer: Mixer, layer: str, hidden_size: int, weights: Weights, tables: Tables) -> MixerBlock:
-    match mixer:
-        case LatentAttention():
-            return LatentAttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope])
-        case Attention():
-            return AttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope])
-        case Mamba2():
-            return Mamba2Block(mixer, layer, hidden_size, weights)
-        case Mamba():
-            return MambaBlock(mixer, layer, hidden_size, weights)
-        case GatedDeltaNet():
-            return GatedDeltaNetBlock(mixer, layer, hidden_size, weights)
-        case ShortConv():
-            return ShortConvBlock(mixer, layer, hidden_size, weights)
 
 
 def build_layer(layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables) -> LayerBlock:
@@ -178,3 +107,6 @@ def build_layer(layer: AnyLayer, name: str, hidden_size: int, weights: Weights, 
             if isinstance(block, GatedMLP | PlainMLP | MoE):
                 return SingleMLPBlock(layer, block, name, hidden_size, weights)
             return SingleMixerBlock(layer, block, name, hidden_size, weights, tables)
+        case HybridLayer():
+            mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables)
+            return HybridBlock(layer, mixer, name, hidden_size, weights, tables[layer.shared.attention.rope])

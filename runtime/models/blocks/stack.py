@@ -13,7 +13,8 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.attention import LayerMemory
-from runtime.models.blocks.layer import LayerBlock, LayerStep
+from runtime.models.blocks.layer import LayerBlock
+from runtime.models.blocks.mixer import LayerStep
 
 log = logging.getLogger("oneloop.models")
 
@@ -36,9 +37,10 @@ class StackedLayer(NamedTuple):
 
 
 class LayerStack:
-    """`layers`: each with the number of its mixers."""
+    """`layers`: each with the number of its mixers. `keeps_embedding`: some of them ask for what the stream began with."""
 
-    def __init__(self, layers: Sequence[tuple[LayerBlock, int]]) -> None:
+    def __init__(self, layers: Sequence[tuple[LayerBlock, int]], *, keeps_embedding: bool) -> None:
+        self._keeps_embedding = keeps_embedding
         ends = accumulate(count for _, count in layers)
         self._layers = [
             StackedLayer(block, slice(end - count, end)) for (block, count), end in zip(layers, ends, strict=True)
@@ -48,7 +50,7 @@ class LayerStack:
         self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
         metas: Sequence[ops.AttentionMeta],
     ) -> Tensor | None:  # fmt: skip
-        x, step = None, LayerStep(positions, slots, metas)
+        x, step = None, LayerStep(positions, slots, metas, residual.clone() if self._keeps_embedding else None)
         for block, own in self._layers:
             x = block.forward(x, residual, memory[own], step)
         return x
@@ -70,24 +72,30 @@ class LayerStack:
             else:
                 recorder = fresh
         parts.extend([] if recorder is None else [recorder.finish()])
-        return RecordedStack(self._layers, parts)
+        return RecordedStack(self._layers, parts, keeps_embedding=self._keeps_embedding)
 
 
 def _call(block: LayerBlock, memory: Sequence[LayerMemory]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:
-    return lambda x, step: block.forward(x, step.residual, memory, LayerStep(step.positions, step.slots, step.metas))
+    def run(x: Tensor | None, step: ops.StepSymbols) -> Tensor:
+        # Nothing that the embedding is for can be recorded: any symbol will do.
+        return block.forward(x, step.residual, memory, LayerStep(step.positions, step.slots, step.metas, step.residual))
+
+    return run
 
 
 class RecordedStack:
     """`parts`: recordings of neighbouring layers, and indices of layers that have none."""
 
-    def __init__(self, layers: Sequence[StackedLayer], parts: Sequence[ops.Recording | int]) -> None:
-        self._layers, self._parts = layers, parts
+    def __init__(
+        self, layers: Sequence[StackedLayer], parts: Sequence[ops.Recording | int], *, keeps_embedding: bool
+    ) -> None:
+        self._layers, self._parts, self._keeps_embedding = layers, parts, keeps_embedding
 
     def forward(
         self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
         metas: Sequence[ops.AttentionMeta],
     ) -> Tensor | None:  # fmt: skip
-        x, step = None, LayerStep(positions, slots, metas)
+        x, step = None, LayerStep(positions, slots, metas, residual.clone() if self._keeps_embedding else None)
         for part in self._parts:
             if isinstance(part, int):
                 block, own = self._layers[part]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 
 from runtime.config import ELEMENT_BYTES
 from runtime.kv.layout import MemoryShape
 from runtime.models.spec.attention import Attention
-from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, SingleLayer
+from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, ParallelLayer
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.moe import Experts, MoE
 from runtime.models.spec.norm import Norm
@@ -67,9 +68,9 @@ class DecoderSpec:
         """The same with the attention of each layer, by index, changed, or something recurrent put in its place."""
 
         def changed(index: int, layer: AnyLayer) -> AnyLayer:
-            if isinstance(layer, SingleLayer) or not isinstance(layer.mixer, Attention):
-                return layer
-            return replace(layer, mixer=change(index, layer.mixer))
+            if isinstance(layer, Layer | ParallelLayer) and isinstance(layer.mixer, Attention):
+                return replace(layer, mixer=change(index, layer.mixer))
+            return layer
 
         return replace(self, layers=tuple(changed(*each) for each in enumerate(self.layers)))
 
@@ -83,7 +84,15 @@ class DecoderSpec:
     @property
     def attention(self) -> Attention:
         """Of the first layer that has it."""
-        return next(block for _, block in self.blocks() if isinstance(block, Attention))
+        return next(self.attentions())
+
+    def attentions(self) -> Iterator[Attention]:
+        """Of all layers that have it."""
+        yield from (mixer for mixer in self._mixers() if isinstance(mixer, Attention))
+
+    def _mixers(self) -> Iterator[Mixer]:
+        for layer in self.layers:
+            yield from layer.mixers
 
     @property
     def head(self) -> Linear:
@@ -110,8 +119,8 @@ class DecoderSpec:
             yield Parameter(f"{EMBEDDING}.weight", (self.vocab_size, self.hidden_size))
         if self.positions is not None:
             yield Parameter(f"{POSITIONS}.weight", (self.positions.rows, self.hidden_size))
-        for index, layer in enumerate(self.layers):
-            yield from layer.parameters(layer_name(index), self.hidden_size)
+        of_layers = (layer.parameters(layer_name(index), self.hidden_size) for index, layer in enumerate(self.layers))
+        yield from dict.fromkeys(chain.from_iterable(of_layers))  # layers may share some
         yield from self.norm.parameters(FINAL_NORM, self.hidden_size)
         yield from self.head.parameters()
 
@@ -121,4 +130,4 @@ class DecoderSpec:
 
     def kv_shapes(self) -> tuple[MemoryShape, ...]:
         """What each mixer remembers, layer by layer."""
-        return tuple(mixer.kv_shape for layer in self.layers for mixer in layer.mixers)
+        return tuple(mixer.kv_shape for mixer in self._mixers())

@@ -10,11 +10,13 @@ from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE
 from runtime.models.spec.norm import Norm
 from runtime.models.spec.recurrent import Recurrent
+from runtime.models.spec.shared import SharedTransformer
 from runtime.weights.rules import Parameter
 
 Mixer = Attention | Recurrent  # lets a token know of those before it
 MLP = GatedMLP | PlainMLP | MoE  # works on each token alone
-Block = Mixer | MLP
+OnlyBlock = Mixer | MLP
+Block = OnlyBlock | SharedTransformer
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,11 @@ class ParallelLayer:
 
 @dataclass(frozen=True, slots=True)
 class SingleLayer:
-    """x + block(norm(x)): a layer of nothing else."""
+    """x + block(norm(x)): a layer of nothing else. `before`: the norm's name."""
 
-    block: Block
+    block: OnlyBlock
     norm: Norm
+    before: str = "norm"
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -113,8 +116,31 @@ class SingleLayer:
         return (self.block,)
 
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
-        yield from self.norm.parameters(f"{name}.norm", hidden_size)
+        yield from self.norm.parameters(f"{name}.{self.before}", hidden_size)
         yield from self.block.parameters(name, hidden_size)
 
 
-AnyLayer = Layer | ParallelLayer | SingleLayer
+@dataclass(frozen=True, slots=True)
+class HybridLayer:
+    """x + mixer(norm(x + shared(x and the embedding)))."""
+
+    shared: SharedTransformer
+    mixer: Recurrent
+    norm: Norm
+    before: str = "input_layernorm"
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        return (self.shared.attention, self.mixer)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.shared, self.mixer)
+
+    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
+        yield from self.shared.parameters(name, hidden_size)
+        yield from self.norm.parameters(f"{name}.{self.before}", hidden_size)
+        yield from self.mixer.parameters(name, hidden_size)
+
+
+AnyLayer = Layer | ParallelLayer | SingleLayer | HybridLayer

@@ -1,0 +1,58 @@
+"""A layer that hands what a shared transformer makes of the stream to its mixer, and adds only what the mixer gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.adapted import AdaptedLinear
+from runtime.models.blocks.attention import AttentionBlock, LayerMemory
+from runtime.models.blocks.gated_mlp import GatedMLPBlock
+from runtime.models.blocks.mixer import LayerStep, MixerBlock
+from runtime.models.blocks.norm import build_norm
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec.layer import HybridLayer
+from runtime.models.spec.shared import SharedTransformer
+
+
+class HybridBlock:
+    def __init__(
+        self, layer: HybridLayer, mixer: MixerBlock, name: str, hidden_size: int, weights: Weights, cos_sin: Tensor
+    ) -> None:
+        shared = layer.shared
+        adapted = weights._replace(linears=_with_adapters(shared, hidden_size, weights.linears))
+        self._both_norm = build_norm(shared.norm, f"{shared.name}.input_layernorm", weights)
+        self._attention = AttentionBlock(shared.attention, shared.name, hidden_size, adapted, cos_sin)
+        self._mlp_norm = build_norm(shared.norm, f"{shared.name}.pre_ff_layernorm", weights)
+        self._mlp = GatedMLPBlock(shared.mlp, shared.name, hidden_size, adapted)
+        self._linear = weights.linears[shared.linear(name, hidden_size).name]
+        self._norm, self._mixer = build_norm(layer.norm, f"{name}.{layer.before}", weights), mixer
+
+    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
+        of_attention, of_mixer = memory
+        if delta is not None:
+            residual += delta
+        assert step.embedding is not None
+        x = self._both_norm.forward(torch.cat([residual, step.embedding], dim=1))
+        table = of_attention.table
+        x = self._attention.forward(x, step.positions, of_attention, step.slots[table], step.metas[table])
+        x = ops.linear(self._mlp.forward(self._mlp_norm.forward(x)), self._linear)
+        table = of_mixer.table
+        x = self._norm.forward(x.add_(residual))
+        return self._mixer.forward(x, step.positions, of_mixer, step.slots[table], step.metas[table])
+
+
+def _with_adapters(
+    shared: SharedTransformer, hidden_size: int, linears: Mapping[str, ops.LinearWeight]
+) -> dict[str, ops.LinearWeight]:
+    qkv, _, gate_up, _ = shared.shared_linears(hidden_size)
+    adapters = {qkv.name: shared.attention_adapters(hidden_size), gate_up.name: (shared.mlp_adapter(hidden_size),)}
+    adapted = {
+        name: AdaptedLinear(linears[name], [(linears[first.name], linears[second.name]) for first, second in each])
+        for name, each in adapters.items()
+        if each
+    }
+    return {**linears, **adapted}
