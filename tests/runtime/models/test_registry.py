@@ -172,6 +172,8 @@ NEMOTRON_H = LLAMA | {
     "mamba_head_dim": 16,
 }  # fmt: skip
 JAMBA = LLAMA | {"architectures": ["JambaForCausalLM"], "num_key_value_heads": 2}
+FALCON_H1 = JAMBA | {"architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 128, "mamba_n_heads": 8}
+ZAMBA2 = LLAMA | {"architectures": ["Zamba2ForCausalLM"], "layers_block_type": ["mamba", "hybrid", "hybrid"]}
 
 
 def test_what_recurrent_layers_remember_does_not_grow():
@@ -179,6 +181,23 @@ def test_what_recurrent_layers_remember_does_not_grow():
     assert spec.kv_shapes() == (StateShape(((3, 128 + 2 * 2 * 32), (8, 16, 32))),) * 2
     kinds = [type(shape) for shape in spec_from_config(NEMOTRON_H).kv_shapes()]
     assert kinds == [StateShape, StateShape, LayerShape]
+
+
+def test_a_layer_may_remember_in_two_ways():
+    kinds = [type(shape) for shape in spec_from_config(FALCON_H1).kv_shapes()]
+    assert kinds == [StateShape, LayerShape] * len(spec_from_config(FALCON_H1).layers)
+    kinds = [type(shape) for shape in spec_from_config(ZAMBA2).kv_shapes()]
+    assert kinds == [StateShape, LayerShape, StateShape, LayerShape, StateShape]
+
+
+def test_what_layers_share_is_read_once():
+    names = [parameter.name for parameter in spec_from_config(ZAMBA2).parameters()]
+    assert len(names) == len(set(names))
+    shared = {name for name in names if "shared_transformer.self_attn" in name}
+    assert shared == {
+        "model.layers.1.shared_transformer.self_attn.qkv_proj.weight",
+        "model.layers.1.shared_transformer.self_attn.o_proj.weight",
+    }
 
 
 @pytest.mark.parametrize(
@@ -192,6 +211,12 @@ def test_what_recurrent_layers_remember_does_not_grow():
         (NEMOTRON_H | {"layers_block_type": ["mamba", "attn"]}, "layers_block_type has attn; supported"),
         (NEMOTRON_H | {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern has X"),
         (JAMBA | {"mamba_d_conv": 1}, "mamba_d_conv is 1"),
+        (FALCON_H1 | {"mamba_n_heads": 5}, "5 heads of 25 dims are not 128"),
+        (FALCON_H1 | {"ssm_multipliers": [1.0]}, r"ssm_multipliers is \[1.0\], not 5 numbers"),
+        (FALCON_H1 | {"mlp_multipliers": [1.0, 0]}, "mlp_multipliers is 0, not a positive number"),
+        (ZAMBA2 | {"layers_block_type": None}, "layers_block_type is missing"),
+        (ZAMBA2 | {"num_key_value_heads": 1}, "num_key_value_heads other than num_attention_heads"),
+        (ZAMBA2 | {"n_mamba_heads": 7}, "is no multiple of 7 heads"),
         (JAMBA | {"num_experts": 2, "num_experts_per_tok": 3}, "3 experts per token of 2"),
     ],
 )
