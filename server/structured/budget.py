@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.api import Bitmask, MatcherFactory
+from server.structured.bitmask import all_but, only
 from server.tokenizer import Tokenizer
 
 
@@ -62,11 +63,11 @@ class _Budget:
 
     def allowed(self) -> Bitmask | None:
         if self._forced:
-            return _only(self._forced[-1])
+            return only(self._forced[-1])
         if self._left <= 0:
             for behind, token_ids in self._banned.items():
                 if self._tail.endswith(behind):
-                    return _all_but(token_ids, self._vocab_size)
+                    return all_but(token_ids, self._vocab_size)
         return None
 
     def accept(self, token_id: int) -> None:
@@ -102,16 +103,3 @@ class _Budget:
 
     def _force(self) -> None:
         self._forced = list(reversed(self._close_ids))
-
-
-def _only(token_id: int) -> bytearray:
-    words = bytearray((token_id // 32 + 1) * 4)
-    words[token_id >> 3] = 1 << (token_id & 7)
-    return words
-
-
-def _all_but(token_ids: Sequence[int], vocab_size: int) -> bytearray:
-    words = bytearray(b"\xff") * ((vocab_size + 31) // 32 * 4)
-    for token_id in token_ids:
-        words[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
-    return words

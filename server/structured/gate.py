@@ -1,11 +1,13 @@
-"""Gate: a matcher that waits until the model has done reasoning, which has no form, before it holds the answer to one."""
+"""Gate: a matcher that waits until the model has done reasoning, which has no form, before it holds the answer to one. Only the end
+of it all may not stand in the reasoning: an answer was asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
 
-from runtime.api import Bitmask, MatcherFactory, TokenMatcher
+from runtime.api import Bitmask, MatcherFactory, ModelInfo, TokenMatcher
+from server.structured.bitmask import all_but, has_bit, with_bits
 from server.tokenizer import Tokenizer
 
 
@@ -16,7 +18,13 @@ class _Phase(Enum):
 
 
 def after_reasoning(
-    make: MatcherFactory, tokenizer: Tokenizer, *, opens: Sequence[str], closes: Sequence[str], begun: bool
+    make: MatcherFactory,
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    *,
+    opens: Sequence[str],
+    closes: Sequence[str],
+    begun: bool,
 ) -> MatcherFactory:
     """`make`'s matchers, asked only about what follows the first of `closes`.
 
@@ -24,7 +32,8 @@ def after_reasoning(
     `opens`, and if it does not, it is answering from its first token on."""
     markers = tuple(close.encode() for close in closes)
     beginnings = () if begun else tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in opens)
-    return lambda: _AfterReasoning(make, tokenizer, beginnings, markers, begun)
+    unended = all_but(model.eos_token_ids, model.vocab_size)
+    return lambda: _AfterReasoning(make, tokenizer, beginnings, markers, begun, unended)
 
 
 class _AfterReasoning:
@@ -35,8 +44,10 @@ class _AfterReasoning:
         opens: Sequence[tuple[int, ...]],
         closes: Sequence[bytes],
         begun: bool,
+        unended: Bitmask,
     ) -> None:
         self._make = make
+        self._unended = unended
         self._matcher: TokenMatcher | None = make()  # None: what is written is no beginning of an answer
         self._tokenizer = tokenizer
         self._opens = [open for open in opens if open]  # those that what is written may still become
@@ -48,11 +59,11 @@ class _AfterReasoning:
 
     def allowed(self) -> Bitmask | None:
         if self._phase is _Phase.REASONING:
-            return None
+            return self._unended
         mask = b"" if self._matcher is None else self._matcher.allowed()
         if mask is None or self._phase is _Phase.ANSWER:
             return mask
-        return _with_bits(mask, [open[self._num_written] for open in self._opens])
+        return with_bits(mask, [open[self._num_written] for open in self._opens])
 
     def accept(self, token_id: int) -> None:
         if self._phase is _Phase.REASONING:
@@ -69,7 +80,7 @@ class _AfterReasoning:
         self._num_written += 1
         if not self._opens:
             self._phase = _Phase.ANSWER
-        elif self._matcher is not None and not _has_bit(self._matcher.allowed(), token_id):
+        elif self._matcher is not None and not has_bit(self._matcher.allowed(), token_id):
             self._matcher = None
         return any(len(open) == self._num_written for open in self._opens)
 
@@ -78,17 +89,3 @@ class _AfterReasoning:
         if any(close in self._tail for close in self._closes):
             self._phase = _Phase.ANSWER
         self._tail = self._tail[-self._longest :]
-
-
-def _has_bit(mask: Bitmask | None, token_id: int) -> bool:
-    if mask is None:
-        return True
-    return token_id >> 3 < len(mask) and bool(mask[token_id >> 3] >> (token_id & 7) & 1)
-
-
-def _with_bits(mask: Bitmask, token_ids: Sequence[int]) -> bytearray:
-    words = bytearray(mask)
-    for token_id in token_ids:
-        words.extend(bytes(max(0, (token_id // 32 + 1) * 4 - len(words))))
-        words[token_id >> 3] |= 1 << (token_id & 7)
-    return words

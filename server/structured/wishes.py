@@ -32,7 +32,6 @@ from server.structured.grammar import (
 )
 from server.structured.tags import StructuralTag
 from server.text.tools.registry import name_of
-from server.tokenizer import Tokenizer
 
 
 class Wish(NamedTuple):
@@ -92,7 +91,7 @@ async def forms_of(
     forms: list[MatcherFactory] = []
     if wish is not None:
         try:
-            forms.append(_held_back(await served.grammars.factory(wish.grammar), served.tokenizer, reading))
+            forms.append(_held_back(await served.grammars.factory(wish.grammar), served, reading))
         except GrammarError as error:
             raise InvalidRequest(f"{wish.param}: {error}", param=wish.param) from None
     if isinstance(request, ChatRequest) and (budget := request.thinking_token_budget) is not None and budget >= 0:
@@ -133,12 +132,14 @@ def _in_chat(request: ChatRequest, reading: Reading, answer: Wish | None) -> Wis
     return Wish(form, answer.param if answer is not None else param or "tools")
 
 
-def _held_back(make: MatcherFactory, tokenizer: Tokenizer, reading: Reading | None) -> MatcherFactory:
+def _held_back(make: MatcherFactory, served: Served, reading: Reading | None) -> MatcherFactory:
     """Until the reasoning is over."""
     if reading is None or reading.tags is None:
         return make
     tags = reading.tags
-    return after_reasoning(make, tokenizer, opens=tags.opens, closes=tags.closes, begun=reading.begun)
+    return after_reasoning(
+        make, served.tokenizer, served.engine.model, opens=tags.opens, closes=tags.closes, begun=reading.begun
+    )
 
 
 def _marks(reading: Reading) -> Marks | None:

@@ -37,7 +37,7 @@ async def test_a_preflight_is_answered_without_a_key(serve):
         assert (response.status_code, response.content) == (204, b"")
         assert response.headers["access-control-allow-origin"] == origin
         assert response.headers["access-control-allow-headers"] == ASKS["access-control-request-headers"]
-        assert {"GET", "POST"} <= set(response.headers["access-control-allow-methods"].split(", "))
+        assert {"GET", "POST", "DELETE"} <= set(response.headers["access-control-allow-methods"].split(", "))
         assert int(response.headers["access-control-max-age"]) > 0
         assert "access-control-allow-credentials" not in response.headers
         assert "Origin" in response.headers["vary"]

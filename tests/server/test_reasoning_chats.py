@@ -77,6 +77,16 @@ async def test_reasoning_cut_off_leaves_no_content(serve):
     assert usage["completion_tokens_details"]["reasoning_tokens"] == 4
 
 
+@pytest.mark.parametrize(("says", "template"), [("<think>\nHm. So", THINKING), ("Hm. So", BEGUN)])
+async def test_a_model_that_stops_in_the_midst_of_its_reasoning_has_said_nothing(serve, says, template):
+    server = await serve(says, speaks=thinker(template))
+    message, usage, finish_reason = await both(server)
+    assert (message["content"], message["reasoning"], finish_reason) == (None, "Hm. So", "stop")
+    assert usage["completion_tokens_details"]["reasoning_tokens"] > len("Hm. So")
+    hidden, _, finish_reason = await both(server, include_reasoning=False)
+    assert (hidden, finish_reason) == ({"role": "assistant", "content": "", "refusal": None}, "stop")
+
+
 async def test_hidden_reasoning_is_still_paid_for(serve):
     server = await serve(SAYS, speaks=thinker())
     message, usage, _ = await both(server, include_reasoning=False)

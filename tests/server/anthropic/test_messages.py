@@ -307,6 +307,13 @@ async def test_a_budget_holds_thinking_that_no_switch_does(serve, template, thin
     assert len(server.engine.submitted[0].params.matchers) == held
 
 
+async def test_thinking_that_ends_without_an_answer_is_all_there_is(serve):
+    server = await serve("<think>\nHm. So", speaks=thinker())
+    message = await both(server, thinking={"type": "adaptive"})
+    assert message["content"] == [{"type": "thinking", "thinking": "Hm. So", "signature": SIGNATURE}]
+    assert message["stop_reason"] == "end_turn"
+
+
 async def test_thinking_may_be_left_out_and_keeps_its_place(serve):
     server = await serve(SAYS, speaks=thinker())
     message = await both(server, thinking={"type": "adaptive", "display": "omitted"})

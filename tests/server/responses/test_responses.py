@@ -65,6 +65,15 @@ async def test_reasoning_cut_off_is_all_there_is(serve):
     assert body["completed_at"] is None
 
 
+async def test_reasoning_that_ends_without_an_answer_is_an_item_and_complete(serve):
+    server = await serve("<think>\nHm. So", speaks=thinker())
+    body = await both(server)
+    assert [(item["type"], item["status"], text_of(item)) for item in body["output"]] == [
+        ("reasoning", "completed", "Hm. So")
+    ]
+    assert (body["status"], body["incomplete_details"]) == ("completed", None)
+
+
 async def test_calls_are_items_in_the_order_they_were_written(serve):
     server = await serve(f"Let me see.{TWO}", max_model_len=ROOM)
     body = await both(server, tools=[WEATHER, TIME])

@@ -7,15 +7,17 @@ import pytest
 from server.structured.compiler import Grammars
 from server.structured.gate import after_reasoning
 from server.structured.grammar import Choice, Regex
+from tests.fakes import fake_model
 from tests.server.structured.reading import TOKENIZER, has, reads
 from tests.server.tiny import EOS
 
+MODEL = fake_model(vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset({EOS}))
 THINK = {"opens": ("<think>",), "closes": ("</think>",)}
 
 
 async def gate(grammar=Choice(("yes", "no")), *, begun=False, opens=THINK["opens"], closes=THINK["closes"]):
     make = await Grammars(TOKENIZER, frozenset({EOS})).factory(grammar)
-    return after_reasoning(make, TOKENIZER, opens=opens, closes=closes, begun=begun)
+    return after_reasoning(make, TOKENIZER, MODEL, opens=opens, closes=closes, begun=begun)
 
 
 def takes(make, text: str) -> bool:
@@ -24,13 +26,22 @@ def takes(make, text: str) -> bool:
 
 async def test_reasoning_that_the_prompt_began_may_be_anything_until_its_end():
     make = await gate(begun=True)
-    assert make().allowed() is None
     assert takes(make, "hm, <think> < </thin </think>yes")
     assert takes(make, "</think>no")
     assert not takes(make, "hm</think>maybe")
     assert not takes(make, "hm</think> yes")
     assert not takes(make, "hm</think></think>yes")
     assert not takes(make, "</think>")
+
+
+@pytest.mark.parametrize(
+    ("begun", "written"), [(True, ""), (True, "hm <th"), (False, "<think>"), (False, "<think>yes")]
+)
+async def test_nothing_ends_in_the_midst_of_reasoning(begun, written):
+    matcher = (await gate(begun=begun))()
+    for token_id in TOKENIZER.encode(written):
+        matcher.accept(token_id)
+    assert [token_id for token_id in range(MODEL.vocab_size) if not has(matcher.allowed(), token_id)] == [EOS]
 
 
 async def test_a_model_that_opens_a_block_itself_may_reason_and_one_that_does_not_is_answering():

@@ -1,0 +1,33 @@
+"""Bitmasks as `TokenMatcher.allowed` gives them: bit t % 32 of little-endian word t // 32 says that token t may be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.api import Bitmask
+
+
+def has_bit(mask: Bitmask | None, token_id: int) -> bool:
+    if mask is None:
+        return True
+    return token_id >> 3 < len(mask) and bool(mask[token_id >> 3] >> (token_id & 7) & 1)
+
+
+def only(token_id: int) -> bytearray:
+    return with_bits(b"", [token_id])
+
+
+def all_but(token_ids: Iterable[int], vocab_size: int) -> bytearray:
+    words = bytearray(b"\xff") * ((vocab_size + 31) // 32 * 4)
+    for token_id in token_ids:
+        if token_id >> 3 < len(words):  # a tokenizer may know more tokens than its model
+            words[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+    return words
+
+
+def with_bits(mask: Bitmask, token_ids: Iterable[int]) -> bytearray:
+    words = bytearray(mask)
+    for token_id in token_ids:
+        words.extend(bytes(max(0, (token_id // 32 + 1) * 4 - len(words))))
+        words[token_id >> 3] |= 1 << (token_id & 7)
+    return words
