@@ -119,7 +119,7 @@ class EnginePlan:
 
     @classmethod
     def resolve(
-        cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryShape | None, ...], model_len: int,
+        cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryShape, ...], model_len: int,
         defaults: DeviceDefaults, free_bytes: int, weights: WeightStorage | None = None,
     ) -> EnginePlan:  # fmt: skip
         """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights;
@@ -176,7 +176,7 @@ class EnginePlan:
         )
 
 
-def _refuse_scales(layers: tuple[MemoryShape | None, ...]) -> None:
+def _refuse_scales(layers: tuple[MemoryShape, ...]) -> None:
     attention = [layer for layer in layers if isinstance(layer, LayerShape)]
     if any(layer.latent for layer in attention):
         raise PlanError(f"kv-cache-dtype {INT8_CACHE} is not for latent attention: leave kv-cache-dtype alone")

@@ -35,9 +35,7 @@ class KVCache:
             self._memory(layer, place, dtype) for layer, place in zip(layout.layers, layout.places, strict=True)
         ]
 
-    def _memory(self, layer: MemoryShape | None, place: LayerPlace | None, dtype: torch.dtype) -> LayerMemory:
-        if layer is None or place is None:
-            return LayerMemory(())
+    def _memory(self, layer: MemoryShape, place: LayerPlace, dtype: torch.dtype) -> LayerMemory:
         if isinstance(layer, StateShape):
             return LayerMemory(self._state(layer, place), place.table)
         keys, *values = (self._blocks(layer, place, column, dtype) for column in place.columns)

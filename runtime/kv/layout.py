@@ -105,14 +105,14 @@ class LayerPlace:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """`layers` and their `places`, one entry each, None for a layer that remembers nothing. A group has `width` of a step's
-    tables, one behind another; groups of states are the last.
+    """`layers` and their `places`, one entry each; a layer of a model has as many entries as it remembers things, be it none. A
+    group has `width` of a step's tables, one behind another; groups of states are the last.
 
     A block is `num_columns` of `column_bytes`. `scale_bytes`: behind each head's numbers of a token. `block_size` tokens are a
     whole number of blocks of `kernel_block_size`."""
 
-    layers: tuple[MemoryShape | None, ...]
-    places: tuple[LayerPlace | None, ...]
+    layers: tuple[MemoryShape, ...]
+    places: tuple[LayerPlace, ...]
     groups: tuple[LayerGroup, ...]
     num_columns: int
     column_bytes: int
@@ -123,7 +123,7 @@ class KVLayout:
     @classmethod
     def of(
         cls,
-        layers: tuple[MemoryShape | None, ...],
+        layers: tuple[MemoryShape, ...],
         element_bytes: int,
         kernel_block_size: int = BLOCK_SIZE,
         scale_bytes: int = 0,
@@ -131,8 +131,7 @@ class KVLayout:
         """`element_bytes`: the size of a cache element; `scale_bytes`: of what each head of a token has besides."""
         members: dict[MemoryShape, list[int]] = {}
         for index, layer in enumerate(layers):
-            if layer is not None:
-                members.setdefault(layer, []).append(index)
+            members.setdefault(layer, []).append(index)
         kinds = sorted(members, key=_order)
 
         def token_bytes(kind: LayerShape) -> int:
@@ -162,7 +161,7 @@ class KVLayout:
             window = kind.window if isinstance(kind, LayerShape) else None
             groups.append(LayerGroup(window, table + 1, isinstance(kind, StateShape)))
         return cls(
-            layers, tuple(places.get(index) for index in range(len(layers))), tuple(groups), num_columns, column_bytes,
+            layers, tuple(places[index] for index in range(len(layers))), tuple(groups), num_columns, column_bytes,
             scale_bytes, size * kernel_block_size, kernel_block_size,
         )  # fmt: skip
 
@@ -181,7 +180,7 @@ class KVLayout:
     @property
     def parts(self) -> tuple[int, ...]:
         """Of a column, in each table: kernels count blocks of one layer, which are that many to a block of the pool."""
-        by_table = {place.table: place.parts for place in self.places if place is not None}
+        by_table = {place.table: place.parts for place in self.places}
         return tuple(by_table[table] for table in range(self.num_tables))
 
     def most_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -198,7 +197,7 @@ class KVLayout:
         """For people: who shares blocks."""
         shares, first = [], 0
         for group in self.groups:
-            num = sum(place is not None and first <= place.table < first + group.width for place in self.places)
+            num = sum(first <= place.table < first + group.width for place in self.places)
             reach = "all tokens" if group.window is None else f"{group.window:,} tokens"
             if group.state:
                 shares.append(f"{num} layers keep a state: {group.width} for a sequence")

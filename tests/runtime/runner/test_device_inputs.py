@@ -24,7 +24,7 @@ HYBRID = KVLayout.of(
     (LayerShape(2, 8), *(LayerShape(2, 8, window=6),) * 2, *(LayerShape(1, 8, window=6),) * 2), 4, BLOCK
 )
 # Four tokens take 64 bytes of two columns each of two layers; a state of 120 bytes takes a column of twice that: four to a block.
-RECURRENT = KVLayout.of((LayerShape(1, 4), *(StateShape(((30,),)),) * 8, None, LayerShape(1, 4)), 4, BLOCK)
+RECURRENT = KVLayout.of((LayerShape(1, 4), *(StateShape(((30,),)),) * 8, LayerShape(1, 4)), 4, BLOCK)
 
 
 def scheduled(
