@@ -19,16 +19,13 @@ def cache(*layers, dtype=torch.bfloat16) -> tuple[KVLayout, KVCache]:
 def test_layers_of_all_kinds_share_blocks_and_none_writes_where_another_does():
     small, large = StateShape(((3,), (2, 5))), StateShape(((7, 9), (4, 2)))
     layers = (
-        LayerShape(2, 8), small, LayerShape(1, 8, window=4), None, small, LayerShape(1, 8, window=4), large,
+        LayerShape(2, 8), small, LayerShape(1, 8, window=4), small, LayerShape(1, 8, window=4), large,
         LayerShape(1, 16, latent=True), large,
     )  # fmt: skip
     layout, memories = cache(*layers)
     blocks_of = random.Random(2).sample(range(NUM_BLOCKS), layout.num_tables)
     written = []
     for number, (layer, memory, place) in enumerate(zip(layers, memories.layers, layout.places, strict=True), start=1):
-        if layer is None:
-            assert memory.tensors == ()
-            continue
         block = blocks_of[place.table]
         for turn, tensor in enumerate(dict.fromkeys(memory.tensors)):
             if isinstance(layer, StateShape):
