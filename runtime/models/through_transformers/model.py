@@ -135,12 +135,12 @@ class _Given(nn.Module):
 
 
 class _PreparedLinear(nn.Module):
-    """`dtype`: of its input and output, which modules may ask its `weight` for; there is no more to that."""
+    """`like`: of the dtype and on the device of what was there. Modules may ask `weight` for these, which holds nothing else."""
 
-    def __init__(self, weight: ops.LinearWeight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: ops.LinearWeight, like: Tensor) -> None:
         super().__init__()
         self._weight = weight
-        self.weight = torch.empty(0, dtype=dtype)
+        self.weight = like.new_empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), self._weight).view(*x.shape[:-1], -1)
@@ -170,7 +170,7 @@ def _prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:
                 child.weight.data.to(dtype), None if child.bias is None else child.bias.data, child.weight.dtype
             )
             num_bytes += weight.nbytes
-            ours[child] = _PreparedLinear(weight, child.weight.dtype)
+            ours[child] = _PreparedLinear(weight, child.weight.data)
             if id(child.weight) in embeddings:
                 ours[embeddings[id(child.weight)]] = _PreparedEmbedding(weight)
             child.register_parameter("weight", None)
