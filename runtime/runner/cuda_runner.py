@@ -51,7 +51,10 @@ class CudaRunner:
         self._logprobs = LogprobWishes()
         # One more than can be under way: the ids of the oldest have been read when its turn comes again.
         self._outputs = cycle(
-            [torch.zeros(max_num_seqs, dtype=torch.int64, pin_memory=True) for _ in range(steps_in_flight + 1)]
+            [
+                torch.zeros(max_num_seqs, dtype=torch.int64, pin_memory=inputs.last_ids.is_cuda)
+                for _ in range(steps_in_flight + 1)
+            ]
         )
         self._last_end: torch.cuda.Event | None = None
 

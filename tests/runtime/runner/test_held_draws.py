@@ -1,0 +1,143 @@
+"""Draws that wait for masks, in either runner over a model of one table: what is kept is drawn as if nothing had come between.
+
+The CUDA runner runs on the CPU here, where an event has passed when it is recorded."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.api import Request, SamplingParams
+from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow, ScoredSpan
+from runtime.kv.layout import KVLayout, LayerShape
+from runtime.masks import RowMasks, mask_of, num_words
+from runtime.runner.cpu_runner import CpuRunner
+from runtime.runner.cuda_runner import CudaRunner
+from runtime.runner.device_inputs import DeviceInputs
+from runtime.runner.graph_pool import GraphPool
+from runtime.runner.input_buffers import InputBuffers
+from runtime.runner.worker import Worker
+from runtime.sample.sampler import Sampler
+from runtime.sequence import Sequence
+
+VOCAB = 40
+LAYOUT = KVLayout.of((LayerShape(1, 8),), 4, 4)
+
+
+class PassedEvent:
+    def __init__(self, **options) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: PassedEvent) -> float:
+        return 1e3 * (other.at - self.at)
+
+
+class Successor:
+    """A model that finds the id behind the last one likeliest, and the next ones less and less."""
+
+    spec = SimpleNamespace(vocab_size=VOCAB)
+
+    def hidden(self, ids, positions, memory, slots, metas):
+        return ids.clone()
+
+    def logits(self, hidden, tokens=None):
+        ids = hidden if tokens is None else hidden[tokens]
+        return -(((torch.arange(VOCAB) - ids[:, None] - 1) % VOCAB).float())
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def make(request, monkeypatch):
+    cpu, cache = torch.device("cpu"), SimpleNamespace(layers=())
+    sampler = Sampler(VOCAB, frozenset(), 4, cpu)
+    if request.param == "cpu":
+        return lambda: CpuRunner(Successor(), cache, sampler, InputBuffers(4, 32, LAYOUT), Worker())
+    monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
+    inputs = DeviceInputs(4, 32, 32, LAYOUT, steps_in_flight=2, device=cpu)
+    return lambda: CudaRunner(Successor(), cache, sampler, inputs, GraphPool(1, 2), max_num_seqs=4, steps_in_flight=2)
+
+
+def batch_of(*rows: ScheduledRow) -> ScheduledBatch:
+    return ScheduledBatch(rows, sum(row.num_tokens for row in rows), 0)
+
+
+def prompt(row: int, *ids: int, scored: ScoredSpan | None = None, **params) -> ScheduledRow:
+    """That is masked in all rows but 0."""
+    matchers = (lambda: None,) if row else ()
+    asked = SamplingParams(8, temperature=0.0, matchers=matchers, **params)
+    sequence = Sequence(Request(str(row), ids, asked), number=row, max_model_len=32, seed=0)
+    binding = RowBinding(asked, 0, ids, ())
+    return ScheduledRow(sequence, row, 0, len(ids), ids, (), True, binding, bool(row), scored)
+
+
+def decode(row: ScheduledRow, behind: int) -> ScheduledRow:
+    """Its id is on the device."""
+    start = row.end + behind
+    return row._replace(start=start, num_tokens=1, token_ids=(), binding=None, scored=None)
+
+
+def masks(allowed: dict[int, set[int]]) -> RowMasks:
+    """By row."""
+    words = [mask_of(ids, num_words(VOCAB)) for ids in allowed.values()]
+    return RowMasks(tuple(allowed), np.array(words, dtype=np.int32).reshape(len(words), num_words(VOCAB)))
+
+
+async def told(step) -> tuple[list[int], list[list[int] | None], list[list[float]]]:
+    """Ids; of those that asked the ids shown beside them; log-probabilities of prompts."""
+    ids = await step.sampled_ids()
+    shown = [None if found is None else [id for id, _ in found.top] for found in step.read_logprobs()]
+    return ids, shown, [[entry.rank for entry in entries] for entries in await step.prompt_logprobs()]
+
+
+async def test_draws_that_were_kept_come_out_as_if_nothing_had_come_between(make):
+    runner = make()
+    rows = [
+        prompt(0, 3, 4, logprobs=1),
+        prompt(1, 10, logprobs=2),
+        prompt(2, 20, 21, 22, 24, scored=ScoredSpan(1, (21, 22, 24), 0)),
+        prompt(3, 30, 31, 32, frequency_penalty=2.0),
+    ]
+    first = batch_of(*rows)
+    forward = runner.launch_forward(first)
+    await forward.done().wait()
+    rest, draws = first.split({2, 1})
+    kept = forward.keep(draws)
+    now = forward.draw(rest, masks({3: {33, 38}}))
+    assert await told(now) == ([5, 33], [[5], None], [[1, 1, 2]])
+
+    second = batch_of(decode(rows[0], 0)._replace(masked=False))
+    assert (await told(runner.launch(second)))[0] == [6]
+    third = batch_of(decode(rows[0], 1)._replace(masked=False), decode(rows[3], 0))
+    forward = runner.launch_forward(third)
+    assert (await told(forward.draw(third, masks({3: {33, 36}}))))[0] == [7, 36]
+
+    assert await told(kept.draw(draws.split({1})[1], masks({1: {9, 13}}))) == ([13], [[11, 12]], [])
+    assert await told(kept.draw(draws.split({2})[1], masks({2: {2, 24}}))) == ([2], [], [])
+    last = batch_of(
+        decode(rows[0], 2)._replace(masked=False), decode(rows[1], 0), decode(rows[2], 0), decode(rows[3], 1)
+    )
+    forward = runner.launch_forward(last)
+    step = forward.draw(last, masks({row: set(range(VOCAB)) for row in (1, 2, 3)}))
+    assert (await told(step))[0] == [8, 14, 3, 37]
+    await runner.close()
+
+
+async def test_a_step_whose_every_mask_is_late_draws_nothing(make):
+    runner = make()
+    rows = [prompt(1, 10, 11), prompt(2, 20)]
+    first = batch_of(*rows)
+    forward = runner.launch_forward(first)
+    rest, draws = first.split({1, 2})
+    kept = forward.keep(draws)
+    assert await told(forward.draw(rest, masks({}))) == ([], [], [])
+    assert (await told(kept.draw(draws, masks({1: {12}, 2: {5, 39}}))))[0] == [12, 39]
+    await runner.close()
