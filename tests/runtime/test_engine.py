@@ -239,6 +239,16 @@ async def test_an_idle_engine_has_no_timer_and_no_pending_callback():
         assert not loop._ready
 
 
+async def test_an_engine_is_idle_again_though_its_only_client_left_before_the_first_step():
+    async with engine_on(FakeRunner()) as engine:
+        await turns(3)  # it waits for work
+        async with engine.submit([request()]):
+            pass
+        await turns(5)
+        assert engine._lag._timer is None
+        assert engine._idle.is_set()
+
+
 async def test_a_batch_that_cannot_be_launched_ends_its_requests_and_no_others():
     class Short(FakeRunner):
         """No memory for a step with a long prompt."""

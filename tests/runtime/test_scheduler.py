@@ -356,6 +356,24 @@ def test_a_failed_step_leaves_nothing_to_hit_and_the_rest_starts_over():
     assert second.token_ids == expected(second)
 
 
+def test_a_held_draw_is_void_once_its_sequence_has_another_row():
+    scheduler = make(seqs=2)
+    first, second = sequence(1, [20]), sequence(2, [30])
+    scheduler.add(first)
+    scheduler.add(second)
+    _, draws = scheduler.schedule().split({0, 1})
+    scheduler.hold(draws)
+    assert [scheduler.holds(row) for row in draws.rows] == [True, True]
+    assert scheduler.schedule() is None
+    scheduler._preempt(first)
+    scheduler._preempt(second)
+    _, again = scheduler.schedule().split({0, 1})
+    scheduler.hold(again)
+    assert [row.row for row in draws.rows] == [row.row for row in again.rows][::-1]
+    assert [scheduler.holds(row) for row in draws.rows] == [False, False]
+    assert [scheduler.holds(row) for row in again.rows] == [True, True]
+
+
 def test_a_prompt_to_be_scored_is_computed_whole_though_it_is_cached():
     scheduler = make(budget=64)
     prompt = list(range(20, 37))
