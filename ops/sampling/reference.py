@@ -22,13 +22,17 @@ _LIMITS = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 
 def sample(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables
 ) -> Tensor:
-    largest, ids = logits.max(dim=-1)  # the first of several; NaN counts as the largest
-    finite = largest.isfinite()
     rows = sample_rows.tolist()
     row_index = sample_rows.long()
-    for line, flags in enumerate(tables.records[row_index, t.FLAGS].tolist()):
-        if flags and rows[line] >= 0:
-            finite[line], ids[line] = _special_line(logits[line], rows[line], int(sample_positions[line]), tables)
+    flags = tables.records[row_index, t.FLAGS].tolist()
+    special = [line for line, row in enumerate(rows) if row >= 0 and flags[line]]
+    if len(special) < len(rows):
+        largest, ids = logits.max(dim=-1)  # the first of several; NaN counts as the largest
+        finite = largest.isfinite()
+    else:
+        ids, finite = torch.empty_like(row_index), torch.empty_like(row_index, dtype=torch.bool)
+    for line in special:
+        finite[line], ids[line] = _special_line(logits[line], rows[line], int(sample_positions[line]), tables)
     ids.masked_fill_(~finite, t.NOT_FINITE)
     inputs = ids.clamp(min=0)  # NOT_FINITE is no input
     if rows and min(rows) < 0:
