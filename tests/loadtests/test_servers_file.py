@@ -11,7 +11,8 @@ from loadtests.address import AddressRefused
 from loadtests.servers import BadServersFile, read_servers
 
 EXAMPLE = Path(servers.__file__).parent / "servers.example.toml"
-ENVIRONMENT = {name: f"/at/{name}" for name in ("GGUF_Q4", "HF_FP32", "LLAMA_SERVER", "LCP_PY", "VLLM_PY", "HF_CLI")}
+NAMES = ("GGUF_Q4", "GGUF_BF16", "HF_FP32", "LLAMA_SERVER", "LCP_PY", "VLLM_PY", "HF_CLI")
+ENVIRONMENT = {name: f"/at/{name}" for name in NAMES}
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -22,11 +23,12 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_the_example_is_whole_given_its_environment():
     found = {server.name: server for server in read_servers(EXAMPLE, environment=ENVIRONMENT)}
-    assert list(found) == ["oneloop", "llama.cpp Q4_1", "llama-cpp-python Q4_1", "vLLM-CPU fp32", "transformers fp32"]
+    llama_cpp = ["llama.cpp Q4_1", "llama.cpp bf16", "llama-cpp-python Q4_1"]
+    assert list(found) == ["oneloop", *llama_cpp, "vLLM-CPU fp32", "transformers fp32"]
     assert found["oneloop"].command[0] == "python"
     assert found["llama.cpp Q4_1"].command[:3] == ["/at/LLAMA_SERVER", "-m", "/at/GGUF_Q4"]
     assert found["transformers fp32"].model == "/at/HF_FP32"
-    assert len({server.port for server in found.values()}) == 5
+    assert len({server.port for server in found.values()}) == 6
     for server in found.values():
         assert str(server.port) in server.command
 
