@@ -15,8 +15,8 @@ from server.config import ServerConfig
 from server.lifecycle import Served
 
 ENDPOINTS = (
-    "POST /v1/chat/completions  /v1/responses  /v1/completions  /tokenize  /detokenize",
-    "GET  /v1/models  /health  /metrics  /version",
+    "POST /v1/chat/completions  /v1/responses  /v1/completions  /v1/messages  /tokenize  /detokenize",
+    "GET  /v1/models  /health  /metrics  /version  /docs",
 )
 
 
