@@ -3,7 +3,7 @@ without asking the host.
 
 A counting sort: each block of tokens counts its pairs by expert, and a pair's place is its expert's start, plus the pairs of
 earlier blocks, plus those before it in its own. No atomics: the order is by expert, then by token. A step that fits one block
-is routed and sorted by one program; experts that read no sorted list are spared it."""
+is routed and sorted by one program."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import ops
 from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.layer import build_layer
 from runtime.models.blocks.rope import cos_sin_table
-from runtime.models.blocks.stack import LayerStack, Stack
+from runtime.models.blocks.stack import LayerStack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec.decoder import DecoderSpec, layer_name
@@ -56,21 +56,20 @@ class Decoder:
             rope: cos_sin_table(rope, max_positions).to(device)
             for rope in {attention.rope for attention in spec.attentions()}
         }
-        self._layers = LayerStack(
+        self._stack = LayerStack(
             [
                 (build_layer(layer, layer_name(index), spec.hidden_size, weights, tables), len(layer.mixers))
                 for index, layer in enumerate(spec.layers)
             ],
             keeps_embedding=any(isinstance(layer, HybridLayer) for layer in spec.layers),
         )
-        self._stack: Stack = self._layers
 
     def recorded(self, memory: Sequence[LayerMemory]) -> Decoder:
         """The same for this memory alone: a native CPU step of its layers is as few calls as `ops.Recorder` allows."""
         if not ops.can_record(torch.device(self.device), getattr(torch, self.dtype)):
             return self
         decoder = copy(self)
-        decoder._stack = self._layers.recorded(memory, self.spec.hidden_size)
+        decoder._stack = self._stack.recorded(memory, self.spec.hidden_size)
         return decoder
 
     def hidden(

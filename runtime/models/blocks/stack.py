@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,16 +18,6 @@ from runtime.models.blocks.layer import LayerBlock
 from runtime.models.blocks.mixer import LayerStep
 
 log = logging.getLogger("oneloop.models")
-
-
-class Stack(Protocol):
-    def forward(
-        self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
-        metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor | None:  # fmt: skip
-        """residual [T, H], changed in place; memory: one entry for each mixer, whose `table` picks from slots and metas -> what
-        the last layer adds, [T, H], if anything."""
-        ...
 
 
 class StackedLayer(NamedTuple):
@@ -45,17 +36,25 @@ class LayerStack:
         self._layers = [
             StackedLayer(block, slice(end - count, end)) for (block, count), end in zip(layers, ends, strict=True)
         ]
+        # In their order: recordings of neighbouring layers, and indices of layers that have none.
+        self._parts: Sequence[ops.Recording | int] = range(len(self._layers))
 
     def forward(
         self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
         metas: Sequence[ops.AttentionMeta],
     ) -> Tensor | None:  # fmt: skip
+        """residual [T, H], changed in place; memory: one entry for each mixer, whose `table` picks from slots and metas -> what
+        the last layer adds, [T, H], if anything."""
         x, step = None, LayerStep(positions, slots, metas, residual.clone() if self._keeps_embedding else None)
-        for block, own in self._layers:
-            x = block.forward(x, residual, memory[own], step)
+        for part in self._parts:
+            if isinstance(part, int):
+                block, own = self._layers[part]
+                x = block.forward(x, residual, memory[own], step)
+            else:
+                x = part.run(x, residual, positions, slots, metas)
         return x
 
-    def recorded(self, memory: Sequence[LayerMemory], hidden_size: int) -> RecordedStack:
+    def recorded(self, memory: Sequence[LayerMemory], hidden_size: int) -> LayerStack:
         """The same for this memory alone."""
         parts: list[ops.Recording | int] = []
         recorder: ops.Recorder | None = None
@@ -72,7 +71,9 @@ class LayerStack:
             else:
                 recorder = fresh
         parts.extend([] if recorder is None else [recorder.finish()])
-        return RecordedStack(self._layers, parts, keeps_embedding=self._keeps_embedding)
+        stack = copy(self)
+        stack._parts = parts
+        return stack
 
 
 def _call(block: LayerBlock, memory: Sequence[LayerMemory]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:
@@ -81,25 +82,3 @@ def _call(block: LayerBlock, memory: Sequence[LayerMemory]) -> Callable[[Tensor 
         return block.forward(x, step.residual, memory, LayerStep(step.positions, step.slots, step.metas, step.residual))
 
     return run
-
-
-class RecordedStack:
-    """`parts`: recordings of neighbouring layers, and indices of layers that have none."""
-
-    def __init__(
-        self, layers: Sequence[StackedLayer], parts: Sequence[ops.Recording | int], *, keeps_embedding: bool
-    ) -> None:
-        self._layers, self._parts, self._keeps_embedding = layers, parts, keeps_embedding
-
-    def forward(
-        self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
-        metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor | None:  # fmt: skip
-        x, step = None, LayerStep(positions, slots, metas, residual.clone() if self._keeps_embedding else None)
-        for part in self._parts:
-            if isinstance(part, int):
-                block, own = self._layers[part]
-                x = block.forward(x, residual, memory[own], step)
-            else:
-                x = part.run(x, residual, positions, slots, metas)
-        return x

@@ -39,30 +39,30 @@ def branches(mixer: Mixer | SideBySide) -> tuple[Branch, ...]:
     return mixer.branches if isinstance(mixer, SideBySide) else (Branch(mixer),)
 
 
-def _mixers(mixer: Mixer | SideBySide) -> tuple[Mixer, ...]:
-    return tuple(branch.mixer for branch in branches(mixer))
-
-
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
-
-    The pairs hold the norms' names. What a block adds is first multiplied by `multiplier`."""
-
+class _MixerAndMLP:
     mixer: Mixer | SideBySide
     mlp: MLP
     norm: Norm
-    before: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
-    after: tuple[str, str] | None = None
-    multiplier: float = 1.0
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
-        return _mixers(self.mixer)
+        return tuple(branch.mixer for branch in branches(self.mixer))
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         return (*self.mixers, self.mlp)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer(_MixerAndMLP):
+    """x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
+
+    The pairs hold the norms' names. What a block adds is first multiplied by `multiplier`."""
+
+    before: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
+    after: tuple[str, str] | None = None
+    multiplier: float = 1.0
 
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
         halves: tuple[tuple[Block, ...], ...] = self.mixers, (self.mlp,)
@@ -76,21 +76,10 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelLayer:
+class ParallelLayer(_MixerAndMLP):
     """x + mixer(norm(x)) + mlp(norm(x)). `norms`: the name of the one before both, or of one for each."""
 
-    mixer: Mixer | SideBySide
-    mlp: MLP
-    norm: Norm
     norms: tuple[str] | tuple[str, str] = ("input_layernorm",)
-
-    @property
-    def mixers(self) -> tuple[Mixer, ...]:
-        return _mixers(self.mixer)
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        return (*self.mixers, self.mlp)
 
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
         for norm in self.norms:
