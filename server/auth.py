@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Keys:
-    """The keys there are. `is_user` and `is_admin` take the same time whatever key is right, or none."""
+    """The keys there are. `user` and `is_admin` take the same time whatever key is right, or none."""
 
     def __init__(self, user: Iterable[str] = (), admin: str | None = None) -> None:
         self._secret = os.urandom(32)  # digests of one process mean nothing to another
@@ -47,9 +47,6 @@ class Keys:
 
     def __bool__(self) -> bool:
         return self.has_user or self.has_admin
-
-    def is_user(self, given: Iterable[bytes]) -> bool:
-        return self.user(given) is not None
 
     def user(self, given: Iterable[bytes]) -> bytes | None:
         """What stands for the user's key among those given, in this process."""

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oneloop.start")
 
-IMPLEMENTATIONS = ("auto", "native", "transformers")
-
 
 def describe(config: Mapping[str, Any], wanted: str = "auto") -> ModelSpec:
-    """The model of a Hugging Face config, by one of IMPLEMENTATIONS; auto prefers our own.
+    """The model of a Hugging Face config, by "native", "transformers" or "auto", which prefers our own.
 
     Raises UnsupportedModel."""
     architecture = architecture_of(config)
@@ -82,7 +80,7 @@ def load(
 
 
 def supported() -> Iterator[tuple[str, str]]:
-    """Architectures and which of IMPLEMENTATIONS computes each; of those through transformers, if the package is there, the ones
+    """Architectures and whether "native" or "transformers" computes each; of the latter, if the package is there, those
     that were tried. A config may still ask for what is not served."""
     yield from ((name, "native") for name in FAMILIES)
     yield from ((name, "transformers") for name in _tried())
