@@ -31,14 +31,14 @@ from runtime.api import (
     TokenLogprobs,
 )
 from runtime.batch import ScheduledBatch, ScheduledRow
-from runtime.constraints import Constraints
-from runtime.held_draws import HeldDraws
-from runtime.loop_lag import LoopLag
+from runtime.constrain.constraints import Constraints
+from runtime.constrain.deferred import HeldDraws
+from runtime.metrics.loop_lag import LoopLag
+from runtime.metrics.stats import EngineStats, counter, gauge
+from runtime.metrics.throughput_log import ThroughputLog
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
-from runtime.stats import EngineStats, counter, gauge
 from runtime.step import ForwardPass, Runner, Step
-from runtime.throughput_log import ThroughputLog
 from runtime.token_stream import EngineTokenStream
 
 log = logging.getLogger("oneloop.engine")

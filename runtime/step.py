@@ -12,8 +12,8 @@ from typing import Protocol
 
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
+from runtime.constrain.masks import RowMasks
 from runtime.gpu_event import GpuEvent
-from runtime.masks import RowMasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from threading import Thread
 
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledBatch
+from runtime.constrain.masks import RowMasks, mask_of, num_words
 from runtime.gpu_event import WorkerEvent
-from runtime.masks import RowMasks, mask_of, num_words
 from runtime.step import ForwardPass, Step
 from tests.fake_runner import make_engine, model_info
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from runtime.api import ModelInfo
 from runtime.batch import ScheduledBatch, ScheduledRow
+from runtime.constrain.masks import RowMasks, Words, mask_of, num_words
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
-from runtime.masks import RowMasks, Words, mask_of, num_words
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence

@@ -12,7 +12,8 @@ ROOMS = ("server", "runtime", "ops", "oneloop_native", "tests", "loadtests")
 SERVER_LEAVES = ("config", "schema", "errors", "sse", "admission")
 NO_TORCH_IN_RUNTIME = (
     "runtime.api", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
-    "runtime.engine", "runtime.step", "runtime.gpu_event", "runtime.stats", "runtime.loop_lag", "runtime.token_stream",
+    "runtime.engine", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
+    "runtime.token_stream",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
     "runtime.runner.worker", "runtime.runner.memory", "runtime.models.registry",  # which reaches every family
     "runtime.weights.gguf", "runtime.weights.fetch",

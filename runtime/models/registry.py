@@ -6,51 +6,51 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.models.bamba import bamba
-from runtime.models.cohere import cohere, cohere2
-from runtime.models.deepseek import deepseek_v2, deepseek_v3
-from runtime.models.ernie45 import ernie45
-from runtime.models.ernie45_moe import ernie45_moe
-from runtime.models.exaone4 import exaone4
-from runtime.models.falcon import falcon
-from runtime.models.falcon_h1 import falcon_h1
-from runtime.models.gemma import gemma, gemma2, gemma3
-from runtime.models.glm import glm, glm4
-from runtime.models.glm4_moe import glm4_moe
-from runtime.models.gpt2 import gpt2
-from runtime.models.gpt_neox import gpt_neox
-from runtime.models.gpt_oss import gpt_oss
-from runtime.models.granite import granite
-from runtime.models.granitemoe import granitemoe, granitemoeshared
-from runtime.models.granitemoehybrid import granitemoehybrid
-from runtime.models.hf_config import HfConfig
-from runtime.models.jamba import jamba
-from runtime.models.lfm2 import lfm2, lfm2_moe
-from runtime.models.llama import llama
-from runtime.models.mamba import falcon_mamba, mamba
-from runtime.models.mamba2 import mamba2
-from runtime.models.mistral import ministral, ministral3, mistral
-from runtime.models.mixtral import mixtral
-from runtime.models.nemotron import nemotron
-from runtime.models.nemotron_h import nemotron_h
-from runtime.models.olmo import olmo, olmo2, olmo3
-from runtime.models.olmoe import olmoe
-from runtime.models.opt import opt
-from runtime.models.phi import phi
-from runtime.models.phi3 import phi3
-from runtime.models.phimoe import phimoe
-from runtime.models.qwen2 import qwen2
-from runtime.models.qwen3 import qwen3
-from runtime.models.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
-from runtime.models.qwen_moe import qwen2_moe, qwen3_moe
-from runtime.models.seed_oss import seed_oss
-from runtime.models.smollm3 import smollm3
+from runtime.models.families.bamba import bamba
+from runtime.models.families.cohere import cohere, cohere2
+from runtime.models.families.deepseek import deepseek_v2, deepseek_v3
+from runtime.models.families.ernie45 import ernie45
+from runtime.models.families.ernie45_moe import ernie45_moe
+from runtime.models.families.exaone4 import exaone4
+from runtime.models.families.falcon import falcon
+from runtime.models.families.falcon_h1 import falcon_h1
+from runtime.models.families.gemma import gemma, gemma2, gemma3
+from runtime.models.families.glm import glm, glm4
+from runtime.models.families.glm4_moe import glm4_moe
+from runtime.models.families.gpt2 import gpt2
+from runtime.models.families.gpt_neox import gpt_neox
+from runtime.models.families.gpt_oss import gpt_oss
+from runtime.models.families.granite import granite
+from runtime.models.families.granitemoe import granitemoe, granitemoeshared
+from runtime.models.families.granitemoehybrid import granitemoehybrid
+from runtime.models.families.jamba import jamba
+from runtime.models.families.lfm2 import lfm2, lfm2_moe
+from runtime.models.families.llama import llama
+from runtime.models.families.mamba import falcon_mamba, mamba
+from runtime.models.families.mamba2 import mamba2
+from runtime.models.families.mistral import ministral, ministral3, mistral
+from runtime.models.families.mixtral import mixtral
+from runtime.models.families.nemotron import nemotron
+from runtime.models.families.nemotron_h import nemotron_h
+from runtime.models.families.olmo import olmo, olmo2, olmo3
+from runtime.models.families.olmoe import olmoe
+from runtime.models.families.opt import opt
+from runtime.models.families.phi import phi
+from runtime.models.families.phi3 import phi3
+from runtime.models.families.phimoe import phimoe
+from runtime.models.families.qwen2 import qwen2
+from runtime.models.families.qwen3 import qwen3
+from runtime.models.families.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
+from runtime.models.families.qwen_moe import qwen2_moe, qwen3_moe
+from runtime.models.families.seed_oss import seed_oss
+from runtime.models.families.smollm3 import smollm3
+from runtime.models.families.stablelm import stablelm
+from runtime.models.families.starcoder2 import starcoder2
+from runtime.models.families.text_part import gemma3_text, mistral3_text, qwen3_5_moe_text, qwen3_5_text
+from runtime.models.families.zamba2 import zamba2
+from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.stablelm import stablelm
-from runtime.models.starcoder2 import starcoder2
-from runtime.models.text_part import gemma3_text, mistral3_text, qwen3_5_moe_text, qwen3_5_text
-from runtime.models.zamba2 import zamba2
 
 FAMILIES: dict[str, Callable[[HfConfig], DecoderSpec]] = {
     "BambaForCausalLM": bamba,

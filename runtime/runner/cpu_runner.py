@@ -13,8 +13,8 @@ from torch import Tensor
 
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch, ScheduledRow
+from runtime.constrain.masks import RowMasks
 from runtime.kv.kv_cache import KVCache
-from runtime.masks import RowMasks
 from runtime.models.model import Model
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.worker import Worker

@@ -13,8 +13,8 @@ import torch
 import ops
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch, ScheduledRow
+from runtime.constrain.masks import RowMasks
 from runtime.kv.kv_cache import KVCache
-from runtime.masks import RowMasks
 from runtime.models.model import Model
 from runtime.runner.cuda_event import CudaEvent, EventWaiter
 from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of

@@ -7,7 +7,7 @@ import torch
 
 from ops.sampling import tables
 from runtime.batch import RowBinding
-from runtime.masks import RowMasks, mask_of
+from runtime.constrain.masks import RowMasks, mask_of
 from runtime.sample.stage import Record, upload
 
 

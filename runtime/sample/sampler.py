@@ -10,7 +10,7 @@ from torch import Tensor
 import ops
 from ops.sampling.tables import SamplingTables
 from runtime.batch import RowBinding
-from runtime.masks import RowMasks
+from runtime.constrain.masks import RowMasks
 from runtime.sample.allowed_tokens import AllowedTokens
 from runtime.sample.draw import Draw
 from runtime.sample.logit_bias import MAX_BIASES, LogitBias

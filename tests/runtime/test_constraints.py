@@ -217,7 +217,7 @@ async def test_who_leaves_while_its_mask_is_made_disturbs_nobody():
 
 
 async def test_a_matcher_that_takes_too_long_ends_its_own_request_and_those_behind_it_are_served(monkeypatch):
-    monkeypatch.setattr("runtime.constraints.LIMIT_S", 0.5)
+    monkeypatch.setattr("runtime.constrain.constraints.LIMIT_S", 0.5)
     answer = threading.Event()
 
     class Stuck(Rule):

@@ -42,7 +42,7 @@ class Gate:
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch):
     """Where a test keeps a gate shut, it is not for time to open it."""
-    monkeypatch.setattr("runtime.constraints.LIMIT_S", 60.0)
+    monkeypatch.setattr("runtime.constrain.constraints.LIMIT_S", 60.0)
 
 
 def hasty() -> FakeRunner:
@@ -166,7 +166,7 @@ async def test_who_leaves_while_its_mask_is_late_is_never_drawn_and_its_row_is_f
 
 
 async def test_a_mask_that_is_late_by_too_much_ends_its_own_request(monkeypatch):
-    monkeypatch.setattr("runtime.constraints.LIMIT_S", 0.05)
+    monkeypatch.setattr("runtime.constrain.constraints.LIMIT_S", 0.05)
     gate = Gate(2)
     async with engine_on(hasty()) as engine:
         neighbour = asyncio.create_task(read(engine.submit([request(max_tokens=50)])))

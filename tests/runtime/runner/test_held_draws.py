@@ -13,8 +13,8 @@ import torch
 
 from runtime.api import Request, SamplingParams
 from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow, ScoredSpan
+from runtime.constrain.masks import RowMasks, mask_of, num_words
 from runtime.kv.layout import KVLayout, LayerShape
-from runtime.masks import RowMasks, mask_of, num_words
 from runtime.runner.cpu_runner import CpuRunner
 from runtime.runner.cuda_runner import CudaRunner
 from runtime.runner.device_inputs import DeviceInputs

@@ -8,7 +8,7 @@ import torch
 
 from runtime.api import SamplingParams
 from runtime.batch import NOT_FINITE, RowBinding
-from runtime.masks import RowMasks, mask_of, num_words
+from runtime.constrain.masks import RowMasks, mask_of, num_words
 from runtime.sample.logit_bias import MAX_BIASES
 from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS
 from runtime.sample.sampler import Sampler

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.api import FinishReason, Request, SamplingParams
 from runtime.batch import ScheduledRow
-from runtime.masks import Words
+from runtime.constrain.masks import Words
 from server.structured.compiler import Grammars
 from server.structured.grammar import JsonSchema
 from server.tokenizer import Tokenizer

@@ -1,0 +1,231 @@
+"""Constraints: the matchers of the sequences that have some, and the masks their next draws wait for.
+
+Matchers run on threads of their own, side by side where a library lets go of the interpreter, and never on the event loop. A mask
+that is slower than the forward pass it is for is late: it is made all the same, and nobody waits for it but its own sequence,
+which ends where it takes longer than LIMIT_S.
+A sequence's drawn tokens are noted as they settle and shown to its matchers when its next mask is wanted, so that what
+was drawn last is never asked about twice and a preempted sequence loses nothing. Knows neither what a matcher means nor steps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Sequence as Several
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.api import FinishReason, ModelInfo, TokenMatcher
+from runtime.constrain.masks import RowMasks, Words, mask_of, num_words
+from runtime.gpu_event import GpuEvent
+from runtime.sequence import Sequence
+
+LIMIT_S = 1.0  # for a mask, of which a usual one takes ten microseconds and a bad one ten milliseconds
+GRACE_S = 0.002  # at least, however short the forward pass: a thread that wakes up late is no reason to draw twice
+MASKS_PER_THREAD = 8  # fewer than that are done before another thread has woken
+USUAL_THREADS = max(2, min(8, os.cpu_count() or 1))
+MAX_THREADS = 32  # with those that slow masks hold
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence that draws no more: complete (STOP), or with an error of its own."""
+
+    sequence: Sequence
+    finish: FinishReason
+    error: str | None = None
+
+
+class Constraints:
+    def __init__(self, model: ModelInfo, late_one_made: Callable[[], None]) -> None:
+        """`late_one_made` is called on the loop, at least once after the last of several."""
+        self._num_words = num_words(model.vocab_size)
+        self._eos_token_ids = model.eos_token_ids
+        self._late_one_made = late_one_made
+        self._constraints: dict[Sequence, _Constraint] = {}
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="oneloop-masks")
+
+    def add(self, sequence: Sequence) -> None:
+        if sequence.has_matchers:
+            self._constraints[sequence] = _Constraint(sequence, self._num_words, self._eos_token_ids)
+
+    def note(self, sequence: Sequence, token_id: int) -> None:
+        """`token_id` has settled."""
+        constraint = self._constraints.get(sequence)
+        if constraint is not None:
+            constraint.fresh_ids.append(token_id)
+
+    def forget(self, sequence: Sequence) -> None:
+        constraint = self._constraints.pop(sequence, None)
+        if constraint is not None and constraint.mask is not None:
+            constraint.mask.give_up("it has ended")
+
+    async def make(self, sequences: Several[Sequence], computed: Callable[[], GpuEvent]) -> None:
+        """Make masks for what `sequences` draw next, everything they drew having been noted. Returns when all are there, or when
+        what they are for has been `computed` and some are late: those will be there later."""
+        queue = deque(mask for sequence in sequences if (mask := self._wanted(sequence)) is not None)
+        masks = tuple(queue)
+        jobs = [self._run(queue) for _ in range(min(USUAL_THREADS, -(-len(queue) // MASKS_PER_THREAD)))]
+        if jobs:
+            await asyncio.wait(jobs, timeout=GRACE_S)
+        if queue:  # behind a slow one
+            jobs += [self._run(deque([mask])) for mask in _emptied(queue)]
+            await asyncio.wait(jobs, timeout=GRACE_S)
+        under_way = [job for job in jobs if not job.done()]
+        if under_way:
+            await _either(_passed(computed()), asyncio.wait(under_way))
+        for job in under_way:
+            job.add_done_callback(lambda _: self._late_one_made())
+        for mask in masks:
+            self._watch(mask)
+
+    def has_mask(self, sequence: Sequence) -> bool:
+        """Also of one that has ended: nobody will look at what it draws."""
+        constraint = self._constraints.get(sequence)
+        return constraint is None or (constraint.mask is not None and constraint.mask.made is not None)
+
+    def take(self, rows: Several[tuple[int, Sequence]]) -> tuple[RowMasks, list[Ended]]:
+        """The masks, all of which are there, for sequences on device rows; and those that draw no more, whose masks allow all."""
+        words = np.full((len(rows), self._num_words), -1, dtype=np.int32)
+        ended: list[Ended] = []
+        for (_, sequence), line in zip(rows, words, strict=True):
+            constraint = self._constraints.get(sequence)
+            if constraint is None:
+                continue
+            made = constraint.take()
+            line[:] = made.words
+            if made.end is not None:
+                ended.append(made.end)
+        return RowMasks(tuple(row for row, _ in rows), words), ended
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    def _wanted(self, sequence: Sequence) -> _Mask | None:
+        """One to be made; None where it is being made already, or for nobody."""
+        constraint = self._constraints.get(sequence)
+        if constraint is None or constraint.mask is not None:
+            return None
+        constraint.mask = _Mask(constraint, self._num_words)
+        return constraint.mask
+
+    def _run(self, queue: deque[_Mask]) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, _make_all, queue)
+
+    def _watch(self, mask: _Mask) -> None:
+        """Ends a sequence whose mask takes too long; but to wait for a thread is not its fault."""
+        if mask.made is not None:
+            return
+        left_s = LIMIT_S if mask.begun_s is None else mask.begun_s + LIMIT_S - time.monotonic()
+        if left_s > 0:
+            asyncio.get_running_loop().call_later(left_s, self._watch, mask)
+        else:
+            mask.give_up(f"a mask took longer than {LIMIT_S:g} s")
+            self._late_one_made()
+
+
+class _Constraint:
+    def __init__(self, sequence: Sequence, words: int, eos_token_ids: frozenset[int]) -> None:
+        params = sequence.request.params
+        ends = params.stop_token_ids | (frozenset() if params.ignore_eos else eos_token_ids)
+        self.sequence = sequence
+        self.fresh_ids: list[int] = []  # settled, and not yet shown to the matchers
+        self.mask: _Mask | None = None  # for the next draw, once it is wanted
+        self._matchers: tuple[TokenMatcher, ...] | None = None
+        self._allowed = None if params.allowed_token_ids is None else mask_of(params.allowed_token_ids, words)
+        self._not_ends = ~mask_of(ends, words) if params.min_tokens else None
+
+    def take(self) -> _Made:
+        assert self.mask is not None
+        made, self.mask = self.mask.made, None
+        assert made is not None
+        return made
+
+    def fill(self, mask: Words) -> Ended | None:
+        """Narrow `mask`, which is all ones."""
+        if self._matchers is None:
+            self._matchers = tuple(make() for make in self.sequence.request.params.matchers)
+        fresh_ids, self.fresh_ids = self.fresh_ids, []
+        for matcher in self._matchers:
+            for token_id in fresh_ids:
+                matcher.accept(token_id)
+            allowed = matcher.allowed()
+            if allowed is None:
+                continue
+            words = np.frombuffer(allowed, dtype="<i4")
+            if not words.any():
+                return Ended(self.sequence, FinishReason.STOP)
+            mask[: len(words)] &= words
+            mask[len(words) :] = 0
+        if self._allowed is not None:
+            mask &= self._allowed
+        if not mask.any():
+            return Ended(self.sequence, FinishReason.ERROR, "its constraints leave no token to draw")
+        params = self.sequence.request.params
+        if self._not_ends is not None and self.sequence.num_output_tokens < params.min_tokens:
+            return None if (mask & self._not_ends).any() else Ended(self.sequence, FinishReason.STOP)
+        return None
+
+
+class _Made(NamedTuple):
+    words: Words
+    end: Ended | None  # then `words` allows all
+
+
+class _Mask:
+    """What a sequence may draw next: in the making until `made`. A thread makes it, unless the loop gives it up before."""
+
+    def __init__(self, constraint: _Constraint, words: int) -> None:
+        self._constraint = constraint
+        self._words = words
+        self.begun_s: float | None = None
+        self.made: _Made | None = None
+
+    def make(self) -> None:
+        if self.made is not None:
+            return
+        self.begun_s = time.monotonic()
+        words = self._all()
+        try:
+            end = self._constraint.fill(words)
+        except BaseException as error:  # a library's panic is no Exception
+            end = Ended(self._constraint.sequence, FinishReason.ERROR, f"a constraint failed: {error}")
+        self.made = _Made(words if end is None else self._all(), end)
+
+    def give_up(self, error: str) -> None:
+        """A matcher that is at it goes on for nobody."""
+        self.made = _Made(self._all(), Ended(self._constraint.sequence, FinishReason.ERROR, error))
+
+    def _all(self) -> Words:
+        return np.full(self._words, -1, dtype=np.int32)
+
+
+def _make_all(queue: deque[_Mask]) -> None:
+    for mask in _emptied(queue):
+        mask.make()
+
+
+def _emptied(queue: deque[_Mask]) -> Iterator[_Mask]:
+    """One after another, while others may take some as well."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield queue.popleft()
+
+
+async def _either(*awaited: Coroutine[None, None, object]) -> None:
+    """Until one of them returns."""
+    tasks = [asyncio.ensure_future(each) for each in awaited]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+async def _passed(event: GpuEvent) -> None:
+    with contextlib.suppress(Exception):  # whoever draws from it is told
+        await event.wait()

@@ -1,0 +1,48 @@
+"""ERNIE 4.5 with experts in a range of its layers, beside shared ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.families.ernie45 import ernie45
+from runtime.models.read.hf_config import HfConfig
+from runtime.models.read.mixture import SEPARATE, SHARED_EXPERTS, STACKED, mixture, num_experts, with_mlps
+from runtime.models.spec.decoder import EMBEDDING, LLAMA_RULES, DecoderSpec
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE, Router
+from runtime.weights.rules import OneRow, recode, rename
+
+_BIAS = "e_score_correction_bias"
+
+
+def ernie45_moe(config: HfConfig) -> DecoderSpec:
+    bias = config.flag("use_bias", False)
+    spec = ernie45(config.with_defaults(num_key_value_heads=4, head_dim=_head_dim(config)))
+    router = Router(
+        config.count("moe_k", 6), renormalize=True, least_sum=config.number("moe_norm_min", 1e-12), correction=True,
+        float32=True,
+    )  # fmt: skip
+    size, num_shared = config.count("moe_intermediate_size", 1536), config.count_or_zero("moe_num_shared_experts", 2)
+    shared = GatedMLP(num_shared * size, bias, name="mlp.shared_expert") if num_shared else None
+    first, step = config.count_or_zero("moe_layer_start_index", 1), config.count("moe_layer_interval", 1)
+    last = config.with_defaults(moe_layer_end_index=-1).get("moe_layer_end_index")
+    if type(last) is not int or last < -1:
+        raise UnsupportedModel(f"config: moe_layer_end_index is {last!r}, not a layer")
+    last = len(spec.layers) - 1 if last == -1 else last
+    moe = mixture(MoE(num_experts(config, 64), size, router, shared))
+    # A tied head may still have a bias of its own.
+    head_bias = rename("lm_head.bias", into=f"{EMBEDDING}.bias")
+    either = (*spec.rules[len(LLAMA_RULES) :], SHARED_EXPERTS, recode(_BIAS, OneRow()), head_bias)
+    return replace(
+        with_mlps(spec, moe, lambda index: first <= index <= last and (index + 1) % step == 0),
+        architecture="Ernie4_5_MoeForCausalLM",
+        head_bias=bias,
+        rules=(*SEPARATE, *either, rename(f"moe_statics.{_BIAS}", into=f"gate.{_BIAS}")),
+        other_rules=((*STACKED, *either, rename(f"gate.moe_statics.{_BIAS}", into=f"gate.{_BIAS}")),),
+        ignored_below=("model.mtp",),
+    )
+
+
+def _head_dim(config: HfConfig) -> int:
+    return config.count("hidden_size") // config.count("num_attention_heads")

@@ -1,0 +1,53 @@
+"""Falcon: attention and MLP side by side, behind one layer norm or one each; q, k and v in one stored matrix, by kv head."""
+
+from __future__ import annotations
+
+from runtime.models.read.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Layer, ParallelLayer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import LayerNorm
+from runtime.weights.rules import GroupsTogether, recode, rename
+
+_RULES = (
+    rename("transformer.h", into="model.layers"),
+    rename("transformer.word_embeddings", into="model.embed_tokens"),
+    rename("transformer.ln_f", into="model.norm"),
+    rename("self_attention.query_key_value", into="self_attn.qkv_proj"),
+    rename("self_attention.dense", into="self_attn.o_proj"),
+    rename("mlp.dense_h_to_4h", into="mlp.up_proj"),
+    rename("mlp.dense_4h_to_h", into="mlp.down_proj"),
+)
+
+
+def falcon(config: HfConfig) -> DecoderSpec:
+    if config.flag("alibi", False):
+        raise UnsupportedModel("config: alibi is not supported")
+    new = config.flag("new_decoder_architecture", False)
+    num_heads = config.count("num_attention_heads")
+    if new:
+        num_kv_heads = config.count("num_kv_heads", num_heads)
+    else:
+        num_kv_heads = 1 if config.flag("multi_query", True) else num_heads
+    num_heads, num_kv_heads, head_size = heads(config.with_defaults(num_key_value_heads=num_kv_heads))
+    bias = config.flag("bias", False)
+    attention = Attention(num_heads, num_kv_heads, head_size, rope(config, head_size), qkv_bias=bias, output_bias=bias)
+    inner = config.count("ffn_hidden_size", 4 * config.count("hidden_size"))
+    mlp = PlainMLP(inner, bias, activation(config, "activation", "gelu"))
+    norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5))
+    layers = [_layer(config, attention, mlp, norm, new=new)] * num_layers(config)
+    of_kv_head = (num_heads // num_kv_heads * head_size, head_size, head_size)
+    rules = (*_RULES, recode("qkv_proj", GroupsTogether(num_kv_heads, of_kv_head)))
+    return decoder(config, "FalconForCausalLM", layers, norm, tied=True, rules=rules)
+
+
+def _layer(
+    config: HfConfig, attention: Attention, mlp: PlainMLP, norm: LayerNorm, *, new: bool
+) -> Layer | ParallelLayer:
+    if not config.flag("parallel_attn", True):
+        return Layer(attention, mlp, norm)
+    if config.count("num_ln_in_parallel_attn", 2 if new else 1) == 2:
+        return ParallelLayer(attention, mlp, norm, ("ln_attn", "ln_mlp"))
+    return ParallelLayer(attention, mlp, norm)

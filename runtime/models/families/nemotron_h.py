@@ -1,0 +1,107 @@
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer one block behind a norm, be it Mamba-2's mixer, attention that knows no
+positions, an MLP of two matrices with a squared ReLU or experts that are such MLPs, perhaps in a narrower space of their own.
+
+transformers 5 keeps the steps of the Mamba layers from falling below `time_step_min`, but only in prompts. The config's own
+`time_step_limit` asks for no such thing, and a token is the same to us in a prompt and behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runtime.models.read.hf_config import FULL, HfConfig, activation, decoder, heads
+from runtime.models.read.hybrid import RECURRENT, block_types, mamba2, taps
+from runtime.models.read.mixture import SHARED_EXPERTS, mixture, num_experts, sigmoid_router
+from runtime.models.spec.attention import Attention
+from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.layer import OnlyBlock, SingleLayer
+from runtime.models.spec.mlp import PlainMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import Latent, MoE
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import Mamba2
+from runtime.weights.rules import rename, stack
+
+_LETTERS = {"M": RECURRENT, "*": FULL, "-": "mlp", "E": "moe"}
+_RULES = (
+    LLAMA_RULES[0],
+    SHARED_EXPERTS,
+    rename("fc1_latent_proj", into="latent_in"),
+    rename("fc2_latent_proj", into="latent_out"),
+    rename("mixer", into="mamba"),
+    rename("mixer", into="self_attn"),
+    rename("mixer", into="mlp"),
+    rename("model.embeddings", into="model.embed_tokens"),
+    rename("model.norm_f", into="model.norm"),
+)
+_SEPARATE = (*_RULES, rename("up_proj", into="up"), rename("down_proj", into="down"))
+_STACKED = (*_RULES, stack("experts"), rename("up_proj", into="up.weight"), rename("down_proj", into="down.weight"))
+_AS_NVIDIA_WRITES = (*_SEPARATE, rename("backbone", into="model"))
+
+
+def nemotron_h(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
+    norm = RMSNorm(config.number("layer_norm_epsilon", 1e-5))
+    kinds: dict[str, Callable[[], OnlyBlock]] = {
+        RECURRENT: lambda: _mixer(config, norm),
+        FULL: lambda: _attention(config),
+        "mlp": lambda: _mlp(config, config.count("intermediate_size", 21504), "mlp"),
+        "moe": lambda: _moe(config),
+    }
+    types = _types(config)
+    blocks = {kind: kinds[kind]() for kind in set(types)}
+    layers = [SingleLayer(blocks[kind], norm) for kind in types]
+    return decoder(
+        config, "NemotronHForCausalLM", layers, norm, rules=_SEPARATE, other_rules=(_AS_NVIDIA_WRITES, _STACKED),
+        ignored_below=("mtp.",),
+    )  # fmt: skip
+
+
+def _types(config: HfConfig) -> list[str]:
+    pattern = config.get("hybrid_override_pattern")
+    if config.get("layers_block_type") is None and isinstance(pattern, str):
+        unknown = sorted(set(pattern) - set(_LETTERS))
+        if unknown:
+            raise UnsupportedModel(f"config: hybrid_override_pattern has {', '.join(unknown)}")
+        config = config.with_defaults(layers_block_type=[_LETTERS[letter] for letter in pattern])
+    return block_types(config, "layers_block_type", (), frozenset(_LETTERS.values()))
+
+
+def _attention(config: HfConfig) -> Attention:
+    bias = config.flag("attention_bias", False)
+    return Attention(*heads(config), rope=None, qkv_bias=bias, output_bias=bias)
+
+
+def _mlp(config: HfConfig, size: int, name: str) -> PlainMLP:
+    return PlainMLP(size, config.flag("mlp_bias", False), activation(config, "mlp_hidden_act", "relu2"), name)
+
+
+def _moe(config: HfConfig) -> MoE:
+    router = sigmoid_router(config.with_defaults(num_experts_per_tok=2))
+    shared = _mlp(config, config.count("moe_shared_expert_intermediate_size", 7688), "mlp.shared_expert")
+    latent = None
+    if config.get("moe_latent_size") is not None:
+        latent = Latent(config.count("moe_latent_size"), shared.bias)
+    moe = MoE(
+        num_experts(config, 8), config.count("moe_intermediate_size", 7688), router, shared,
+        activation=shared.activation, gated=False, latent=latent,
+    )  # fmt: skip
+    return mixture(moe)
+
+
+def _mixer(config: HfConfig, norm: RMSNorm) -> Mamba2:
+    config = config.with_defaults(
+        n_groups=config.get("mamba_n_groups") or 8, conv_kernel=config.get("mamba_d_conv") or 4,
+        use_conv_bias=config.with_defaults(mamba_conv_bias=True).get("mamba_conv_bias"),
+    )  # fmt: skip
+    mixer = Mamba2(
+        config.count("mamba_num_heads", 128),
+        config.count("mamba_head_dim", 64),
+        config.count("n_groups"),
+        config.count("ssm_state_size", 128),
+        taps(config, "conv_kernel"),
+        norm,
+        bias=config.flag("use_bias", False),
+        conv_bias=config.flag("use_conv_bias", True),
+        output_bias=config.flag("use_bias", False),
+    )
+    return mamba2(config, mixer, "mamba_hidden_act")

@@ -1,0 +1,93 @@
+"""Qwen3-Next and the text of Qwen3.5: gated delta nets in three layers of four, attention with a gate in the fourth, in most
+models experts beside a shared one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.families.llama import llama
+from runtime.models.families.qwen_moe import shared_expert_moe, sparse
+from runtime.models.read.hf_config import FULL, HfConfig, num_layers
+from runtime.models.read.hybrid import RECURRENT, check_silu, hybrid_types, taps
+from runtime.models.spec.attention import Attention, QKNorm
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.layer import Mixer
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import RMSNorm
+from runtime.models.spec.recurrent import GatedDeltaNet
+from runtime.weights.rules import GroupsTogether, LessOne, Rule, merge, recode
+
+_APART = (merge("in_proj_qkv in_proj_z", into="in_proj_qkvz"), merge("in_proj_b in_proj_a", into="in_proj_ba"))
+_NORMS = ("model.norm", "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
+
+
+def qwen3_next(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(num_key_value_heads=2, num_experts=512, num_experts_per_tok=10)
+    net = _net(config)
+    ratio = net.num_value_heads // net.num_key_heads
+    values = ratio * net.value_size
+    by_key_head = (
+        recode("in_proj_qkvz", GroupsTogether(net.num_key_heads, (net.key_size, net.key_size, values, values))),
+        recode("in_proj_ba", GroupsTogether(net.num_key_heads, (ratio, ratio))),
+    )
+    return _with_experts(config, "Qwen3NextForCausalLM", net, by_key_head)
+
+
+def qwen3_5(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(num_key_value_heads=4)
+    return _hybrid(config, _llama(config, "Qwen3_5ForCausalLM"), _net(config), _APART)
+
+
+def qwen3_5_moe(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(num_key_value_heads=2, num_experts=256, num_experts_per_tok=8)
+    config = config.with_defaults(intermediate_size=config.count("moe_intermediate_size", 512))  # of no layer
+    return _with_experts(config, "Qwen3_5MoeForCausalLM", _net(config), _APART)
+
+
+def _llama(config: HfConfig, architecture: str) -> DecoderSpec:
+    config = config.with_defaults(head_dim=256, partial_rotary_factor=0.25, max_position_embeddings=32768)
+    return llama(config, architecture)
+
+
+def _with_experts(config: HfConfig, architecture: str, net: GatedDeltaNet, rules: tuple[Rule, ...]) -> DecoderSpec:
+    moe = shared_expert_moe(config.with_defaults(norm_topk_prob=True), 512, 512)
+    return _hybrid(config, sparse(_llama(config, architecture), moe, config), net, rules)
+
+
+def _hybrid(config: HfConfig, spec: DecoderSpec, net: GatedDeltaNet, rules: tuple[Rule, ...]) -> DecoderSpec:
+    """`rules`: of the nets' checkpoints."""
+    period = config.count("full_attention_interval", 4)
+    types = hybrid_types(config, [RECURRENT if (i + 1) % period else FULL for i in range(num_layers(config))])
+    attention = replace(spec.attention, qk_norm=QKNorm(spec.norm), output_gate=True)
+
+    def mix(index: int, _: Attention) -> Mixer:
+        return net if types[index] == RECURRENT else attention
+
+    more = (
+        *rules,
+        *(recode(f"{norm}.weight", LessOne()) for norm in _NORMS),
+        recode("qkv_proj", GroupsTogether(attention.num_heads, (attention.head_size,) * 2)),
+    )
+    return replace(
+        spec.with_mixers(mix),
+        rules=(*spec.rules, *more),
+        other_rules=tuple((*each, *more) for each in spec.other_rules),
+        ignored_below=("mtp.",),
+    )
+
+
+def _net(config: HfConfig) -> GatedDeltaNet:
+    check_silu(config)
+    net = GatedDeltaNet(
+        config.count("linear_num_key_heads", 16),
+        config.count("linear_num_value_heads", 32),
+        config.count("linear_key_head_dim", 128),
+        config.count("linear_value_head_dim", 128),
+        taps(config, "linear_conv_kernel_dim"),
+        RMSNorm(config.number("rms_norm_eps", 1e-6)),
+    )
+    if net.num_value_heads % net.num_key_heads:
+        raise UnsupportedModel(
+            f"config: {net.num_value_heads} value heads do not share {net.num_key_heads} key heads evenly"
+        )
+    return net

@@ -1,0 +1,49 @@
+"""Qwen1.5-MoE, Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in most layers, the former with a shared one as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.families.qwen2 import qwen2
+from runtime.models.families.qwen3 import qwen3
+from runtime.models.read.hf_config import HfConfig
+from runtime.models.read.mixture import mixture, num_experts, with_expert_rules, with_mlps
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.mlp import GatedMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE, Router
+
+
+def qwen2_moe(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(num_experts=60, num_experts_per_tok=4)
+    moe = shared_expert_moe(config, 1408, 5632)
+    spec = qwen2(config.with_defaults(num_key_value_heads=16))
+    bias = config.flag("qkv_bias", True)
+    spec = spec.with_mixers(lambda _, attention: replace(attention, qkv_bias=bias))
+    return sparse(replace(spec, architecture="Qwen2MoeForCausalLM"), moe, config)
+
+
+def qwen3_moe(config: HfConfig) -> DecoderSpec:
+    config = config.with_defaults(num_experts_per_tok=8, num_key_value_heads=4)
+    spec = qwen3(config)
+    return sparse(replace(spec, architecture="Qwen3MoeForCausalLM"), _moe(config, 768), config)
+
+
+def shared_expert_moe(config: HfConfig, intermediate_size: int, shared_size: int) -> MoE:
+    """Sizes: of an expert and of the shared one, unless the config says otherwise."""
+    shared = GatedMLP(config.count("shared_expert_intermediate_size", shared_size), name="mlp.shared_expert")
+    return replace(_moe(config, intermediate_size), shared=shared, shared_gate=True)
+
+
+def _moe(config: HfConfig, intermediate_size: int) -> MoE:
+    router = Router(config.count("num_experts_per_tok"), renormalize=config.flag("norm_topk_prob", False))
+    return mixture(MoE(num_experts(config, 128), config.count("moe_intermediate_size", intermediate_size), router))
+
+
+def sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
+    """With experts in the layers that the config names, and the rules of their checkpoints."""
+    step, dense = config.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(index) is int for index in dense):
+        raise UnsupportedModel(f"config: mlp_only_layers is {dense!r}, not a list of layers")
+    spec = with_mlps(spec, moe, lambda index: index not in dense and (index + 1) % step == 0)
+    return with_expert_rules(spec)
