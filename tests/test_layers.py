@@ -113,6 +113,11 @@ def test_only_kernels_know_the_compiled_module():
     assert not offences(lambda m: not within(m, "ops", "tests"), lambda m, n: within(n, "oneloop_native"))
 
 
+def test_the_product_knows_nothing_of_its_measuring():
+    room = "runtime.measure"
+    assert not offences(lambda m: not within(m, "tests", room), lambda m, n: within(n, room))
+
+
 def test_only_the_room_for_it_knows_transformers():
     """Its door, models.implementation, opens when a model needs it."""
     room = "runtime.models.through_transformers"

@@ -6,9 +6,12 @@ import json
 
 import pytest
 
-from runtime import measure
 from runtime.api import HistogramData
-from runtime.measure import Kernel, MeasureError, breakdown, engine_config, parser, spread, throughput_workload
+from runtime.measure.__main__ import main
+from runtime.measure.breakdown import KernelRun, breakdown
+from runtime.measure.counted import spread
+from runtime.measure.options import engine_config, parser
+from runtime.measure.workloads import MeasureError, throughput_workload
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48,
@@ -27,8 +30,9 @@ def model(tmp_path):
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[dict[str, object]]]:
+    """The exit code and the lines of a measurement; options of `argv` win over the small ones here."""
     small = ["--device", "cpu", "--prompt-tokens", "9", "--decode-tokens", "4", "--kv-cache-bytes", str(1 << 20)]
-    code = measure.main([*small, *map(str, argv)])
+    code = main([*small, *map(str, argv)])
     lines = capsys.readouterr().out.splitlines()
     return code, [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -67,6 +71,20 @@ def test_a_figure_that_cannot_be_taken_says_why_and_the_others_go_on(model, caps
     assert [line["batch"] for line in lines if line["figure"] == "decode" and "ms" in line] == [2]
 
 
+def test_a_batch_that_the_kv_cache_cannot_hold_at_a_time_is_no_figure(model, capsys):
+    """A token is 256 bytes here, so there are 20 blocks of 16 tokens; a request of 104 tokens takes 7 of them."""
+    code, lines = run(
+        capsys, "--model", model, "--kv-cache-bytes", 20 * 16 * 256, "--prompt-tokens", 100, "--batch", 2, 4, "--profile", "/none",
+        "--profile-batch", 4,
+    )  # fmt: skip
+    assert code == 1
+    assert lines[0]["num_kv_blocks"] == 20
+    fits, waits, profile = (line for line in lines if line["figure"] in ("decode", "profile"))
+    assert fits["ms"] > 0
+    assert "a batch of 4 did not decode together" in waits["error"]
+    assert "error" in profile
+
+
 def test_every_field_of_the_engine_s_configuration_is_an_option():
     given = vars(
         parser().parse_args(["--model", "m", "--enable-prefix-caching", "--dtype", "bfloat16", "--max-num-seqs", "7"])
@@ -96,16 +114,16 @@ def test_a_spread_is_of_what_came_between_two_readings():
     assert spread(None, after) is None
 
 
-def step(at_us: float) -> list[Kernel]:
+def step(at_us: float) -> list[KernelRun]:
     """60 us: 10 embedding, 5 idle, twice 20 of a layer that overlap by 10, 2 idle, 10 sampling, 3 idle."""
     return [
-        Kernel("embedding", at_us, 10), Kernel("layer", at_us + 15, 20), Kernel("layer", at_us + 25, 20),
-        Kernel("sample", at_us + 47, 10),
+        KernelRun("embedding", at_us, 10), KernelRun("layer", at_us + 15, 20), KernelRun("layer", at_us + 25, 20),
+        KernelRun("sample", at_us + 47, 10),
     ]  # fmt: skip
 
 
 def test_a_breakdown_is_a_mean_over_whole_steps_whatever_stands_around_them():
-    around = [Kernel("copy", -5.0, 1.0), Kernel("layer", 601.0, 20.0)]
+    around = [KernelRun("copy", -5.0, 1.0), KernelRun("layer", 601.0, 20.0)]
     kernels = [kernel for index in range(10) for kernel in step(60.0 * index)] + around
     found = breakdown(kernels, num_steps=10)
     assert found["steps"] == 7  # ten marks, without the first two
@@ -123,7 +141,7 @@ def test_a_breakdown_is_a_mean_over_whole_steps_whatever_stands_around_them():
 
 
 def test_without_a_kernel_that_marks_a_step_everything_is_shared_among_them():
-    found = breakdown([Kernel("a", 10.0 * index, 5.0) for index in range(100)], num_steps=10)
+    found = breakdown([KernelRun("a", 10.0 * index, 5.0) for index in range(100)], num_steps=10)
     assert (found["steps"], found["num_kernels"], found["busy_us"]) == (10, 10, 50)
 
 

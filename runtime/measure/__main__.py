@@ -1,0 +1,108 @@
+"""`python -m runtime.measure`: start the engine, take the figures that were asked for, say what could not be taken."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runtime.api import LoadProgress
+from runtime.measure.counted import Counted
+from runtime.measure.figures import emit, measure_decode, measure_prefill, measure_throughput, measure_ttft
+from runtime.measure.machine import device_facts, process_age_s, status_mib
+from runtime.measure.options import engine_config, parser
+from runtime.measure.profile import measure_profile
+from runtime.measure.workloads import MeasureError, Prompter
+
+if TYPE_CHECKING:
+    from runtime.engine import Engine
+
+Job = tuple[str, dict[str, int], Coroutine[Any, Any, None]]  # figure, what it is of, how to take it
+
+
+def phases_of(reports: Sequence[tuple[float, str]], ready_s: float) -> dict[str, float]:
+    """Seconds from the first report of each phase to that of the next, the last one until ready."""
+    firsts: dict[str, float] = {}
+    for moment_s, phase in reports:
+        firsts.setdefault(phase, moment_s)
+    ends = [*list(firsts.values())[1:], ready_s]
+    return {phase: round(end - begin, 4) for (phase, begin), end in zip(firsts.items(), ends, strict=True)}
+
+
+async def start(args: argparse.Namespace) -> Engine:
+    """Start the engine that serves and emit how long each phase took. `runtime.start` is imported on the clock."""
+    age_s = process_age_s()
+    from runtime.start import start_engine
+    from runtime.weights.fetch import resolve
+
+    reports: list[tuple[float, str]] = []
+
+    def note(progress: LoadProgress) -> None:
+        reports.append((time.perf_counter(), progress.phase))
+
+    files = resolve(args.model, None, note, load_format="dummy")
+    config = engine_config(vars(args), files.config)
+    begun_s = time.perf_counter()
+    engine = await start_engine(config, files, note)
+    ready_s = time.perf_counter()
+    model = engine.model
+    facts = {name: getattr(model, name) for name in (
+        "dtype", "num_parameters", "weights_bytes", "num_kv_blocks", "kv_block_size", "kv_cache_bytes", "max_num_seqs",
+        "max_model_len",
+    )}  # fmt: skip
+    emit(
+        "start", start_engine_s=round(ready_s - begun_s, 4), process_s_before=round(age_s, 2),
+        phases_s=phases_of(reports, ready_s), rss_mib=status_mib("VmRSS"), **device_facts(model.device), **facts,
+    )  # fmt: skip
+    return engine
+
+
+async def measure(args: argparse.Namespace) -> int:
+    """Take every figure asked for; the number of those that could not be taken."""
+    engine = await start(args)
+    prompter, counted = Prompter(engine.model.vocab_size), Counted(engine)
+    jobs: list[Job] = [
+        *(("decode", {"batch": batch}, measure_decode(engine, prompter, batch, args)) for batch in args.batch),
+        *(("prefill", {"requests": p[0], "tokens": p[1]}, measure_prefill(engine, prompter, *p)) for p in args.prefill),
+        *(("ttft", {"tokens": tokens}, measure_ttft(engine, prompter, tokens)) for tokens in args.ttft),
+    ]
+    if args.throughput:
+        jobs.append(("throughput", {}, measure_throughput(engine, args)))
+    num_failed = await run_jobs(jobs)
+    emit("end", peak_rss_mib=status_mib("VmHWM"), rss_mib=status_mib("VmRSS"), **counted.found())
+    if args.profile is not None:  # last: it holds up the loop
+        batches = args.profile_batch
+        num_failed += await run_jobs(
+            [("profile", {"batch": b}, measure_profile(engine, prompter, b, args)) for b in batches]
+        )
+    await engine.close()
+    return num_failed
+
+
+async def run_jobs(jobs: Sequence[Job]) -> int:
+    """How many of them could not be done; the reason is their line."""
+    num_failed = 0
+    for name, facts, job in jobs:
+        try:
+            await job
+        except MeasureError as error:
+            emit(name, **facts, error=str(error))
+            num_failed += 1
+    return num_failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, stream=sys.stderr)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return 1 if runner.run(measure(args)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

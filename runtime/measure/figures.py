@@ -1,0 +1,89 @@
+"""Figures: decode steps, prefill, time to first token, throughput; each is emitted as one line. No figure is judged."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from runtime.measure.counted import Counted, num_preemptions
+from runtime.measure.workloads import MeasureError, Prompter, Timing, generate, throughput_workload
+
+if TYPE_CHECKING:
+    from runtime.engine import Engine
+
+PREFILL_REPEATS, TTFT_REPEATS = 3, 10
+
+
+def emit(figure: str, **values: Any) -> None:
+    """Print one line of JSON at once."""
+    print(json.dumps({"figure": figure, **values}), flush=True)
+
+
+def check_room(engine: Engine, batch: int, num_tokens: int) -> None:
+    """Refuse what cannot be one batch. Whether the KV cache holds it depends on the model's layers: `check_together` tells.
+
+    Raises MeasureError."""
+    model = engine.model
+    if batch > model.max_num_seqs:
+        raise MeasureError(f"a batch of {batch} is more than max-num-seqs {model.max_num_seqs}")
+    if num_tokens > model.max_model_len:
+        raise MeasureError(f"{num_tokens} tokens are more than max-model-len {model.max_model_len}")
+
+
+def check_together(batch: int, timing: Timing, preempted: bool) -> None:
+    """Refuse the timing of requests that waited for one another: it would be another figure.
+
+    Raises MeasureError."""
+    if preempted or not timing.together:
+        raise MeasureError(
+            f"a batch of {batch} did not decode together: too few KV blocks (kv-cache-bytes), or prompt tokens a step"
+        )
+
+
+async def measure_decode(engine: Engine, prompter: Prompter, batch: int, args: argparse.Namespace) -> None:
+    prompt, steps = args.prompt_tokens, args.decode_tokens
+    check_room(engine, batch, prompt + steps + 1)
+    await generate(engine, prompter.draw(batch, prompt), min(8, steps + 1))
+    counted, preemptions, step_ms = Counted(engine), num_preemptions(engine), []
+    for _ in range(args.repeat):
+        one = await generate(engine, prompter.draw(batch, prompt), 1)
+        many = await generate(engine, prompter.draw(batch, prompt), steps + 1)
+        check_together(batch, many, num_preemptions(engine) > preemptions)
+        step_ms.append((many.total_s - one.total_s) * 1000 / steps)
+    emit("decode", batch=batch, ms=statistics.median(step_ms), runs=step_ms, **counted.found())
+
+
+async def measure_prefill(engine: Engine, prompter: Prompter, num_prompts: int, num_tokens: int) -> None:
+    if num_tokens + 1 > engine.model.max_model_len:
+        raise MeasureError(f"{num_tokens} tokens and one are more than max-model-len {engine.model.max_model_len}")
+    await generate(engine, prompter.draw(num_prompts, num_tokens), 1)
+    counted, rates = Counted(engine), []
+    for _ in range(PREFILL_REPEATS):
+        timing = await generate(engine, prompter.draw(num_prompts, num_tokens), 1)
+        rates.append(num_prompts * num_tokens / timing.total_s)
+    rate = statistics.median(rates)
+    emit("prefill", requests=num_prompts, tokens=num_tokens, tok_per_s=rate, runs=rates, **counted.found())
+
+
+async def measure_ttft(engine: Engine, prompter: Prompter, num_tokens: int) -> None:
+    for _ in range(2):
+        await generate(engine, prompter.draw(1, num_tokens), 2)
+    times_ms = [(await generate(engine, prompter.draw(1, num_tokens), 1)).first_s * 1000 for _ in range(TTFT_REPEATS)]
+    emit("ttft", tokens=num_tokens, ms=statistics.median(times_ms), runs=times_ms)
+
+
+async def measure_throughput(engine: Engine, args: argparse.Namespace) -> None:
+    least, most = args.throughput_lengths
+    if 2 * most > engine.model.max_model_len:
+        raise MeasureError(f"{2 * most} tokens are more than max-model-len {engine.model.max_model_len}")
+    prompts, lengths = throughput_workload(args.throughput_requests, least, most, engine.model.vocab_size)
+    warm = min(16, len(prompts))
+    await generate(engine, prompts[:warm], [min(8, most)] * warm, temperature=0.6)
+    counted = Counted(engine)
+    timing = await generate(engine, prompts, lengths, temperature=0.6)
+    emit(
+        "throughput", requests=len(prompts), out_tok_per_s=timing.num_tokens / timing.total_s, seconds=timing.total_s,
+        out_tokens=timing.num_tokens, in_tokens=sum(map(len, prompts)), **counted.found(),
+    )  # fmt: skip

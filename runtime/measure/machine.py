@@ -1,0 +1,33 @@
+"""Machine: memory and age of this process, name of the device, versions: what a figure was taken on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def status_mib(name: str) -> float:
+    """VmRSS or VmHWM of this process in MiB (getrusage would tell the peak of whoever started us)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return round(int(line.split()[1]) / 1024, 1)
+    return 0.0
+
+
+def process_age_s() -> float:
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+
+
+def device_facts(device: str) -> dict[str, str]:
+    import torch
+
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"{len(os.sched_getaffinity(0))} CPU cores"
+    facts = {"device": device, "device_name": name, "torch": torch.__version__}
+    with contextlib.suppress(PackageNotFoundError):
+        facts["triton"] = version("triton")
+    return facts
