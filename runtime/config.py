@@ -40,6 +40,7 @@ class EngineConfig:
     quantization: str = "auto"
     load_format: str = "auto"
     model_impl: str = "auto"
+    model_plugins: tuple[str, ...] = ()  # entry points that bring families of models
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

@@ -18,6 +18,7 @@ from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.models.implementation import describe, load
+from runtime.models.registry import add_plugins
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.step import Runner
@@ -77,6 +78,7 @@ def _timed(report: Report) -> Report:
 
 
 def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> EngineParts:
+    add_plugins(config.model_plugins)
     spec = describe(files.config, config.model_impl)  # what cannot be served is said before anything is loaded
     report(LoadProgress("import"))
     device = choose_device(config.device)

@@ -206,6 +206,7 @@ def engine_config(config: ServerConfig, tokenizer: Tokenizer, chat_format: ChatF
         quantization=config.quantization,
         load_format=config.load_format,
         model_impl=config.model_impl,
+        model_plugins=config.model_plugin,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

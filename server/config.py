@@ -92,6 +92,13 @@ class ServerConfig:
         "what computes the model: auto is our own where it is described, else modules of the transformers package",
         group=_MODEL,
     )
+    model_plugin: tuple[str, ...] = option(
+        (),
+        "serve also the models that an installed package brings under this name (entry points oneloop.models), may be "
+        "given several times",
+        group=_MODEL,
+        metavar="NAME",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "type of weights and activations; a CPU keeps weights in it and computes in float32", group=_MODEL
     )

@@ -45,7 +45,7 @@ def test_the_file_may_be_named_by_the_environment(config_file):
 def test_every_option_can_be_given_in_all_three_ways(config_file):
     values = {
         "served_model_name": ("mine",), "tokenizer": "t", "revision": "r", "load_format": "dummy", "dtype": "bfloat16",
-        "model_impl": "transformers",
+        "model_impl": "transformers", "model_plugin": ("mine",),
         "quantization": "int8", "chat_template": config_file("x"), "generation_config": "none", "tool_parser": "hermes",
         "reasoning_parser": "qwen3", "device": "cpu", "max_model_len": 100,
         "max_num_seqs": 3, "max_num_batched_tokens": 200, "kv_cache_memory": 2**31, "kv_cache_dtype": "float32",

@@ -28,3 +28,6 @@ def bamba(config: HfConfig) -> DecoderSpec:
 
     spec = spec.with_mixers(mix).with_layers(lambda _, layer: replace(layer, before=NORMS))
     return replace(spec, rules=RULES)
+
+
+ARCHITECTURES = {"BambaForCausalLM": bamba}

@@ -66,3 +66,6 @@ def _cohere(config: HfConfig, architecture: str, *, norms: bool) -> DecoderSpec:
     layers = [layer] * num_layers(config)
     scale = config.number("logit_scale", 0.0625)
     return decoder(config, architecture, layers, norm, tied=True, logit_scale=scale, rules=rules)
+
+
+ARCHITECTURES = {"CohereForCausalLM": cohere, "Cohere2ForCausalLM": cohere2}

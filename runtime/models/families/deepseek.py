@@ -89,3 +89,6 @@ def _attention(config: HfConfig) -> LatentAttention:
         query_rank=None if query_rank is None else config.count("q_lora_rank", 1536),
         bias=config.flag("attention_bias", False),
     )
+
+
+ARCHITECTURES = {"DeepseekV2ForCausalLM": deepseek_v2, "DeepseekV3ForCausalLM": deepseek_v3}

@@ -25,3 +25,6 @@ def ernie45(config: HfConfig) -> DecoderSpec:
     heads = spec.attention
     pairs = PairsTogether(heads.num_heads + heads.num_kv_heads, heads.head_size, heads.head_size)
     return replace(spec, rules=(*LLAMA_RULES, recode("qkv_proj", pairs)))
+
+
+ARCHITECTURES = {"Ernie4_5ForCausalLM": ernie45}

@@ -46,3 +46,6 @@ def ernie45_moe(config: HfConfig) -> DecoderSpec:
 
 def _head_dim(config: HfConfig) -> int:
     return config.count("hidden_size") // config.count("num_attention_heads")
+
+
+ARCHITECTURES = {"Ernie4_5_MoeForCausalLM": ernie45_moe}

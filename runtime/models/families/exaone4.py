@@ -25,3 +25,6 @@ def exaone4(config: HfConfig) -> DecoderSpec:
         return replace(attention, rope=None if kind == FULL else attention.rope, window=window(config, kind))
 
     return spec.with_mixers(change).with_layers(lambda _, layer: replace(layer, before=None, after=_AFTER))
+
+
+ARCHITECTURES = {"Exaone4ForCausalLM": exaone4}

@@ -51,3 +51,6 @@ def _layer(
     if config.count("num_ln_in_parallel_attn", 2 if new else 1) == 2:
         return ParallelLayer(attention, mlp, norm, ("ln_attn", "ln_mlp"))
     return ParallelLayer(attention, mlp, norm)
+
+
+ARCHITECTURES = {"FalconForCausalLM": falcon}

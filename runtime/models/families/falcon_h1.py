@@ -58,3 +58,6 @@ def _multipliers(config: HfConfig, key: str, count: int) -> list[float]:
     if not isinstance(listed, list) or len(listed) != count:
         raise UnsupportedModel(f"config: {key} is {listed!r}, not {count} numbers")
     return [HfConfig({key: each}).number(key) for each in listed]
+
+
+ARCHITECTURES = {"FalconH1ForCausalLM": falcon_h1}

@@ -68,3 +68,10 @@ def _gemma(config: HfConfig, architecture: str) -> DecoderSpec:
     config = config.with_defaults(head_dim=256, hidden_act="gelu_pytorch_tanh")
     spec = llama(config, architecture, tied=True)
     return replace(spec, embedding_multiplier=spec.hidden_size**0.5, rules=_RULES)
+
+
+ARCHITECTURES = {
+    "GemmaForCausalLM": gemma,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+}

@@ -36,3 +36,6 @@ def _glm(config: HfConfig, architecture: str) -> DecoderSpec:
     assert attention.rope is not None
     pairs = PairsTogether(attention.num_heads + attention.num_kv_heads, attention.head_size, attention.rope.dim)
     return replace(spec, rules=(LLAMA_RULES[0], recode("qkv_proj", pairs)))
+
+
+ARCHITECTURES = {"GlmForCausalLM": glm, "Glm4ForCausalLM": glm4}

@@ -37,3 +37,6 @@ def glm4_moe(config: HfConfig) -> DecoderSpec:
     # The layer beyond the last predicts a further token: no part of decoding one by one.
     spec = replace(spec, ignored_below=(f"{layer_name(len(spec.layers))}.",))
     return with_expert_rules(spec, SHARED_EXPERTS)
+
+
+ARCHITECTURES = {"Glm4MoeForCausalLM": glm4_moe}

@@ -57,3 +57,6 @@ def gpt2(config: HfConfig) -> DecoderSpec:
         rules=_RULES,
         ignored=(".attn.bias", ".attn.masked_bias"),
     )
+
+
+ARCHITECTURES = {"GPT2LMHeadModel": gpt2}

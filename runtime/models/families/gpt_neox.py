@@ -37,3 +37,6 @@ def gpt_neox(config: HfConfig) -> DecoderSpec:
     layer = ParallelLayer(attention, mlp, norm, _NORMS) if parallel else Layer(attention, mlp, norm, _NORMS)
     rules = (*_RULES, recode("qkv_proj", GroupsTogether(num_heads, (head_size,) * 3)))
     return decoder(config, "GPTNeoXForCausalLM", [layer] * num_layers(config), norm, rules=rules, ignored=_IGNORED)
+
+
+ARCHITECTURES = {"GPTNeoXForCausalLM": gpt_neox}

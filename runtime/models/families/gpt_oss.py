@@ -63,3 +63,6 @@ def gpt_oss(config: HfConfig) -> DecoderSpec:
         lambda index, layer: Layer(windowed if types[index] == SLIDING else attention, moe, layer.norm)
     )
     return replace(spec, rules=_RULES, other_rules=(_MXFP4, STACKED_BY_KIND))
+
+
+ARCHITECTURES = {"GptOssForCausalLM": gpt_oss}

@@ -18,3 +18,6 @@ def granite(config: HfConfig) -> DecoderSpec:
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
         logit_scale=1 / config.number("logits_scaling", 1.0),
     )
+
+
+ARCHITECTURES = {"GraniteForCausalLM": granite}

@@ -46,3 +46,9 @@ def _granitemoe(config: HfConfig, shared: GatedMLP | None, architecture: str) ->
     router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
     moe = mixture(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
     return replace(with_mlps(granite(config), moe), architecture=architecture, rules=RULES, other_rules=(STACKED,))
+
+
+ARCHITECTURES = {
+    "GraniteMoeForCausalLM": granitemoe,
+    "GraniteMoeSharedForCausalLM": granitemoeshared,
+}

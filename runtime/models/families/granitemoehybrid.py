@@ -41,3 +41,6 @@ def _mlp(config: HfConfig) -> MLP:
         return shared
     router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
     return mixture(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
+
+
+ARCHITECTURES = {"GraniteMoeHybridForCausalLM": granitemoehybrid}

@@ -64,3 +64,6 @@ def _moe(config: HfConfig) -> MoE | None:
     return mixture(
         MoE(experts, config.count("intermediate_size", 14336), Router(config.count("num_experts_per_tok", 2)))
     )
+
+
+ARCHITECTURES = {"JambaForCausalLM": jamba}

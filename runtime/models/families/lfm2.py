@@ -90,3 +90,6 @@ def _intermediate_size(config: HfConfig) -> int:
     size, multiple = int(2 * size / 3), config.count("block_multiple_of", 256)
     size = int(config.number("block_ffn_dim_multiplier", 1.0) * size)
     return multiple * -(-size // multiple)
+
+
+ARCHITECTURES = {"Lfm2ForCausalLM": lfm2, "Lfm2MoeForCausalLM": lfm2_moe}

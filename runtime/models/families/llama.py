@@ -18,3 +18,6 @@ def llama(config: HfConfig, architecture: str = "LlamaForCausalLM", *, tied: boo
     mlp = GatedMLP(config.count("intermediate_size"), config.flag("mlp_bias", False), activation(config))
     norm = RMSNorm(config.number("rms_norm_eps", 1e-6))
     return decoder(config, architecture, [Layer(attention, mlp, norm)] * num_layers(config), norm, tied=tied)
+
+
+ARCHITECTURES = {"LlamaForCausalLM": llama}

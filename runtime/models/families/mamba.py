@@ -37,3 +37,6 @@ def _mamba(config: HfConfig, architecture: str, rates_norm: RMSNorm | None) -> D
     )
     layers = [SingleLayer(mixer, norm)] * num_layers(config)
     return decoder(config, architecture, layers, norm, tied=True, rules=RULES)
+
+
+ARCHITECTURES = {"MambaForCausalLM": mamba, "FalconMambaForCausalLM": falcon_mamba}

@@ -41,3 +41,6 @@ def mamba2(config: HfConfig) -> DecoderSpec:
         raise UnsupportedModel(f"config: num_heads times head_dim is {mixer.inner_size}, not expand times hidden_size")
     layers = [SingleLayer(checked(config, mixer), norm)] * num_layers(config)
     return decoder(config, "Mamba2ForCausalLM", layers, norm, rules=RULES)
+
+
+ARCHITECTURES = {"Mamba2ForCausalLM": mamba2}

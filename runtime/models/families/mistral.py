@@ -45,3 +45,10 @@ def ministral3(config: HfConfig) -> DecoderSpec:
 
 def _with_defaults(config: HfConfig) -> HfConfig:
     return config.with_unsaid(sliding_window=4096).with_defaults(num_key_value_heads=8, max_position_embeddings=131072)
+
+
+ARCHITECTURES = {
+    "MistralForCausalLM": mistral,
+    "MinistralForCausalLM": ministral,
+    "Ministral3ForCausalLM": ministral3,
+}

@@ -18,3 +18,6 @@ def mixtral(config: HfConfig) -> DecoderSpec:
     moe = MoE(num_experts(config, 8), config.count("intermediate_size"), router)
     spec = with_mlps(mistral(config), mixture(moe))
     return replace(spec, architecture="MixtralForCausalLM", rules=MIXTRAL, other_rules=(STACKED, STACKED_BY_KIND))
+
+
+ARCHITECTURES = {"MixtralForCausalLM": mixtral}

@@ -25,3 +25,6 @@ def nemotron(config: HfConfig) -> DecoderSpec:
     norm = LayerNorm(config.number("norm_eps", 1e-5))
     layers = [Layer(attention, mlp, norm)] * num_layers(config)
     return decoder(config, "NemotronForCausalLM", layers, norm, rules=_RULES)
+
+
+ARCHITECTURES = {"NemotronForCausalLM": nemotron}

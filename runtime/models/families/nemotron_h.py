@@ -105,3 +105,6 @@ def _mixer(config: HfConfig, norm: RMSNorm) -> Mamba2:
         output_bias=config.flag("use_bias", False),
     )
     return mamba2(config, mixer, "mamba_hidden_act")
+
+
+ARCHITECTURES = {"NemotronHForCausalLM": nemotron_h}

@@ -44,3 +44,10 @@ def _olmo2(config: HfConfig, architecture: str) -> DecoderSpec:
     spec = llama(config.with_defaults(rms_norm_eps=1e-5), architecture)
     attention = replace(spec.attention, qk_norm=QKNorm(spec.norm, Over.ALL_HEADS))
     return spec.with_layers(lambda _, layer: Layer(attention, layer.mlp, layer.norm, None, _AFTER))
+
+
+ARCHITECTURES = {
+    "OlmoForCausalLM": olmo,
+    "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
+}

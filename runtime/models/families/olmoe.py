@@ -21,3 +21,6 @@ def olmoe(config: HfConfig) -> DecoderSpec:
     router = Router(config.count("num_experts_per_tok", 8), renormalize=config.flag("norm_topk_prob", False))
     moe = mixture(MoE(num_experts(config, 64), config.count("intermediate_size"), router))
     return with_expert_rules(spec.with_layers(lambda _, layer: Layer(attention, moe, layer.norm)))
+
+
+ARCHITECTURES = {"OlmoeForCausalLM": olmoe}

@@ -40,3 +40,6 @@ def opt(config: HfConfig) -> DecoderSpec:
     layers = [Layer(attention, mlp, norm, before=_NORMS)] * num_layers(config)
     table = LearnedPositions(positions + 2, offset=2)
     return decoder(config, "OPTForCausalLM", layers, norm, tied=True, positions=table, rules=_RULES)
+
+
+ARCHITECTURES = {"OPTForCausalLM": opt}

@@ -37,3 +37,6 @@ def phi(config: HfConfig) -> DecoderSpec:
     mlp = PlainMLP(config.count("intermediate_size"), bias=True, activation=activation(config, default="gelu_new"))
     layers = [ParallelLayer(attention, mlp, norm)] * num_layers(config)
     return decoder(config, "PhiForCausalLM", layers, norm, head_bias=True, rules=_RULES)
+
+
+ARCHITECTURES = {"PhiForCausalLM": phi}

@@ -14,3 +14,6 @@ def phi3(config: HfConfig) -> DecoderSpec:
     spec = llama(config, "Phi3ForCausalLM")
     attention = replace(spec.attention, window=window(config))
     return replace(spec.with_mixers(lambda *_: attention), rules=())
+
+
+ARCHITECTURES = {"Phi3ForCausalLM": phi3}

@@ -46,3 +46,6 @@ def _rope(config: HfConfig, rope: Rope) -> Rope:
     if short != long:
         raise UnsupportedModel(f"config: a short_mscale {short} that is not the long_mscale {long} is not supported")
     return replace(rope, scaling=replace(rope.scaling, attention_factor=short))
+
+
+ARCHITECTURES = {"PhimoeForCausalLM": phimoe}

@@ -24,3 +24,6 @@ def with_attention(spec: DecoderSpec, attention: Attention, config: HfConfig) ->
     types = layer_types(config, lambda index: SLIDING if index >= first else FULL)
     by_type = {each: replace(attention, window=window(config, each)) for each in types}
     return spec.with_mixers(lambda index, _: by_type[types[index]])
+
+
+ARCHITECTURES = {"Qwen2ForCausalLM": qwen2}

@@ -15,3 +15,6 @@ def qwen3(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(max_position_embeddings=32768, head_dim=128)
     spec = llama(config, "Qwen3ForCausalLM")
     return with_attention(spec, replace(spec.attention, qk_norm=QKNorm(spec.norm)), config)
+
+
+ARCHITECTURES = {"Qwen3ForCausalLM": qwen3}

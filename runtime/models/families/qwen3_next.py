@@ -91,3 +91,10 @@ def _net(config: HfConfig) -> GatedDeltaNet:
             f"config: {net.num_value_heads} value heads do not share {net.num_key_heads} key heads evenly"
         )
     return net
+
+
+ARCHITECTURES = {
+    "Qwen3NextForCausalLM": qwen3_next,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe,
+}

@@ -47,3 +47,6 @@ def sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
         raise UnsupportedModel(f"config: mlp_only_layers is {dense!r}, not a list of layers")
     spec = with_mlps(spec, moe, lambda index: index not in dense and (index + 1) % step == 0)
     return with_expert_rules(spec)
+
+
+ARCHITECTURES = {"Qwen2MoeForCausalLM": qwen2_moe, "Qwen3MoeForCausalLM": qwen3_moe}

@@ -16,3 +16,6 @@ def seed_oss(config: HfConfig) -> DecoderSpec:
     spec = llama(config, "SeedOssForCausalLM")
     attention = replace(spec.attention, output_bias=config.flag("attention_out_bias", False))
     return spec.with_mixers(lambda *_: attention)
+
+
+ARCHITECTURES = {"SeedOssForCausalLM": seed_oss}

@@ -35,3 +35,6 @@ def _turns(config: HfConfig) -> list[bool]:
     if not isinstance(listed, list) or len(listed) < count or not all(each in (0, 1) for each in listed):
         raise UnsupportedModel(f"config: no_rope_layers is not {count} times 0 or 1")
     return [bool(each) for each in listed[:count]]
+
+
+ARCHITECTURES = {"SmolLM3ForCausalLM": smollm3}

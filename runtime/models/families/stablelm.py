@@ -28,3 +28,6 @@ def stablelm(config: HfConfig) -> DecoderSpec:
 def _by_head(kind: str, count: int) -> Rule:
     """Each head's norm is stored on its own."""
     return merge(" ".join(f"{kind}_layernorm.norms.{head}" for head in range(count)), into=f"{kind}_norm")
+
+
+ARCHITECTURES = {"StableLmForCausalLM": stablelm}

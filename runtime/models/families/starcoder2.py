@@ -30,3 +30,6 @@ def starcoder2(config: HfConfig) -> DecoderSpec:
     norm = LayerNorm(config.number("norm_epsilon", 1e-5))
     layers = [Layer(attention, mlp, norm)] * num_layers(config)
     return decoder(config, "Starcoder2ForCausalLM", layers, norm, tied=True, rules=_RULES)
+
+
+ARCHITECTURES = {"Starcoder2ForCausalLM": starcoder2}

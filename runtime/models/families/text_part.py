@@ -56,3 +56,11 @@ def _text(
     return replace(
         spec, architecture=architecture, rules=first, other_rules=tuple(others), ignored_below=(*spec.ignored_below, *sight)
     )  # fmt: skip
+
+
+ARCHITECTURES = {
+    "Gemma3ForConditionalGeneration": gemma3_text,
+    "Mistral3ForConditionalGeneration": mistral3_text,
+    "Qwen3_5ForConditionalGeneration": qwen3_5_text,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_text,
+}

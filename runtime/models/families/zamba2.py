@@ -94,3 +94,6 @@ def _rules(hybrids: list[int]) -> Iterator[Rule]:
     for index in hybrids:
         for part in ("mamba", _NORM):
             yield rename(f"layers.{index}.mamba_decoder.{part}", into=f"layers.{index}.{part}")
+
+
+ARCHITECTURES = {"Zamba2ForCausalLM": zamba2}
