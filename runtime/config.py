@@ -67,14 +67,14 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightStorage:
-    """How matrices are kept in memory. `numbers`: those that a checkpoint has as plain numbers: in a dtype, or "stored" for the
-    checkpoint's own. `blocks`: those it has quantised: "stored", or "none" to turn them into numbers. `rounded`: numbers
-    become eight-bit blocks at load."""
+class WeightPolicy:
+    """How matrices are kept in memory. `dense_dtype`: of those that a checkpoint has as plain numbers, or "stored" for the
+    checkpoint's own. `keep_quantized`: those it has quantised stay so where a kernel reads them; else they become numbers.
+    `online_int8`: numbers become eight-bit blocks at load."""
 
-    numbers: str
-    blocks: str = "none"
-    rounded: bool = False
+    dense_dtype: str
+    keep_quantized: bool = False
+    online_int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ CUDA = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
     dtype: str  # of activations
-    weights: WeightStorage
+    weights: WeightPolicy
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -121,7 +121,7 @@ class EnginePlan:
     @classmethod
     def resolve(
         cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryShape, ...], model_len: int,
-        defaults: DeviceDefaults, free_bytes: int, weights: WeightStorage | None = None,
+        defaults: DeviceDefaults, free_bytes: int, weights: WeightPolicy | None = None,
     ) -> EnginePlan:  # fmt: skip
         """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights;
         `weights`: if they are kept otherwise than as numbers of `dtype`.
@@ -162,7 +162,7 @@ class EnginePlan:
             max_model_len = capacity
         return cls(
             dtype=dtype,
-            weights=weights or WeightStorage(dtype),
+            weights=weights or WeightPolicy(dtype),
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from runtime.config import WeightStorage
+from runtime.config import WeightPolicy
 from runtime.models.registry import FAMILIES, architecture_of, spec_from_config
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
@@ -58,7 +58,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto") -> ModelSpec:
 
 def load(
     spec: ModelSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
-    max_model_len: int, device: str, weights: WeightStorage,
+    max_model_len: int, device: str, weights: WeightPolicy,
 ) -> Model:  # fmt: skip
     """The model that `describe` has described, as `models.load.load_model` loads one.
 
@@ -68,7 +68,7 @@ def load(
 
         return load_model(
             files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, max_model_len=max_model_len,
-            device=device, weights=weights,
+            device=device, weights=weights, spec=spec,
         )  # fmt: skip
     from runtime.models.through_transformers.load import load as load_through_transformers
     from runtime.models.through_transformers.spec import TransformersSpec

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import ops
-from runtime.config import WeightStorage
+from runtime.config import WeightPolicy
 from runtime.models.blocks.weights import Weights
 from runtime.models.decoder import Decoder
 from runtime.models.kept import Kept
@@ -36,25 +36,26 @@ def load_model(
     progress: Report,
     max_model_len: int | None = None,
     device: str = "cpu",
-    weights: WeightStorage | None = None,
+    weights: WeightPolicy | None = None,
+    spec: DecoderSpec | None = None,
 ) -> Decoder:
-    """`dtype`: of activations, and of weights unless `weights` says how those are kept. `files`: a `weights.fetch.ModelFiles`.
-    `max_model_len`: positions that will be asked for, by default all that the model was made for; it sizes the rotary
-    tables. `progress` counts stored bytes. Each tensor goes to `device` as soon as it is read, so the host holds a few at a
-    time.
+    """`spec`: of the files' config, unless it is to be read here. `dtype`: of activations, and of weights unless `weights` says
+    how those are kept. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: positions that will be asked for, by default all
+    that the model was made for; it sizes the rotary tables. `progress` counts stored bytes. Each tensor goes to `device` as
+    soon as it is read, so the host holds a few at a time.
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
     if dtype not in DTYPES:
         raise WeightsError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    spec = spec_from_config(files.config)
+    spec = spec or spec_from_config(files.config)
     parameters = tuple(spec.parameters())
-    expected = {piece.name: piece.shape for p in parameters for piece in stored_as(p, spec.rules).pieces}
+    expected = {shard.name: shard.shape for p in parameters for shard in stored_as(p, spec.rules).shards}
     with files.open_tensors(load_format, expected, seed) as source:
         # Some checkpoints carry a second copy of a tied embedding.
         ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
         rules = fitting(parameters, (spec.rules, *spec.other_rules), source.shapes)
         loads = plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
-        kept = Kept(weights or WeightStorage(dtype), dtype, source.types, ops.block_types(torch.device(device)))
+        kept = Kept(weights or WeightPolicy(dtype), dtype, source.types, ops.block_types(torch.device(device)))
         read = _read(spec, source, loads, kept, torch.device(device), progress)
     return Decoder(spec, read, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len)
 
@@ -75,9 +76,9 @@ def _read(
         bias_name = name.removesuffix("weight") + "bias"
         if name in places:  # copied to where it belongs, wherever that is
             place, bias = places[name], tensors.pop(bias_name, None)
-            _fill(experts[place.experts], place, values, bias, rounded=kept.wanted.rounded)
+            _fill(experts[place.experts], place, values, bias, rounded=kept.wanted.online_int8)
         elif name in linear_names:
-            rounded = kept.wanted.rounded and name not in exact
+            rounded = kept.wanted.online_int8 and name not in exact
             bias = tensors.pop(bias_name, None)
             linears[linear_names[name]] = _prepare(values, bias, DTYPES[kept.dtype], device, rounded=rounded)
         elif name == _TABLE and storage[name] != kept.dtype:  # its rows can be read out of whatever form a matrix has

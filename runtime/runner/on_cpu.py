@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 import ops
-from runtime.config import CACHE_TYPES, CPU, EngineConfig, EnginePlan, PlanError, WeightStorage
+from runtime.config import CACHE_TYPES, CPU, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
@@ -22,12 +22,12 @@ from runtime.sample.sampler import Sampler
 def plan(config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
     """`stored_bytes`: of the model's weights in its files, if there are any. Raises PlanError."""
     weights, dtype = _weights(config), CPU.dtype
-    if weights.numbers != "stored" and not ops.block_types(torch.device("cpu")):
-        dtype = weights.numbers  # references compute in the type of the weights
+    if weights.dense_dtype != "stored" and not ops.block_types(torch.device("cpu")):
+        dtype = weights.dense_dtype  # references compute in the type of the weights
     elif config.kv_cache_dtype == "auto" and config.dtype == "bfloat16":
         config = replace(config, kv_cache_dtype=config.dtype)
-    weights_bytes = spec.weights_bytes(dtype if weights.numbers == "stored" else weights.numbers)
-    if weights.blocks == "stored" and stored_bytes is not None:
+    weights_bytes = spec.weights_bytes(dtype if weights.dense_dtype == "stored" else weights.dense_dtype)
+    if weights.keep_quantized and stored_bytes is not None:
         weights_bytes = min(weights_bytes, stored_bytes)
     return EnginePlan.resolve(
         config, dtype=dtype, layers=spec.kv_shapes(), model_len=spec.max_model_len, defaults=CPU,
@@ -35,7 +35,7 @@ def plan(config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None)
     )  # fmt: skip
 
 
-def _weights(config: EngineConfig) -> WeightStorage:
+def _weights(config: EngineConfig) -> WeightPolicy:
     """Kernels of our own read whatever is stored; references only numbers of the activations' dtype."""
     native = bool(ops.block_types(torch.device("cpu")))
     numbers = config.dtype if config.dtype != "auto" else "stored" if native else CPU.dtype
@@ -43,10 +43,10 @@ def _weights(config: EngineConfig) -> WeightStorage:
         raise PlanError(
             "quantization int8 is computed by the native kernels only, and they are not there or not wanted"
         )
-    return WeightStorage(
+    return WeightPolicy(
         numbers,
-        blocks="none" if config.quantization == "none" or not native else "stored",
-        rounded=config.quantization == "int8",
+        keep_quantized=native and config.quantization != "none",
+        online_int8=config.quantization == "int8",
     )
 
 

@@ -27,8 +27,8 @@ class WeightsError(Exception):
     pass
 
 
-# Forms in which a checkpoint may store a tensor other than a decoder wants it. `stored_shape`: of the whole tensor, merged from
-# its pieces, where the parameter has `shape`. How they are undone: forms.py.
+# Transforms: forms in which a checkpoint may store a tensor other than a decoder wants it. `stored_shape`: of the whole tensor,
+# merged from its shards, where the parameter has `shape`. How they are undone: transforms.py.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
-class LessOne:
+class UnitOffsetNorm:
     """What is stored is to be added to one; the sum keeps float32, since the model computes with it in that precision."""
 
     def stored_shape(self, shape: Shape) -> Shape:
@@ -48,7 +48,7 @@ class LessOne:
 
 
 @dataclass(frozen=True, slots=True)
-class PairsTogether:
+class InterleavedRope:
     """The two dims of a rotary pair are neighbours, 2i and 2i + 1, where ours stand half of the `rotated` dims apart.
 
     So it is in the first `num_heads` of the heads along the rows. `by_head`: the stored tensor is [heads, head_size]."""
@@ -63,7 +63,7 @@ class PairsTogether:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsTogether:
+class GroupedRows:
     """Rows by group, each of which has so many (`sizes`) of several kinds, where ours stand by kind. Rows behind the last
     group stay where they are."""
 
@@ -75,7 +75,7 @@ class GroupsTogether:
 
 
 @dataclass(frozen=True, slots=True)
-class HalvesInTurn:
+class InterleavedHalves:
     """Rows of the first and of the second half take turns. `as_columns`: and all of it is transposed."""
 
     as_columns: bool = False
@@ -92,12 +92,12 @@ class OneRow:
         return (1, *shape)
 
 
-Form = Transposed | LessOne | PairsTogether | GroupsTogether | HalvesInTurn | OneRow
+Transform = Transposed | UnitOffsetNorm | InterleavedRope | GroupedRows | InterleavedHalves | OneRow
 
 
-def moves_rows(form: Form) -> bool:
+def moves_rows(transform: Transform) -> bool:
     """Whether what is stored is the same rows in another order."""
-    return isinstance(form, HalvesInTurn) and not form.as_columns
+    return isinstance(transform, InterleavedHalves) and not transform.as_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class NameMapping:
     """Parameters with the dotted segments `ours` are stored under `theirs`, one name or several to be merged by rows."""
 
     ours: tuple[str, ...]
@@ -130,24 +130,24 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Recoded:
+class Transformed:
     """Parameters with the dotted segments `ours` are stored in another form."""
 
     ours: tuple[str, ...]
-    form: Form
+    transform: Transform
 
 
-Rule = Spelling | Stack | Recoded
+Rule = NameMapping | Stack | Transformed
 
 
 def rename(theirs: str, *, into: str) -> Rule:
     """rename("transformer.h", into="model.layers"): dotted segments of a name, wherever they stand in it."""
-    return Spelling(tuple(into.split(".")), (tuple(theirs.split(".")),))
+    return NameMapping(tuple(into.split(".")), (tuple(theirs.split(".")),))
 
 
 def merge(theirs: str, *, into: str) -> Rule:
     """merge("q_proj k_proj v_proj", into="qkv_proj"): stored tensors stacked in this order along their rows."""
-    return Spelling(tuple(into.split(".")), tuple(tuple(name.split(".")) for name in theirs.split()))
+    return NameMapping(tuple(into.split(".")), tuple(tuple(name.split(".")) for name in theirs.split()))
 
 
 def stack(below: str) -> Rule:
@@ -155,13 +155,13 @@ def stack(below: str) -> Rule:
     return Stack(below)
 
 
-def recode(ours: str, form: Form) -> Rule:
-    """recode("c_attn.weight", Transposed()): `ours` is part of the parameter's name, as it is before any rule."""
-    return Recoded(tuple(ours.split(".")), form)
+def transform(ours: str, how: Transform) -> Rule:
+    """transform("c_attn.weight", Transposed()): `ours` is part of the parameter's name, as it is before any rule."""
+    return Transformed(tuple(ours.split(".")), how)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Shard:
     """Stored tensor `name`, or slice `index` of it, fills its parameter's rows from `start` on. `shape` is the stored one."""
 
     name: str
@@ -177,36 +177,36 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`form`: what the pieces make is yet to be decoded from it."""
+    """`transform`: what the shards make is yet to be decoded from it."""
 
     parameter: Parameter
-    pieces: tuple[Piece, ...]
-    form: Form | None = None
+    shards: tuple[Shard, ...]
+    transform: Transform | None = None
 
 
 def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
     """Where a checkpoint keeps the parameter, by name and shape, if it follows the rules."""
     own_name = tuple(parameter.name.split("."))
-    names, index, form = [own_name], None, None
+    names, index, how = [own_name], None, None
     for rule in rules:
         match rule:
-            case Spelling():
-                names = [spelling for name in names for spelling in _spellings(name, rule)]
+            case NameMapping():
+                names = [stored for name in names for stored in _mapped(name, rule)]
             case Stack(below) if parameter.stack and below in names[0]:
                 at = names[0].index(below) + 1
                 index = int(names[0][at])
                 names = [(*name[:at], *name[at + 1 :]) for name in names]
-            case Recoded(ours) if _find(own_name, ours) is not None:
-                form = rule.form
-    shape = parameter.shape if form is None else form.stored_shape(parameter.shape)
+            case Transformed(ours) if _find(own_name, ours) is not None:
+                how = rule.transform
+    shape = parameter.shape if how is None else how.stored_shape(parameter.shape)
     rows = parameter.parts if len(names) > 1 else shape[:1]
     stacked = () if index is None else (parameter.stack,)
     starts = [sum(rows[:i]) for i in range(len(rows))]
-    pieces = (
-        Piece(".".join(name), start, (*stacked, count, *shape[1:]), index)
+    shards = (
+        Shard(".".join(name), start, (*stacked, count, *shape[1:]), index)
         for name, start, count in zip(names, starts, rows, strict=True)
     )
-    return Load(parameter, tuple(pieces), form)
+    return Load(parameter, tuple(shards), how)
 
 
 def fitting(
@@ -216,12 +216,12 @@ def fitting(
 
     def explained(rules: Sequence[Rule]) -> int:
         loads = (stored_as(parameter, rules) for parameter in parameters)
-        return sum(all(stored.get(piece.name) == piece.shape for piece in load.pieces) for load in loads)
+        return sum(all(stored.get(shard.name) == shard.shape for shard in load.shards) for load in loads)
 
     return ways[0] if len(ways) == 1 else max(ways, key=explained)
 
 
-def _spellings(name: tuple[str, ...], rule: Spelling) -> Iterator[tuple[str, ...]]:
+def _mapped(name: tuple[str, ...], rule: NameMapping) -> Iterator[tuple[str, ...]]:
     i = _find(name, rule.ours)
     if i is None:
         yield name
@@ -243,7 +243,7 @@ def plan(
 
     Raises WeightsError naming missing, surplus and wrong-shape tensors."""
     loads = [stored_as(parameter, rules) for parameter in parameters]
-    wanted = {piece.name: piece.shape for load in loads for piece in load.pieces}
+    wanted = {shard.name: shard.shape for load in loads for shard in load.shards}
     missing = [name for name in wanted if name not in stored]
     accounted = {
         *wanted,
@@ -300,7 +300,7 @@ class TensorSource(Protocol):
     ) -> Iterator[tuple[Parameter, Any]]:
         """Each parameter and its values, in the order of `loads`: a fresh C-contiguous numpy array, float32, float16, or
         uint16 that holds the bits of bfloat16; as `dtype` says, or `storage` for a parameter named there, or float32 where the
-        parameter does. As BLOCKS, a list of `Blocks`, one for each piece. At most a few arrays wait unread."""
+        parameter does. As BLOCKS, a list of `Blocks`, one for each shard. At most a few arrays wait unread."""
         ...
 
 

@@ -19,15 +19,17 @@ import numpy as np
 
 from runtime.api import LoadProgress
 from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
-from runtime.weights.forms import decode
-from runtime.weights.rules import BLOCKS, Blocks, LessOne, Load, Parameter, Piece, Report, Shape
+from runtime.weights.rules import BLOCKS, Blocks, Load, Parameter, Report, Shape, Shard, UnitOffsetNorm
+from runtime.weights.transforms import undo
 
 _AHEAD = 64 << 20  # bytes of finished or unfinished parameters
 _TASK = 1 << 21  # weights that one thread reads at a time
 _MAX_THREADS = 8
 
 
-class Checkpoint(Protocol):
+class TensorReader(Protocol):
+    """The tensors of open files, by Hugging Face name. `types`: what their numbers are, by ggml's names."""
+
     shapes: Mapping[str, Shape]
     types: Mapping[str, str]
 
@@ -55,18 +57,18 @@ class _InFlight:
     def finish(self) -> tuple[Parameter, Array | list[Blocks]]:
         for read in self.reads:
             read.result()
-        parameter, form = self.load.parameter, self.load.form
-        if form is None:
+        parameter, transform = self.load.parameter, self.load.transform
+        if transform is None:
             return parameter, self.values
         if isinstance(self.values, list):
-            return parameter, [Blocks(kind, decode(form, rows, rows.shape)) for kind, rows in self.values]
-        return parameter, decode(form, self.values, parameter.shape)
+            return parameter, [Blocks(kind, undo(transform, rows, rows.shape)) for kind, rows in self.values]
+        return parameter, undo(transform, self.values, parameter.shape)
 
 
 class TensorStream:
     """An open checkpoint and the means to read it once through. Leaving its block closes the files."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: TensorReader) -> None:
         self._checkpoint = checkpoint
 
     def __enter__(self) -> Self:
@@ -87,13 +89,13 @@ class TensorStream:
         self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({})
     ) -> Iterator[tuple[Parameter, Array | list[Blocks]]]:
         """See `rules.TensorSource`. Progress counts stored bytes."""
-        total = sum(self._stored_bytes(piece) for load in loads for piece in load.pieces)
+        total = sum(self._stored_bytes(shard) for load in loads for shard in load.shards)
         done = ahead = 0
         waiting: deque[_InFlight] = deque()
         pool = ThreadPoolExecutor(_num_threads(), "weights")
         try:
             for load in loads:
-                wide = load.parameter.float32 or isinstance(load.form, LessOne)
+                wide = load.parameter.float32 or isinstance(load.transform, UnitOffsetNorm)
                 kept = "float32" if wide else storage.get(load.parameter.name, dtype)
                 waiting.append(self._begin_blocks(load, pool) if kept == BLOCKS else self._begin(load, kept, pool))
                 ahead += waiting[-1].nbytes
@@ -106,30 +108,30 @@ class TensorStream:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begin(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
-        shape = load.parameter.shape if load.form is None else load.form.stored_shape(load.parameter.shape)
+        shape = load.parameter.shape if load.transform is None else load.transform.stored_shape(load.parameter.shape)
         values = empty(shape, dtype)
         reads = []
-        for piece in load.pieces:
-            rows = values[piece.start : piece.start + piece.rows[0]]
-            out, first = (rows, 0) if piece.index is None else (rows[None], piece.index)
-            step = max(1, _TASK // max(1, prod(piece.shape[1:])))
+        for shard in load.shards:
+            rows = values[shard.start : shard.start + shard.rows[0]]
+            out, first = (rows, 0) if shard.index is None else (rows[None], shard.index)
+            step = max(1, _TASK // max(1, prod(shard.shape[1:])))
             for start in range(0, len(out), step):
                 part = out[start : start + step]
-                reads.append(pool.submit(self._checkpoint.read_rows, piece.name, first + start, part))
-        return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.pieces)))
+                reads.append(pool.submit(self._checkpoint.read_rows, shard.name, first + start, part))
+        return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.shards)))
 
     def _begin_blocks(self, load: Load, pool: ThreadPoolExecutor) -> _InFlight:
         values, reads = [], []
-        for piece in load.pieces:
-            rows = np.empty((piece.rows[0], self._stored_bytes(piece) // piece.rows[0]), np.uint8)
-            values.append(Blocks(self.types[piece.name], rows))
-            out, first = (rows, 0) if piece.index is None else (rows.reshape(1, -1), piece.index)
-            reads.append(pool.submit(self._checkpoint.read_rows, piece.name, first, out))
-        return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.pieces)))
+        for shard in load.shards:
+            rows = np.empty((shard.rows[0], self._stored_bytes(shard) // shard.rows[0]), np.uint8)
+            values.append(Blocks(self.types[shard.name], rows))
+            out, first = (rows, 0) if shard.index is None else (rows.reshape(1, -1), shard.index)
+            reads.append(pool.submit(self._checkpoint.read_rows, shard.name, first, out))
+        return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.shards)))
 
-    def _stored_bytes(self, piece: Piece) -> int:
-        whole = self._checkpoint.stored_bytes(piece.name)
-        return whole if piece.index is None else whole // piece.shape[0]
+    def _stored_bytes(self, shard: Shard) -> int:
+        whole = self._checkpoint.stored_bytes(shard.name)
+        return whole if shard.index is None else whole // shard.shape[0]
 
 
 def _num_threads() -> int:

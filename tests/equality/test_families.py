@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from runtime.config import EngineConfig, WeightStorage
+from runtime.config import EngineConfig, WeightPolicy
 from runtime.kv.layout import StateShape
 from runtime.models import implementation
 from runtime.weights.fetch import resolve
@@ -376,7 +376,7 @@ def load(folder, family: Row, dtype: str = "float32", load_format: str = "auto",
     spec = implementation.describe(files.config, family.model_impl)
     return implementation.load(
         spec, files, dtype=dtype, load_format=load_format, seed=0, progress=lambda progress: None,
-        max_model_len=family.max_model_len or spec.max_model_len, device=device, weights=WeightStorage(dtype),
+        max_model_len=family.max_model_len or spec.max_model_len, device=device, weights=WeightPolicy(dtype),
     )  # fmt: skip
 
 

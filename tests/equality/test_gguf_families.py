@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ops
-from runtime.config import WeightStorage
+from runtime.config import WeightPolicy
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from tests.runtime.models.paged import Paged
@@ -32,7 +32,7 @@ def test_matrices_and_experts_may_stay_as_they_are_stored(family, tmp_path):
     theirs = make(family, tmp_path / "model.gguf")
     files = resolve(str(tmp_path / "model.gguf"), None, lambda progress: None)
     options = {"dtype": "float32", "load_format": "auto", "seed": 0, "progress": lambda progress: None}
-    ours = load_model(files, **options, weights=WeightStorage("stored", blocks="stored"))
+    ours = load_model(files, **options, weights=WeightPolicy("stored", keep_quantized=True))
     wide = load_model(files, **options)
     assert ours.weights_bytes < 0.5 * wide.weights_bytes
     ids = torch.randint(50, (60,), generator=torch.Generator().manual_seed(2))

@@ -9,7 +9,7 @@ import pytest
 
 from ops import native
 from runtime.api import Request, SamplingParams
-from runtime.config import EngineConfig, WeightStorage
+from runtime.config import EngineConfig, WeightPolicy
 from tests.equality.greedy import run
 from tests.equality.scored import generate
 from tests.runtime.models.test_load import load_smollm2, text_ids
@@ -21,7 +21,7 @@ INT8 = "int8_per_token_head"
 def decoder():
     if refusal := native.lacks("CACHE_TYPES"):
         pytest.skip(refusal)
-    return load_smollm2(WeightStorage("float32", blocks="stored"))
+    return load_smollm2(WeightPolicy("float32", keep_quantized=True))
 
 
 def test_perplexity_stays_within_one_percent(decoder):

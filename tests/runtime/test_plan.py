@@ -3,7 +3,7 @@
 import pytest
 
 import ops
-from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError, WeightStorage
+from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.layout import LayerShape, StateShape
 from runtime.models.registry import spec_from_config
 from runtime.runner import on_cpu, on_cuda
@@ -113,12 +113,12 @@ def native(monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "weights", "kv"),
     [
-        ({}, WeightStorage("stored", blocks="stored"), "float32"),
-        ({"quantization": "none"}, WeightStorage("stored"), "float32"),
-        ({"dtype": "bfloat16"}, WeightStorage("bfloat16", blocks="stored"), "bfloat16"),
-        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, WeightStorage("bfloat16", blocks="stored"), "float32"),
-        ({"dtype": "float16", "quantization": "none"}, WeightStorage("float16"), "float32"),
-        ({"quantization": "int8"}, WeightStorage("stored", blocks="stored", rounded=True), "float32"),
+        ({}, WeightPolicy("stored", keep_quantized=True), "float32"),
+        ({"quantization": "none"}, WeightPolicy("stored"), "float32"),
+        ({"dtype": "bfloat16"}, WeightPolicy("bfloat16", keep_quantized=True), "bfloat16"),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, WeightPolicy("bfloat16", keep_quantized=True), "float32"),
+        ({"dtype": "float16", "quantization": "none"}, WeightPolicy("float16"), "float32"),
+        ({"quantization": "int8"}, WeightPolicy("stored", keep_quantized=True, online_int8=True), "float32"),
     ],
 )
 def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(native, asked, weights, kv):
@@ -128,9 +128,9 @@ def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(na
 
 def test_references_compute_in_the_type_of_the_weights(monkeypatch):
     monkeypatch.setattr(ops, "block_types", lambda device: frozenset())
-    assert on_cpu.plan(EngineConfig(), SPEC).weights == WeightStorage("float32")
+    assert on_cpu.plan(EngineConfig(), SPEC).weights == WeightPolicy("float32")
     plan = on_cpu.plan(EngineConfig(dtype="bfloat16"), SPEC)
-    assert (plan.dtype, plan.weights) == ("bfloat16", WeightStorage("bfloat16"))
+    assert (plan.dtype, plan.weights) == ("bfloat16", WeightPolicy("bfloat16"))
     with pytest.raises(PlanError, match="quantization int8"):
         on_cpu.plan(EngineConfig(quantization="int8"), SPEC)
 

@@ -22,7 +22,7 @@ from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import ParallelLayer
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.norm import LayerNorm
-from runtime.weights.rules import PairsTogether, recode
+from runtime.weights.rules import InterleavedRope, transform
 
 
 def cohere(config: HfConfig) -> DecoderSpec:
@@ -59,9 +59,9 @@ def _cohere(config: HfConfig, architecture: str, *, norms: bool) -> DecoderSpec:
     layer = ParallelLayer(attention, GatedMLP(config.count("intermediate_size"), activation=activation(config)), norm)
     rules = (
         *LLAMA_RULES,
-        recode("qkv_proj", PairsTogether(num_heads + num_kv_heads, head_size, head_size)),
-        recode("q_norm", PairsTogether(num_heads, head_size, head_size, by_head=True)),
-        recode("k_norm", PairsTogether(num_kv_heads, head_size, head_size, by_head=True)),
+        transform("qkv_proj", InterleavedRope(num_heads + num_kv_heads, head_size, head_size)),
+        transform("q_norm", InterleavedRope(num_heads, head_size, head_size, by_head=True)),
+        transform("k_norm", InterleavedRope(num_kv_heads, head_size, head_size, by_head=True)),
     )
     layers = [layer] * num_layers(config)
     scale = config.number("logit_scale", 0.0625)

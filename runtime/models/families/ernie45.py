@@ -7,7 +7,7 @@ from dataclasses import replace
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
-from runtime.weights.rules import PairsTogether, recode
+from runtime.weights.rules import InterleavedRope, transform
 
 
 def ernie45(config: HfConfig) -> DecoderSpec:
@@ -23,8 +23,8 @@ def ernie45(config: HfConfig) -> DecoderSpec:
     )
     spec = llama(config, "Ernie4_5ForCausalLM", tied=True)
     heads = spec.attention
-    pairs = PairsTogether(heads.num_heads + heads.num_kv_heads, heads.head_size, heads.head_size)
-    return replace(spec, rules=(*LLAMA_RULES, recode("qkv_proj", pairs)))
+    pairs = InterleavedRope(heads.num_heads + heads.num_kv_heads, heads.head_size, heads.head_size)
+    return replace(spec, rules=(*LLAMA_RULES, transform("qkv_proj", pairs)))
 
 
 ARCHITECTURES = {"Ernie4_5ForCausalLM": ernie45}

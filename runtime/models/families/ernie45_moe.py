@@ -11,7 +11,7 @@ from runtime.models.spec.decoder import EMBEDDING, LLAMA_RULES, DecoderSpec
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.moe import MoE, Router
-from runtime.weights.rules import OneRow, recode, rename
+from runtime.weights.rules import OneRow, rename, transform
 
 _BIAS = "e_score_correction_bias"
 
@@ -33,7 +33,7 @@ def ernie45_moe(config: HfConfig) -> DecoderSpec:
     moe = mixture(MoE(num_experts(config, 64), size, router, shared))
     # A tied head may still have a bias of its own.
     head_bias = rename("lm_head.bias", into=f"{EMBEDDING}.bias")
-    either = (*spec.rules[len(LLAMA_RULES) :], SHARED_EXPERTS, recode(_BIAS, OneRow()), head_bias)
+    either = (*spec.rules[len(LLAMA_RULES) :], SHARED_EXPERTS, transform(_BIAS, OneRow()), head_bias)
     return replace(
         with_mlps(spec, moe, lambda index: first <= index <= last and (index + 1) % step == 0),
         architecture="Ernie4_5_MoeForCausalLM",

@@ -9,7 +9,7 @@ from runtime.models.spec.layer import Layer, ParallelLayer
 from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.norm import LayerNorm
-from runtime.weights.rules import GroupsTogether, recode, rename
+from runtime.weights.rules import GroupedRows, rename, transform
 
 _RULES = (
     rename("transformer.h", into="model.layers"),
@@ -39,7 +39,7 @@ def falcon(config: HfConfig) -> DecoderSpec:
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5))
     layers = [_layer(config, attention, mlp, norm, new=new)] * num_layers(config)
     of_kv_head = (num_heads // num_kv_heads * head_size, head_size, head_size)
-    rules = (*_RULES, recode("qkv_proj", GroupsTogether(num_kv_heads, of_kv_head)))
+    rules = (*_RULES, transform("qkv_proj", GroupedRows(num_kv_heads, of_kv_head)))
     return decoder(config, "FalconForCausalLM", layers, norm, tied=True, rules=rules)
 
 

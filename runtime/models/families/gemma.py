@@ -12,13 +12,13 @@ from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, every, layer_
 from runtime.models.spec.attention import Attention, QKNorm
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
-from runtime.weights.rules import LessOne, recode
+from runtime.weights.rules import UnitOffsetNorm, transform
 
 _BEFORE = ("input_layernorm", "pre_feedforward_layernorm")
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 _RULES = (
     *LLAMA_RULES,
-    *(recode(f"{norm}.weight", LessOne()) for norm in ("model.norm", *_BEFORE, *_AFTER, "q_norm", "k_norm")),
+    *(transform(f"{norm}.weight", UnitOffsetNorm()) for norm in ("model.norm", *_BEFORE, *_AFTER, "q_norm", "k_norm")),
 )
 
 

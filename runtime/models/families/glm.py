@@ -7,7 +7,7 @@ from dataclasses import replace
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
-from runtime.weights.rules import PairsTogether, recode
+from runtime.weights.rules import InterleavedRope, transform
 
 _AFTER = ("post_self_attn_layernorm", "post_mlp_layernorm")
 
@@ -34,8 +34,8 @@ def _glm(config: HfConfig, architecture: str) -> DecoderSpec:
     attention = replace(spec.attention, output_bias=False)
     spec = spec.with_mixers(lambda *_: attention)
     assert attention.rope is not None
-    pairs = PairsTogether(attention.num_heads + attention.num_kv_heads, attention.head_size, attention.rope.dim)
-    return replace(spec, rules=(LLAMA_RULES[0], recode("qkv_proj", pairs)))
+    pairs = InterleavedRope(attention.num_heads + attention.num_kv_heads, attention.head_size, attention.rope.dim)
+    return replace(spec, rules=(LLAMA_RULES[0], transform("qkv_proj", pairs)))
 
 
 ARCHITECTURES = {"GlmForCausalLM": glm, "Glm4ForCausalLM": glm4}

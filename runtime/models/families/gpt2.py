@@ -8,7 +8,7 @@ from runtime.models.spec.decoder import DecoderSpec, LearnedPositions
 from runtime.models.spec.layer import Layer
 from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.norm import LayerNorm
-from runtime.weights.rules import Transposed, recode, rename
+from runtime.weights.rules import Transposed, rename, transform
 
 _RULES = (
     rename("transformer.h", into="model.layers"),
@@ -19,7 +19,7 @@ _RULES = (
     rename("attn.c_proj", into="self_attn.o_proj"),
     rename("mlp.c_fc", into="mlp.up_proj"),
     rename("mlp.c_proj", into="mlp.down_proj"),
-    *(recode(f"{name}.weight", Transposed()) for name in ("qkv_proj", "o_proj", "up_proj", "down_proj")),
+    *(transform(f"{name}.weight", Transposed()) for name in ("qkv_proj", "o_proj", "up_proj", "down_proj")),
 )
 
 

@@ -8,7 +8,7 @@ from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import Layer, ParallelLayer
 from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.norm import LayerNorm
-from runtime.weights.rules import GroupsTogether, recode, rename
+from runtime.weights.rules import GroupedRows, rename, transform
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _RULES = (
@@ -35,7 +35,7 @@ def gpt_neox(config: HfConfig) -> DecoderSpec:
     norm = LayerNorm(config.number("layer_norm_eps", 1e-5))
     parallel = config.flag("use_parallel_residual", True)
     layer = ParallelLayer(attention, mlp, norm, _NORMS) if parallel else Layer(attention, mlp, norm, _NORMS)
-    rules = (*_RULES, recode("qkv_proj", GroupsTogether(num_heads, (head_size,) * 3)))
+    rules = (*_RULES, transform("qkv_proj", GroupedRows(num_heads, (head_size,) * 3)))
     return decoder(config, "GPTNeoXForCausalLM", [layer] * num_layers(config), norm, rules=rules, ignored=_IGNORED)
 
 

@@ -12,7 +12,7 @@ from runtime.models.read.mixture import STACKED_BY_KIND, mixture, num_experts
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import Layer
 from runtime.models.spec.moe import ClampedSwiglu, MoE, Router
-from runtime.weights.rules import HalvesInTurn, Transposed, recode, rename, stack
+from runtime.weights.rules import InterleavedHalves, Transposed, rename, stack, transform
 
 _YARN = {
     "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
@@ -24,20 +24,20 @@ _EITHER = (
     rename("mlp.router", into="mlp.gate"),
     rename("gate_up_proj_bias", into="gate_up.bias"),
     rename("down_proj_bias", into="down.bias"),
-    recode("gate_up.bias", HalvesInTurn()),
+    transform("gate_up.bias", InterleavedHalves()),
 )
 _RULES = (
     *_EITHER,
     rename("gate_up_proj", into="gate_up.weight"),
     rename("down_proj", into="down.weight"),
-    recode("gate_up.weight", HalvesInTurn(as_columns=True)),
-    recode("down.weight", Transposed()),
+    transform("gate_up.weight", InterleavedHalves(as_columns=True)),
+    transform("down.weight", Transposed()),
 )
 _MXFP4 = (
     *_EITHER,
     rename("gate_up_proj_blocks", into="gate_up.weight"),
     rename("down_proj_blocks", into="down.weight"),
-    recode("gate_up.weight", HalvesInTurn()),
+    transform("gate_up.weight", InterleavedHalves()),
 )
 
 

@@ -8,10 +8,10 @@ from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import Layer
 from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.norm import LayerNorm
-from runtime.weights.rules import LessOne, recode
+from runtime.weights.rules import UnitOffsetNorm, transform
 
 _NORMS = ("model.norm", "input_layernorm", "post_attention_layernorm")
-_RULES = (LLAMA_RULES[0], *(recode(f"{norm}.weight", LessOne()) for norm in _NORMS))
+_RULES = (LLAMA_RULES[0], *(transform(f"{norm}.weight", UnitOffsetNorm()) for norm in _NORMS))
 
 
 def nemotron(config: HfConfig) -> DecoderSpec:

@@ -15,7 +15,7 @@ from runtime.models.spec.layer import Mixer
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import GatedDeltaNet
-from runtime.weights.rules import GroupsTogether, LessOne, Rule, merge, recode
+from runtime.weights.rules import GroupedRows, Rule, UnitOffsetNorm, merge, transform
 
 _APART = (merge("in_proj_qkv in_proj_z", into="in_proj_qkvz"), merge("in_proj_b in_proj_a", into="in_proj_ba"))
 _NORMS = ("model.norm", "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
@@ -27,8 +27,8 @@ def qwen3_next(config: HfConfig) -> DecoderSpec:
     ratio = net.num_value_heads // net.num_key_heads
     values = ratio * net.value_size
     by_key_head = (
-        recode("in_proj_qkvz", GroupsTogether(net.num_key_heads, (net.key_size, net.key_size, values, values))),
-        recode("in_proj_ba", GroupsTogether(net.num_key_heads, (ratio, ratio))),
+        transform("in_proj_qkvz", GroupedRows(net.num_key_heads, (net.key_size, net.key_size, values, values))),
+        transform("in_proj_ba", GroupedRows(net.num_key_heads, (ratio, ratio))),
     )
     return _with_experts(config, "Qwen3NextForCausalLM", net, by_key_head)
 
@@ -65,8 +65,8 @@ def _hybrid(config: HfConfig, spec: DecoderSpec, net: GatedDeltaNet, rules: tupl
 
     more = (
         *rules,
-        *(recode(f"{norm}.weight", LessOne()) for norm in _NORMS),
-        recode("qkv_proj", GroupsTogether(attention.num_heads, (attention.head_size,) * 2)),
+        *(transform(f"{norm}.weight", UnitOffsetNorm()) for norm in _NORMS),
+        transform("qkv_proj", GroupedRows(attention.num_heads, (attention.head_size,) * 2)),
     )
     return replace(
         spec.with_mixers(mix),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import ops
 from runtime.api import LoadProgress
-from runtime.config import WeightStorage
+from runtime.config import WeightPolicy
 from runtime.models.kept import NARROW
 from runtime.models.load import as_torch
 from runtime.models.spec.model import UnsupportedModel
@@ -42,18 +42,18 @@ _IGNORED = (".rotary_emb.inv_freq",)  # old checkpoints have it; nobody needs it
 
 def load(
     spec: TransformersSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
-    device: str = "cpu", weights: WeightStorage | None = None,
+    device: str = "cpu", weights: WeightPolicy | None = None,
 ) -> TransformersModel:  # fmt: skip
     """See `models.load.load_model`. All is read in `dtype`; then linear layers are kept as `weights` says.
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where the model, as we run it,
     computes otherwise than transformers does."""
-    if weights is not None and weights.rounded:
+    if weights is not None and weights.online_int8:
         raise UnsupportedModel("quantization int8 is for models of our own, not for those through transformers")
     with files.open_tensors(load_format, _state_shapes(spec), seed) as source:
         types = set(source.types.values())
         causal = _fill(spec, source, dtype, device, progress)
-    stored = _kept(weights or WeightStorage(dtype), dtype, types)
+    stored = _kept(weights or WeightPolicy(dtype), dtype, types)
     ids = torch.tensor([probe_ids(spec.vocab_size)], device=device)
     causal.config._attn_implementation = "eager"
     try:
@@ -69,10 +69,10 @@ def load(
     return model
 
 
-def _kept(weights: WeightStorage, dtype: str, types: set[str]) -> str:
+def _kept(weights: WeightPolicy, dtype: str, types: set[str]) -> str:
     """The dtype of linear layers. What a checkpoint has in one type of 16 bits loses nothing in it."""
-    if weights.numbers != "stored":
-        return weights.numbers
+    if weights.dense_dtype != "stored":
+        return weights.dense_dtype
     narrow = {NARROW.get(each, dtype) for each in types}
     return narrow.pop() if len(narrow) == 1 and ops.block_types(torch.device("cpu")) else dtype
 

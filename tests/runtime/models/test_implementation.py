@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ops
-from runtime.config import WeightStorage
+from runtime.config import WeightPolicy
 from runtime.models import implementation
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
@@ -49,7 +49,7 @@ def load(folder, **options):
     spec = implementation.describe(files.config)
     defaults = {
         "dtype": "float32", "load_format": "auto", "seed": 0, "progress": lambda progress: None,
-        "max_model_len": spec.max_model_len, "device": "cpu", "weights": WeightStorage("float32"),
+        "max_model_len": spec.max_model_len, "device": "cpu", "weights": WeightPolicy("float32"),
     }  # fmt: skip
     return implementation.load(spec, files, **defaults | options)
 
@@ -152,7 +152,7 @@ def test_16_bit_weights_stay_so_where_a_kernel_multiplies_them(folder):
         name.replace(".", "__"): value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()
     })  # fmt: skip
     wide = load(folder)
-    kept = load(folder, weights=WeightStorage("stored"))
+    kept = load(folder, weights=WeightPolicy("stored"))
     assert torch.nn.functional.cosine_similarity(logits(wide), exact).min() > 0.99
     torch.testing.assert_close(logits(kept), logits(wide), rtol=1e-4, atol=1e-4)
     assert (kept.weights_bytes < wide.weights_bytes) == bool(ops.block_types(torch.device("cpu")))
@@ -160,7 +160,7 @@ def test_16_bit_weights_stay_so_where_a_kernel_multiplies_them(folder):
 
 def test_eight_bits_are_refused(folder):
     with pytest.raises(UnsupportedModel, match="quantization int8 is for models of our own"):
-        load(folder, weights=WeightStorage("stored", rounded=True))
+        load(folder, weights=WeightPolicy("stored", online_int8=True))
 
 
 def test_a_model_that_computes_otherwise_among_others_is_refused(folder, monkeypatch):

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ops
-from runtime.config import WeightStorage
+from runtime.config import WeightPolicy
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
@@ -156,7 +156,7 @@ def test_gguf_and_safetensors_of_the_same_weights_compute_the_same(tmp_path):
 
 
 NATIVE = pytest.mark.skipif("Q4_1" not in ops.block_types(torch.device("cpu")), reason="oneloop_native is not built")
-STORED = WeightStorage("stored", blocks="stored")
+STORED = WeightPolicy("stored", keep_quantized=True)
 
 
 @NATIVE
@@ -178,7 +178,7 @@ def test_a_dtype_for_weights_rounds_them_and_leaves_activations_float32(original
     save_file({name: weight.bfloat16() for name, weight in original.state_dict().items()}, folder / "model.safetensors")
     rounded = load(folder)
     save_file(original.state_dict(), folder / "model.safetensors")
-    kept = load(folder, weights=WeightStorage("bfloat16"))
+    kept = load(folder, weights=WeightPolicy("bfloat16"))
     assert kept.dtype == "float32"
     # Norms are not matrices and keep their own type; theirs are ones here.
     assert torch.equal(logits(kept), logits(rounded))
@@ -186,21 +186,21 @@ def test_a_dtype_for_weights_rounds_them_and_leaves_activations_float32(original
 
 @NATIVE
 def test_int8_rounds_matrices_at_load(folder):
-    exact, rounded = load(folder), load(folder, weights=WeightStorage("stored", rounded=True))
+    exact, rounded = load(folder), load(folder, weights=WeightPolicy("stored", online_int8=True))
     apart = logits(rounded) - logits(exact)
     assert 0 < apart.norm() < 0.03 * logits(exact).norm()
     assert rounded.weights_bytes < 0.5 * exact.weights_bytes
 
 
 @NATIVE
-@pytest.mark.parametrize(("blocks", "most"), [("stored", 96 << 20), ("none", 520 << 20)])
-def test_a_quantised_model_stays_quantised_unless_asked(blocks, most):
+@pytest.mark.parametrize(("keep", "most"), [(True, 96 << 20), (False, 520 << 20)])
+def test_a_quantised_model_stays_quantised_unless_asked(keep, most):
     """The built-in model: Q4_1 matrices, a tied Q8_0 embedding, 90 MB of file."""
-    wide = logits_of_text(load_smollm2(WeightStorage("float32")))
-    decoder = load_smollm2(WeightStorage("float32", blocks=blocks))
+    wide = logits_of_text(load_smollm2(WeightPolicy("float32")))
+    decoder = load_smollm2(WeightPolicy("float32", keep_quantized=keep))
     assert decoder.weights_bytes < most
     apart = abs(loss(logits_of_text(decoder)) - loss(wide))
-    assert apart < 0.01 if blocks == "stored" else apart == 0
+    assert apart < 0.01 if keep else apart == 0
 
 
 TEXT = """The tide comes in twice a day because the moon pulls at the sea, and a little because the sun does. When the three stand

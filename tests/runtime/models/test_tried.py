@@ -11,7 +11,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from runtime.config import WeightStorage
+from runtime.config import WeightPolicy
 from runtime.models import implementation
 from runtime.models.registry import FAMILIES
 from runtime.models.spec.model import UnsupportedModel
@@ -65,7 +65,7 @@ def _run(architecture: str, config, folder: Path) -> None:
     files = resolve(str(folder), None, lambda progress: None)
     implementation.load(
         implementation.describe(files.config, "transformers"), files, dtype="float32", load_format="auto", seed=0,
-        progress=lambda progress: None, max_model_len=128, device="cpu", weights=WeightStorage("float32"),
+        progress=lambda progress: None, max_model_len=128, device="cpu", weights=WeightPolicy("float32"),
     )  # fmt: skip
 
 

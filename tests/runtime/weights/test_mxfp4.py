@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import ops
-from runtime.config import WeightStorage
+from runtime.config import WeightPolicy
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
@@ -95,7 +95,7 @@ def test_on_a_cpu_the_experts_keep_their_numbers_in_five_bits(theirs, tmp_path):
         pytest.skip("oneloop_native is not built")
     files = resolve(str(tmp_path), None, lambda progress: None)
     options = {"dtype": "float32", "load_format": "auto", "seed": 0, "progress": lambda progress: None}
-    ours = load_model(files, **options, weights=WeightStorage("stored", blocks="stored"))
+    ours = load_model(files, **options, weights=WeightPolicy("stored", keep_quantized=True))
     wide = load_model(files, **options)
     num_in_experts = 2 * EXPERTS * 3 * HIDDEN * INNER
     assert wide.weights_bytes - ours.weights_bytes > 0.8 * 4 * num_in_experts

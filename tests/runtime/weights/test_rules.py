@@ -2,22 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.weights.rules import Parameter, Piece, WeightsError, fitting, merge, plan, rename, stack, stored_as
+from runtime.weights.rules import Parameter, Shard, WeightsError, fitting, merge, plan, rename, stack, stored_as
 
 QKV = Parameter("layers.0.qkv_proj.weight", (8, 6), (4, 2, 2))
 RULES = (merge("q_proj k_proj v_proj", into="qkv_proj"), rename("transformer.h", into="layers"))
 
 
 def test_a_merged_parameter_is_read_from_its_parts_in_order():
-    assert stored_as(QKV, RULES).pieces == (
-        Piece("transformer.h.0.q_proj.weight", 0, (4, 6)),
-        Piece("transformer.h.0.k_proj.weight", 4, (2, 6)),
-        Piece("transformer.h.0.v_proj.weight", 6, (2, 6)),
+    assert stored_as(QKV, RULES).shards == (
+        Shard("transformer.h.0.q_proj.weight", 0, (4, 6)),
+        Shard("transformer.h.0.k_proj.weight", 4, (2, 6)),
+        Shard("transformer.h.0.v_proj.weight", 6, (2, 6)),
     )
 
 
 def test_a_merged_bias_is_read_like_its_weight():
-    assert [p.shape for p in stored_as(Parameter("layers.0.qkv_proj.bias", (8,), (4, 2, 2)), RULES).pieces] == [
+    assert [p.shape for p in stored_as(Parameter("layers.0.qkv_proj.bias", (8,), (4, 2, 2)), RULES).shards] == [
         (4,),
         (2,),
         (2,),
@@ -25,8 +25,8 @@ def test_a_merged_bias_is_read_like_its_weight():
 
 
 def test_rules_match_whole_segments_of_a_name():
-    (piece,) = stored_as(Parameter("my_layers.qkv_proj_norm.weight", (3,)), RULES).pieces
-    assert piece == Piece("my_layers.qkv_proj_norm.weight", 0, (3,))
+    (shard,) = stored_as(Parameter("my_layers.qkv_proj_norm.weight", (3,)), RULES).shards
+    assert shard == Shard("my_layers.qkv_proj_norm.weight", 0, (3,))
 
 
 def test_the_plan_keeps_the_order_of_the_parameters():
@@ -61,16 +61,16 @@ STACKED = (stack("experts"), rename("gate_up_proj", into="gate_up.weight"))
 
 
 def test_a_numbered_parameter_may_be_a_slice_of_a_stack():
-    assert stored_as(EXPERT, STACKED).pieces == (Piece("layers.0.experts.gate_up_proj", 0, (9, 8, 6), 7),)
-    assert stored_as(EXPERT, (*SEPARATE, stack("experts"))).pieces == (
-        Piece("layers.0.experts.gate.weight", 0, (9, 4, 6), 7),
-        Piece("layers.0.experts.up.weight", 4, (9, 4, 6), 7),
+    assert stored_as(EXPERT, STACKED).shards == (Shard("layers.0.experts.gate_up_proj", 0, (9, 8, 6), 7),)
+    assert stored_as(EXPERT, (*SEPARATE, stack("experts"))).shards == (
+        Shard("layers.0.experts.gate.weight", 0, (9, 4, 6), 7),
+        Shard("layers.0.experts.up.weight", 4, (9, 4, 6), 7),
     )
 
 
 def test_a_parameter_that_is_one_of_none_keeps_its_number():
     alone = Parameter("layers.0.experts.7.norm", (8,))
-    assert stored_as(alone, STACKED).pieces == (Piece("layers.0.experts.7.norm", 0, (8,)),)
+    assert stored_as(alone, STACKED).shards == (Shard("layers.0.experts.7.norm", 0, (8,)),)
 
 
 def test_the_way_that_explains_a_checkpoint_best_is_taken():

@@ -5,29 +5,38 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.weights.dtypes import Array
-from runtime.weights.rules import Form, GroupsTogether, HalvesInTurn, LessOne, OneRow, PairsTogether, Shape, Transposed
+from runtime.weights.rules import (
+    GroupedRows,
+    InterleavedHalves,
+    InterleavedRope,
+    OneRow,
+    Shape,
+    Transform,
+    Transposed,
+    UnitOffsetNorm,
+)
 
 
-def decode(form: Form, values: Array, shape: Shape) -> Array:
+def undo(transform: Transform, values: Array, shape: Shape) -> Array:
     """`values`, which may be overwritten, as the parameter of this shape that they are, C-contiguous."""
-    match form:
-        case LessOne():  # float32, whatever the model's dtype
+    match transform:
+        case UnitOffsetNorm():  # float32, whatever the model's dtype
             values += 1
             return values
         case Transposed():
             return np.ascontiguousarray(values.T)
-        case PairsTogether(num_heads, head_size, rotated):
+        case InterleavedRope(num_heads, head_size, rotated):
             heads = values.reshape(-1, head_size, *shape[1:])
             turned = heads[:num_heads, :rotated]
             pairs = turned.reshape(-1, rotated // 2, 2, *shape[1:]).swapaxes(1, 2)
             heads[:num_heads, :rotated] = pairs.reshape(turned.shape)
             return heads.reshape(shape)
-        case GroupsTogether(num_groups, sizes):
+        case GroupedRows(num_groups, sizes):
             num_rows = num_groups * sum(sizes)
             groups = values[:num_rows].reshape(num_groups, sum(sizes), *shape[1:])
             kinds = np.split(groups, np.cumsum(sizes[:-1]), axis=1)
             return np.concatenate([*(kind.reshape(-1, *shape[1:]) for kind in kinds), values[num_rows:]])
-        case HalvesInTurn(as_columns):
+        case InterleavedHalves(as_columns):
             rows = values.T if as_columns else values
             return np.ascontiguousarray(rows.reshape(-1, 2, *shape[1:]).swapaxes(0, 1)).reshape(shape)
         case OneRow():
