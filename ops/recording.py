@@ -1,9 +1,8 @@
 """Recording: a stretch of a forward pass is run once on symbols instead of tensors, and from then on by one native call.
 
 A step of one token is hundreds of small ops; between them Python, and the wait for its lock, cost more than the ops. While
-a recording is made, ops are called as ever, with `Symbol`s: the registry takes the kernels below, which note what is to be
-done. Whatever else is done to a symbol raises NotRecordable, so nothing can be left out unseen. What runs later are the
-native kernels on the same numbers: not a bit differs."""
+a recording is made, ops are called as ever, with `Symbol`s (symbols.py), for which the registry takes the kernels that note what is
+to be done. What runs later are the native kernels on the same numbers: not a bit differs."""
 
 from __future__ import annotations
 
@@ -15,138 +14,15 @@ import torch
 from torch import Tensor
 
 from ops import native
-from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
-from ops.registry import ShapeClass
-
-DEVICE = "meta"  # where torch keeps tensors that have a shape and no numbers
-
-
-class NotRecordable(Exception):
-    """The message says what was done."""
+from ops.registry import ShapeClass, forced
+from ops.symbols import NotRecordable, Symbol
 
 
-class Symbol(Tensor):
-    """A tensor of a step to come: `register` of a program, [1, width] float32; or an input of every step, `register` None.
-
-    `table`: of slots, the block table that they are of."""
-
-    program: Any
-    register: int | None
-    table: int | None
-
-    @staticmethod
-    def of(program: Any, width: int) -> Symbol:
-        return Symbol._make((1, width), torch.float32, program, program.register(width), None)
-
-    @staticmethod
-    def input(dtype: torch.dtype, table: int | None = None) -> Symbol:
-        return Symbol._make((1,), dtype, None, None, table)
-
-    @staticmethod
-    def _make(
-        shape: tuple[int, ...], dtype: torch.dtype, program: Any, register: int | None, table: int | None
-    ) -> Symbol:
-        make: Any = Tensor._make_wrapper_subclass
-        symbol: Symbol = make(Symbol, shape, dtype=dtype, device=DEVICE)
-        symbol.program, symbol.register, symbol.table = program, register, table
-        return symbol
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        x, *others = args
-        if isinstance(x, Symbol) and x.register is not None and len(others) == 1 and not kwargs:
-            other = others[0]
-            if func is torch.ops.aten.mul_.Tensor and isinstance(other, int | float):
-                x.program.scale(x.register, other)
-                return x
-            if func is torch.ops.aten.add_.Tensor and isinstance(other, Symbol) and other.shape == x.shape:
-                x.program.add(x.register, other.register)
-                return x
-        raise NotRecordable(str(func))
-
-
-def supports(case: ShapeClass) -> str | None:
-    if case.device != DEVICE:
-        return "is for recordings"
-    return native.supports(case._replace(device="cpu"))
-
-
-def supports_attention(case: ShapeClass) -> str | None:
-    return supports(case) or native.supports_attention(case._replace(device="cpu"))
-
-
-# --- kernels: the signatures of ops/__init__.py --------------------------------------------------------------------------
-
-
-def linear(x: Symbol, packed: Any) -> Symbol:
-    out = Symbol.of(x.program, packed.out_features)
-    x.program.linear(packed, x.register, out.register)
-    return out
-
-
-def rms_norm(x: Symbol, weight: Tensor, eps: float) -> Symbol:
-    return _norm(x, None, weight, eps)
-
-
-def add_rms_norm(x: Symbol, residual: Symbol, weight: Tensor, eps: float) -> Symbol:
-    return _norm(x, residual.register, weight, eps)
-
-
-def _norm(x: Symbol, residual: int | None, weight: Tensor, eps: float) -> Symbol:
-    out = Symbol.of(x.program, x.shape[-1])
-    x.program.rms_norm(x.register, residual, weight, eps, out.register)
-    return out
-
-
-def layer_norm(x: Symbol, weight: Tensor | None, bias: Tensor | None, eps: float) -> Symbol:
-    return _layer_norm(x, None, weight, bias, eps)
-
-
-def add_layer_norm(x: Symbol, residual: Symbol, weight: Tensor | None, bias: Tensor | None, eps: float) -> Symbol:
-    return _layer_norm(x, residual.register, weight, bias, eps)
-
-
-def _layer_norm(x: Symbol, residual: int | None, weight: Tensor | None, bias: Tensor | None, eps: float) -> Symbol:
-    out = Symbol.of(x.program, x.shape[-1])
-    x.program.layer_norm(x.register, residual, weight, bias, eps, out.register)
-    return out
-
-
-def attend(
-    qkv: Symbol, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
-    meta: AttentionMeta,
-) -> Symbol:  # fmt: skip
-    if not isinstance(positions, Symbol) or not isinstance(slots, Symbol) or slots.table is None:
-        raise NotRecordable("attention to what is not of the step")
-    out = Symbol.of(qkv.program, heads.num_heads * heads.head_size)
-    shape = native.module.AttendShape(
-        heads.num_heads, heads.num_kv_heads, heads.head_size, heads.scale, heads.window or 0, heads.softcap or 0.0
-    )
-    norms = heads.norms or (None, None)
-    qkv.program.attend(
-        qkv.register, out.register, shape, heads.cos_sin, *norms, heads.norm_eps, heads.sinks, k_cache, v_cache, slots.table
-    )  # fmt: skip
-    return out
-
-
-def silu_mul(gate_up: Symbol) -> Symbol:
-    return gated(gate_up, "silu")
-
-
-def gated(gate_up: Symbol, activation: str) -> Symbol:
-    out = Symbol.of(gate_up.program, gate_up.shape[1] // 2)
-    gate_up.program.gated(gate_up.register, activation, out.register)
-    return out
-
-
-def activate(x: Symbol, activation: str) -> Symbol:
-    out = Symbol.of(x.program, x.shape[1])
-    x.program.activate(x.register, activation, out.register)
-    return out
-
-
-# --- recordings ------------------------------------------------------------------------------------------------------
+def can_record(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a `Recorder` records anything there."""
+    refusal = native.supports(ShapeClass(device.type, dtype)) or native.lacks("Program")
+    return forced() != "reference" and refusal is None
 
 
 @dataclass(frozen=True, slots=True)

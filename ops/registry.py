@@ -35,6 +35,10 @@ class ShapeClass(NamedTuple):
         return ", ".join([" ".join(words[:2]), *words[2:]])
 
 
+USUAL = ShapeClass("cpu", torch.float32)  # the case that an op describes before any choice was made
+USUAL_ATTENTION = ShapeClass("cpu", torch.float32, torch.float32, 64)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One implementation of an op. `supports` answers None for yes, else the reason why not; `about` is for people too.

@@ -1,0 +1,55 @@
+"""Activations of an MLP: alone, or of one half of a projection times the other half."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops.activation import native, recorded, reference
+from ops.registry import USUAL, Op
+
+_silu_mul = Op(
+    "silu_mul",
+    USUAL,
+    [
+        backends.native("silu_mul", native.silu_mul),
+        backends.triton("silu_mul", "ops.activation.triton_activation:silu_mul"),
+        backends.reference("silu_mul", reference.silu_mul),
+    ],
+    backends.recorded("silu_mul", recorded.silu_mul),
+)
+_gated = Op(
+    "gated",
+    USUAL,
+    [
+        backends.native("gated", native.gated),
+        backends.triton("gated", "ops.activation.triton_activation:gated"),
+        backends.reference("gated", reference.gated),
+    ],
+    backends.recorded("gated", recorded.gated),
+)
+_activate = Op(
+    "activate",
+    USUAL,
+    [
+        backends.native("activate", native.activate),
+        backends.triton("activate", "ops.activation.triton_activation:activate"),
+        backends.reference("activate", reference.activate),
+    ],
+    backends.recorded("activate", recorded.activate),
+)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2 * I] -> silu(first half) * second half, [T, I]."""
+    return _silu_mul.runs[gate_up.device, gate_up.dtype](gate_up)
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """gate_up [T, 2 * I] -> activation(first half) * second half, [T, I]; `activation` as for `activate`."""
+    return _gated.runs[gate_up.device, gate_up.dtype](gate_up, activation)
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """x [T, I] -> the same shape: "silu", "gelu", "gelu_tanh" (its approximation), "relu" or "relu2" (relu squared)."""
+    return _activate.runs[x.device, x.dtype](x, activation)

@@ -1,0 +1,104 @@
+"""Attention over the paged cache: all of a layer between its projections, and the mixing alone."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops import native as cpu
+from ops.attention import native, recorded, reference
+from ops.attention.heads import AttentionHeads
+from ops.attention.latent import LatentHeads
+from ops.attention.meta import AttentionMeta
+from ops.kv import store_kv
+from ops.norm import rms_norm
+from ops.registry import USUAL_ATTENTION, Op
+from ops.rope import rope
+
+_paged_attention = Op(
+    "paged_attention",
+    USUAL_ATTENTION,
+    [
+        backends.native("paged_attention", native.paged_attention, cpu.supports_attention),
+        backends.triton("paged_attention", "ops.attention.triton_paged:paged_attention"),
+        backends.reference("paged_attention", reference.paged_attention),
+    ],
+)
+
+
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Causal attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
+
+    k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head
+    h // (Hq // Hkv). Query i of row r sees keys 0 to its own position, or only the last `window` of them.
+    Where `softcap` is given, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024).
+    sinks [Hq] float32: a further score of each head, which takes its share of the softmax but adds nothing (GPT-OSS, 2025)."""
+    run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2]]
+    return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
+
+
+def attend(
+    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    meta: AttentionMeta,
+) -> Tensor:  # fmt: skip
+    """All of a layer between its projections: per-head norms, rotary embedding, keys and values into the cache, mixing.
+
+    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slots [T] int64 as for `rope` and `store_kv`; returns
+    [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
+    run = _attend.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size]
+    return run(qkv, heads, positions, k_cache, v_cache, slots, meta)
+
+
+def _attend_in_parts(
+    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    meta: AttentionMeta,
+) -> Tensor:  # fmt: skip
+    q, k, v = heads.split(qkv)
+    if heads.norms is not None:
+        q = rms_norm(q, heads.norms[0], heads.norm_eps)
+        k = rms_norm(k, heads.norms[1], heads.norm_eps)
+    rope(q, k, positions, heads.cos_sin)
+    store_kv(k, v, k_cache, v_cache, slots)
+    return paged_attention(q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks).flatten(1)
+
+
+def attend_latent(
+    q: Tensor, latent: Tensor, heads: LatentHeads, positions: Tensor, cache: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """Latent attention (`LatentHeads`, D = rank + P): keys are stored, then mixed by each head, [T, Hq, rank].
+
+    q [T, Hq, D] and latent [T, D], contiguous, the last P dims of both yet to be turned, which happens in place; cache
+    [num_blocks, 1, block_size, D]; positions and slots [T] int64 as for `rope` and `store_kv`."""
+    run = _attend_latent.runs[q.device, q.dtype, cache.dtype, heads.head_size]
+    return run(q, latent, heads, positions, cache, slots, meta)
+
+
+def _attend_latent_in_parts(
+    q: Tensor, latent: Tensor, heads: LatentHeads, positions: Tensor, cache: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    keys = latent[:, None]
+    rope(q[..., heads.rank :], keys[..., heads.rank :], positions, heads.cos_sin, interleaved=True)
+    store_kv(keys, keys, cache, cache, slots)
+    return paged_attention(q, cache, cache, meta, heads.scale)[..., : heads.rank]
+
+
+_attend = Op(
+    "attend",
+    USUAL_ATTENTION,
+    [
+        backends.triton("attend", "ops.attention.layer:attend"),
+        backends.reference("attend", _attend_in_parts, "one op after another"),
+    ],
+    backends.recorded("attend", recorded.attend, cpu.supports_attention),
+)
+_attend_latent = Op(
+    "attend_latent",
+    USUAL_ATTENTION,
+    [
+        backends.triton("attend_latent", "ops.attention.triton_latent:attend_latent", backends.on_cuda_at_any_size),
+        backends.reference("attend_latent", _attend_latent_in_parts, "one op after another"),
+    ],
+)

@@ -1,0 +1,27 @@
+"""Causal convolution along each sequence, whose last inputs are its state (for slots and states see ops/scan)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops.attention.meta import AttentionMeta
+from ops.conv import reference
+from ops.registry import USUAL, Op
+
+_causal_conv = Op(
+    "causal_conv",
+    USUAL,
+    [
+        backends.triton("causal_conv", "ops.conv.triton_conv:causal_conv", backends.on_cuda_at_any_size),
+        backends.reference("causal_conv", reference.causal_conv),
+    ],
+)
+
+
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """x [T, C] convolved with weight [K, C] along each sequence, plus bias [C], then silu if asked for, [T, C]: token t gets
+    sum of x[t - K + 1 + k] * weight[k]. States [K - 1, C] are a sequence's last inputs. Rows of x may be strided."""
+    return _causal_conv.runs[x.device, x.dtype](x, weight, bias, silu, states, slots, meta)

@@ -1,0 +1,31 @@
+"""Gated delta rule along each sequence (for slots and states see ops/scan)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops.attention.meta import AttentionMeta
+from ops.delta import reference
+from ops.delta.heads import DeltaHeads
+from ops.registry import USUAL, Op
+
+_gated_delta_rule = Op(
+    "gated_delta_rule",
+    USUAL,
+    [
+        backends.triton("gated_delta_rule", "ops.delta.triton_delta:gated_delta_rule", backends.on_cuda_at_any_size),
+        backends.reference("gated_delta_rule", reference.gated_delta_rule),
+    ],
+)
+
+
+def gated_delta_rule(
+    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """Gated DeltaNet's scan (Yang et al. 2024), [T, value heads * Dv]: a head's state [Dk, Dv] fades to
+    exp(a * softplus(rate + step_bias)) of it, learns k (v - state^T k)^T * beta, and gives state^T q * Dk^-0.5, q and k made unit
+    vectors.
+
+    qkv [T, 2 * key heads * Dk + value heads * Dv] contiguous; rates [T, 2 * value heads]: logits of beta, then rates."""
+    return _gated_delta_rule.runs[qkv.device, qkv.dtype](qkv, rates, heads, states, slots, meta)

@@ -1,0 +1,26 @@
+"""Rows of an embedding table by token id."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops.embedding import reference
+from ops.gemm.weight import LinearWeight
+from ops.registry import USUAL, Op
+
+_embedding = Op(
+    "embedding",
+    USUAL,
+    [
+        backends.triton("embedding", "ops.embedding.triton_embedding:embedding"),
+        backends.reference("embedding", reference.embedding),
+    ],
+)
+
+
+def embedding(ids: Tensor, table: Tensor | LinearWeight) -> Tensor:
+    """Rows `ids` [T] int64 of table [V, H] -> [T, H]. A tied embedding reads them out of the prepared lm_head."""
+    return (
+        table.rows(ids) if isinstance(table, LinearWeight) else _embedding.runs[table.device, table.dtype](ids, table)
+    )

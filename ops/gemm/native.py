@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ops import recording
 from ops.gemm.weight import BlockRows, LinearWeight
 from ops.native import module as native
+from ops.symbols import Symbol
 
 BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"})
 # MXFP4's sixteen numbers, twice as large, as Q5_0 writes them: plus 16. And the lower four bits of any four in two bytes.
@@ -34,8 +34,8 @@ class NativeWeight(LinearWeight):
         self.nbytes = packed.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        if isinstance(x, recording.Symbol):
-            return recording.linear(x, self._packed)
+        if isinstance(x, Symbol):
+            return _record(x, self._packed)
         out = x.new_empty(x.shape[0], self.out_features)
         self._packed.matmul(x, out)
         return out
@@ -48,6 +48,12 @@ class NativeWeight(LinearWeight):
         out = torch.empty(ids.shape[0], self.in_features)
         self._packed.rows(ids, out)
         return out
+
+
+def _record(x: Symbol, packed: Any) -> Symbol:
+    out = Symbol.of(x.program, packed.out_features)
+    x.program.linear(packed, x.register, out.register)
+    return out
 
 
 class NativeLinearWeight(NativeWeight):

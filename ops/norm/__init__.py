@@ -1,0 +1,85 @@
+"""Norms of a token's features: RMS norm and layer norm, with the residual added before or not, and the gated one."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops.norm import native, recorded, reference
+from ops.registry import USUAL, Op
+
+_rms_norm = Op(
+    "rms_norm",
+    USUAL,
+    [
+        backends.native("rms_norm", native.rms_norm),
+        backends.triton("rms_norm", "ops.norm.triton_norm:rms_norm"),
+        backends.reference("rms_norm", reference.rms_norm),
+    ],
+    backends.recorded("rms_norm", recorded.rms_norm),
+)
+_add_rms_norm = Op(
+    "add_rms_norm",
+    USUAL,
+    [
+        backends.native("add_rms_norm", native.add_rms_norm),
+        backends.triton("add_rms_norm", "ops.norm.triton_norm:add_rms_norm"),
+        backends.reference("add_rms_norm", reference.add_rms_norm),
+    ],
+    backends.recorded("add_rms_norm", recorded.add_rms_norm),
+)
+_layer_norm = Op(
+    "layer_norm",
+    USUAL,
+    [
+        backends.native("layer_norm", native.layer_norm),
+        backends.triton("layer_norm", "ops.norm.triton_norm:layer_norm"),
+        backends.reference("layer_norm", reference.layer_norm),
+    ],
+    backends.recorded("layer_norm", recorded.layer_norm),
+)
+_add_layer_norm = Op(
+    "add_layer_norm",
+    USUAL,
+    [
+        backends.native("add_layer_norm", native.add_layer_norm),
+        backends.triton("add_layer_norm", "ops.norm.triton_norm:add_layer_norm"),
+        backends.reference("add_layer_norm", reference.add_layer_norm),
+    ],
+    backends.recorded("add_layer_norm", recorded.add_layer_norm),
+)
+_gated_rms_norm = Op(
+    "gated_rms_norm",
+    USUAL,
+    [
+        backends.triton("gated_rms_norm", "ops.norm.triton_gated:gated_rms_norm", backends.on_cuda_at_any_size),
+        backends.reference("gated_rms_norm", reference.gated_rms_norm),
+    ],
+)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., H] / sqrt(mean(x^2) + eps) * weight [H], same shape (Zhang and Sennrich 2019)."""
+    return _rms_norm.runs[x.device, x.dtype](x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual [T, H] += x [T, H] in place; returns rms_norm(residual), [T, H]."""
+    return _add_rms_norm.runs[x.device, x.dtype](x, residual, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight [H] + bias [H], x [..., H], same shape (Ba et al. 2016). Without a weight
+    it multiplies by ones, without a bias it adds zeros."""
+    return _layer_norm.runs[x.device, x.dtype](x, weight, bias, eps)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """residual [T, H] += x [T, H] in place; returns layer_norm(residual), [T, H]."""
+    return _add_layer_norm.runs[x.device, x.dtype](x, residual, weight, bias, eps)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group_size: int, gate_first: bool) -> Tensor:
+    """RMS norm of each `group_size` neighbours of x [T, I], times weight [I]; x is multiplied by silu(gate [T, I]) before
+    (`gate_first`) or after. Rows of the gate may be strided."""
+    return _gated_rms_norm.runs[x.device, x.dtype](x, gate, weight, eps, group_size, gate_first)

@@ -1,0 +1,20 @@
+"""Rotary position embedding (Su et al. 2021) of queries and keys."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops.registry import USUAL, Op
+from ops.rope import native, reference
+
+_rope = Op("rope", USUAL, [backends.native("rope", native.rope), backends.reference("rope", reference.rope)])
+
+
+def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> None:
+    """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by their positions [T] int64.
+
+    cos_sin [max_pos, D_rot] float32 holds D_rot / 2 cosines, then as many sines; only the first D_rot <= D dims turn, which
+    may be none.
+    q and k may be views into one qkv tensor as long as their last dim is contiguous."""
+    _rope.runs[q.device, q.dtype](q, k, positions, cos_sin, interleaved)

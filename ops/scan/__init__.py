@@ -1,0 +1,54 @@
+"""Scans of state space models along each sequence.
+
+What recurrent layers remember of a sequence is in a slot of `states` [num_slots, ...] float32, whose inner dims are contiguous;
+line l of the step (`meta`, whose lines may be padded with empty ones) has slots[l], int64, -1 for none. A line that begins its
+sequence finds zeros, whatever its slot holds; behind the step the slot holds the state behind the line's last token."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops.attention.meta import AttentionMeta
+from ops.registry import USUAL, Op
+from ops.scan import reference
+from ops.scan.heads import ScanHeads
+
+_state_space_scan = Op(
+    "state_space_scan",
+    USUAL,
+    [
+        backends.triton("state_space_scan", "ops.scan.triton_scan:state_space_scan", backends.on_cuda_at_any_size),
+        backends.reference("state_space_scan", reference.state_space_scan),
+    ],
+)
+_selective_scan = Op(
+    "selective_scan",
+    USUAL,
+    [
+        backends.triton("selective_scan", "ops.scan.triton_selective:selective_scan", backends.on_cuda_at_any_size),
+        backends.reference("selective_scan", reference.selective_scan),
+    ],
+)
+
+
+def state_space_scan(
+    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+) -> Tensor:
+    """Mamba-2's scan (Dao and Gu 2024), [T, heads * P]: with s = softplus(steps + step_bias), a head's state [P, N] becomes
+    exp(s * a) * state + s * x B^T, and gives state C + d * x.
+
+    xbc [T, heads * P + 2 * groups * N]: x, B and C, contiguous; steps [T, heads]. Rows may be strided."""
+    return _state_space_scan.runs[xbc.device, xbc.dtype](xbc, steps, heads, states, slots, meta)
+
+
+def selective_scan(
+    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slots: Tensor,
+    meta: AttentionMeta,
+) -> Tensor:  # fmt: skip
+    """Mamba's scan (Gu and Dao 2023), [T, I]: with s = softplus(steps), a channel's state [N] becomes
+    exp(s * a) * state + s * x B, and gives (state C + d * x) * silu(gate).
+
+    x, steps and gate [T, I]; b and c [T, N], of all channels; a [I, N] (below 0) and d [I] float32. Rows may be strided."""
+    run = _selective_scan.runs[x.device, x.dtype]
+    return run(x, steps, b, c, a, d, gate, states, slots, meta)

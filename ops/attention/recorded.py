@@ -1,0 +1,27 @@
+"""A layer's attention as one call of a recording."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import native
+from ops.attention.heads import AttentionHeads
+from ops.attention.meta import AttentionMeta
+from ops.symbols import NotRecordable, Symbol
+
+
+def attend(
+    qkv: Symbol, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    meta: AttentionMeta,
+) -> Symbol:  # fmt: skip
+    if not isinstance(positions, Symbol) or not isinstance(slots, Symbol) or slots.table is None:
+        raise NotRecordable("attention to what is not of the step")
+    out = Symbol.of(qkv.program, heads.num_heads * heads.head_size)
+    shape = native.module.AttendShape(
+        heads.num_heads, heads.num_kv_heads, heads.head_size, heads.scale, heads.window or 0, heads.softcap or 0.0
+    )
+    norms = heads.norms or (None, None)
+    qkv.program.attend(
+        qkv.register, out.register, shape, heads.cos_sin, *norms, heads.norm_eps, heads.sinks, k_cache, v_cache, slots.table
+    )  # fmt: skip
+    return out

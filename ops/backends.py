@@ -1,0 +1,50 @@
+"""Tables of an op's kernels: the backends that most ops have, each with what it supports. An op lists its own, fastest first.
+
+A recorded kernel notes the op instead of computing it (symbols.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ops import native as cpu
+from ops import symbols
+from ops.registry import Kernel, ShapeClass
+
+Supports = Callable[[ShapeClass], str | None]
+
+
+def anywhere(case: ShapeClass) -> str | None:
+    return None
+
+
+def on_cuda_at_any_size(case: ShapeClass) -> str | None:
+    return None if case.device == "cuda" else f"it runs on CUDA, not on {case.device}"
+
+
+def on_cuda(case: ShapeClass) -> str | None:
+    return on_cuda_at_any_size(case) or (None if case.head_size <= 256 else "it serves head sizes up to 256")
+
+
+def native(op: str, run: Callable[..., Any], supports: Supports = cpu.supports) -> Kernel:
+    return Kernel(op, "native", supports, run, cpu.about)
+
+
+def triton(op: str, run: str, supports: Supports = on_cuda) -> Kernel:
+    """`run`: "module:function", imported when it is first chosen."""
+    return Kernel(op, "triton", supports, run)
+
+
+def reference(op: str, run: Callable[..., Any], about: str = "") -> Kernel:
+    return Kernel(op, "reference", anywhere, run, about)
+
+
+def recorded(op: str, run: Callable[..., Any], supports: Supports = cpu.supports) -> Kernel:
+    """`supports`: what the native kernel that the recording will run supports."""
+
+    def on_symbols(case: ShapeClass) -> str | None:
+        if case.device != symbols.DEVICE:
+            return "is for recordings"
+        return supports(case._replace(device="cpu"))
+
+    return Kernel(op, "recorded", on_symbols, run)

@@ -1,0 +1,47 @@
+"""What a start tells the ops once about a device: how many threads they may use, and to compile before the first real step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ops import native
+from ops.cuda import program
+from ops.registry import forced
+
+
+def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
+    """Begin to compile what this dtype needs on a CUDA device, beside whatever else start-up does."""
+    if device.type == "cuda":
+        from ops.attention import cuda as _registers_its_program  # noqa: F401
+
+        program.compile_ahead(dtype, device)
+
+
+@contextmanager
+def compile_together(device: torch.device) -> Iterator[None]:
+    """Steps run inside compute nothing of use: kernels that are not compiled yet only begin to be, all at a time; when it ends
+    they are."""
+    if device.type != "cuda":
+        yield
+        return
+    from ops.compiling import compile_together as together  # imports Triton
+
+    with together(device):
+        yield
+
+
+def set_num_threads(n: int) -> None:
+    """Threads that one op may use, the calling one included.
+
+    With the native kernels torch itself keeps to one thread: what is left to it is small, and its OpenMP threads would
+    spin on the cores that ours need."""
+    if n < 1:
+        raise ValueError(f"at least one thread is needed, not {n}")
+    if native.module is not None and forced() != "reference":
+        native.module.set_num_threads(n)
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(n)

@@ -1,0 +1,58 @@
+"""Symbols: what stands for a step's tensors while a recording is made (recording.py).
+
+An op that is given symbols takes its recorded kernel, in recorded.py of the op's folder, which notes what is to be done and
+computes nothing. Whatever else is done to a symbol raises NotRecordable, so nothing can be left out unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEVICE = "meta"  # where torch keeps tensors that have a shape and no numbers
+
+
+class NotRecordable(Exception):
+    """The message says what was done."""
+
+
+class Symbol(Tensor):
+    """A tensor of a step to come: `register` of a program, [1, width] float32; or an input of every step, `register` None.
+
+    `table`: of slots, the block table that they are of."""
+
+    program: Any
+    register: int | None
+    table: int | None
+
+    @staticmethod
+    def of(program: Any, width: int) -> Symbol:
+        return Symbol._make((1, width), torch.float32, program, program.register(width), None)
+
+    @staticmethod
+    def input(dtype: torch.dtype, table: int | None = None) -> Symbol:
+        return Symbol._make((1,), dtype, None, None, table)
+
+    @staticmethod
+    def _make(
+        shape: tuple[int, ...], dtype: torch.dtype, program: Any, register: int | None, table: int | None
+    ) -> Symbol:
+        make: Any = Tensor._make_wrapper_subclass
+        symbol: Symbol = make(Symbol, shape, dtype=dtype, device=DEVICE)
+        symbol.program, symbol.register, symbol.table = program, register, table
+        return symbol
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        x, *others = args
+        if isinstance(x, Symbol) and x.register is not None and len(others) == 1 and not kwargs:
+            other = others[0]
+            if func is torch.ops.aten.mul_.Tensor and isinstance(other, int | float):
+                x.program.scale(x.register, other)
+                return x
+            if func is torch.ops.aten.add_.Tensor and isinstance(other, Symbol) and other.shape == x.shape:
+                x.program.add(x.register, other.register)
+                return x
+        raise NotRecordable(str(func))
