@@ -1,8 +1,11 @@
 """Tests run alike wherever they are started. Without a GPU, Triton kernels run in its interpreter, and what needs the real
-thing is skipped."""
+thing is skipped. A test that hangs ends with a traceback: pytest-timeout fails it by a signal; what no signal reaches (uvloop,
+compiled code, a teardown after a failure) ends its process at twice that limit, with the stacks of all threads."""
 
+import faulthandler
 import os
 import signal
+from collections.abc import Generator
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -11,6 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key  # the only stderr that is not captured
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is decorated
@@ -21,3 +25,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu") is not None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def hang_limit_s(config: pytest.Config) -> float:
+    """The limit of pytest-timeout, in its own order: command line, environment, pyproject."""
+    return float(config.getoption("timeout") or os.environ.get("PYTEST_TIMEOUT") or config.getini("timeout"))
+
+
+def watched(item: pytest.Item) -> Generator[None, object, object]:
+    """One phase of a test under the second limit: pytest's own would be lifted by the first failure. 0 means no limit."""
+    limit_s = 2 * hang_limit_s(item.config)
+    if limit_s > 0:
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    return (yield from watched(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    return (yield from watched(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    return (yield from watched(item))
