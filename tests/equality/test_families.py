@@ -211,6 +211,21 @@ FAMILIES = {
         qkv_bias=False,
         norm_topk_prob=True,
     ),
+    "qwen 2 moe, windows": row(
+        "Qwen2MoeConfig", EXPERTS | {"num_hidden_layers": 4}, num_experts=9, shared_expert_intermediate_size=36,
+        use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2,
+    ),
+    "qwen 2 moe, windows where they are listed": row(
+        "Qwen2MoeConfig", EXPERTS, num_experts=9, shared_expert_intermediate_size=36, use_sliding_window=True,
+        sliding_window=WINDOW, layer_types=[FULL, SLIDING],
+    ),
+    "qwen 3 moe, windows": row(
+        "Qwen3MoeConfig", EXPERTS, num_experts=9, head_dim=24, use_sliding_window=True, sliding_window=WINDOW,
+        max_window_layers=1,
+    ),
+    "qwen3, windows above": row(
+        "Qwen3Config", HEADS, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
     "qwen 3 moe": row("Qwen3MoeConfig", EXPERTS, num_experts=9, head_dim=24, norm_topk_prob=True),
     "olmoe": row("OlmoeConfig", EXPERTS, num_experts=8, clip_qkv=1.5),
     "phi-3.5 moe": row("PhimoeConfig", GROUPED, num_local_experts=6, attention_bias=True, lm_head_bias=True),

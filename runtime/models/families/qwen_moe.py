@@ -1,4 +1,7 @@
-"""Qwen1.5-MoE, Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in most layers, the former with a shared one as well."""
+"""Qwen1.5-MoE, Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in most layers, the former with a shared one as well.
+
+Where windows are asked for, transformers gives them to other layers than in the dense models: of Qwen2-MoE to every other one below
+`max_window_layers`, of Qwen3-MoE to all."""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import replace
 
 from runtime.models.families.qwen2 import qwen2
 from runtime.models.families.qwen3 import qwen3
-from runtime.models.read.hf_config import HfConfig
+from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, num_layers
 from runtime.models.read.mixture import mixture, num_experts, with_expert_rules, with_mlps
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.mlp import GatedMLP
@@ -16,6 +19,9 @@ from runtime.models.spec.moe import MoE, Router
 
 def qwen2_moe(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_experts=60, num_experts_per_tok=4)
+    first_without = config.count_or_zero("max_window_layers", 28) if _windowed(config) else 0
+    types = [SLIDING if index < first_without and index % 2 == 0 else FULL for index in range(num_layers(config))]
+    config = config.with_defaults(layer_types=types)
     moe = shared_expert_moe(config, 1408, 5632)
     spec = qwen2(config.with_defaults(num_key_value_heads=16))
     bias = config.flag("qkv_bias", True)
@@ -25,8 +31,13 @@ def qwen2_moe(config: HfConfig) -> DecoderSpec:
 
 def qwen3_moe(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_experts_per_tok=8, num_key_value_heads=4)
-    spec = qwen3(config)
+    types = [SLIDING if _windowed(config) else FULL] * num_layers(config)
+    spec = qwen3(config.changed(layer_types=types))
     return sparse(replace(spec, architecture="Qwen3MoeForCausalLM"), _moe(config, 768), config)
+
+
+def _windowed(config: HfConfig) -> bool:
+    return config.flag("use_sliding_window", False)
 
 
 def shared_expert_moe(config: HfConfig, intermediate_size: int, shared_size: int) -> MoE:

@@ -19,6 +19,8 @@ LLAMA = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 8}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+QWEN2_MOE = QWEN2 | {"architectures": ["Qwen2MoeForCausalLM"], "sliding_window": 128, "num_key_value_heads": 2}
+QWEN3_MOE = QWEN2_MOE | {"architectures": ["Qwen3MoeForCausalLM"]}
 GEMMA2 = LLAMA | {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 128, "head_dim": 16}
 GEMMA3 = GEMMA2 | {"architectures": ["Gemma3ForCausalLM"]}
 
@@ -83,6 +85,11 @@ def test_the_context_ends_where_the_model_would_no_longer_be_exact(config, lengt
         (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1}, [None, 128]),
         (QWEN2 | {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 0}, [128, 128]),
         (QWEN3 | {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]}, [None, 128]),
+        (QWEN2_MOE | {"use_sliding_window": False}, [None, None]),
+        (QWEN2_MOE | {"use_sliding_window": True}, [128, None]),
+        (QWEN2_MOE | {"use_sliding_window": True, "max_window_layers": 0}, [None, None]),
+        (QWEN3_MOE | {"use_sliding_window": False}, [None, None]),
+        (QWEN3_MOE | {"use_sliding_window": True, "max_window_layers": 1}, [128, 128]),
         (GEMMA2, [128, None]),
         (GEMMA2 | {"layer_types": ["full_attention", "sliding_attention"]}, [None, 128]),
         (GEMMA3 | {"sliding_window_pattern": 2}, [128, None]),
