@@ -27,10 +27,11 @@ def can_record(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepSymbols:
-    """What a recorded function is given in place of a step's tensors: residual [T, width] and positions [T]; slots [T] and
-    metas, one of each block table."""
+    """What a recorded function is given in place of a step's tensors: residual [T, width], input_ids and positions [T];
+    slots [T] and metas, one of each block table."""
 
     residual: Tensor
+    input_ids: Tensor
     positions: Tensor
     slots: tuple[Tensor, ...]
     metas: tuple[AttentionMeta, ...]
@@ -47,7 +48,9 @@ class Recorder:
         slots = tuple(Symbol.input(torch.int64, table) for table in range(num_tables))
         starts, lens, tables = (Symbol.input(torch.int32) for _ in range(3))
         meta = AttentionMeta(starts, lens, tables, max_query_len=1, max_context_len=1)
-        self._step = StepSymbols(self._residual, Symbol.input(torch.int64), slots, (meta,) * num_tables)
+        self._step = StepSymbols(
+            self._residual, Symbol.input(torch.int64), Symbol.input(torch.int64), slots, (meta,) * num_tables
+        )
         self._first = [Symbol.of(self._program, width)] if after else []
         self._last: Tensor | None = self._first[0] if after else None
 

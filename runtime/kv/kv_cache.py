@@ -12,11 +12,13 @@ from runtime.kv.layout import KVLayout, LayerPlace, LayerShape, MemoryShape, Sta
 
 
 @dataclass(frozen=True, slots=True)
-class LayerMemory:
-    """Of attention keys and values, [num_blocks, num_kv_heads, block_size, head_size] each: a block of one head is contiguous,
+class LayerKV:
+    """The KV cache of one layer, or its recurrent state.
+
+    Of attention keys and values, [num_blocks, num_kv_heads, block_size, head_size] each: a block of one head is contiguous,
     which is what attention streams; a cache with scales is wider by the layout's `scale_bytes`. Where values are part of the
-    keys, they are the same tensor. Of a recurrent layer its state's tensors, [num_blocks, *shape] float32, of which only a
-    block is contiguous. `table`: which of a step's block tables tells which blocks are this layer's."""
+    keys, they are the same tensor. Of a recurrent layer its state's tensors, [num_blocks, *shape] float32, of which only a block
+    is contiguous. `table`: which of a step's block tables tells which blocks are this layer's."""
 
     tensors: tuple[torch.Tensor, ...]
     table: int = 0
@@ -35,11 +37,11 @@ class KVCache:
             self._memory(layer, place, dtype) for layer, place in zip(layout.layers, layout.places, strict=True)
         ]
 
-    def _memory(self, layer: MemoryShape, place: LayerPlace, dtype: torch.dtype) -> LayerMemory:
+    def _memory(self, layer: MemoryShape, place: LayerPlace, dtype: torch.dtype) -> LayerKV:
         if isinstance(layer, StateShape):
-            return LayerMemory(self._state(layer, place), place.table)
+            return LayerKV(self._state(layer, place), place.table)
         keys, *values = (self._blocks(layer, place, column, dtype) for column in place.columns)
-        return LayerMemory((keys, *(values or [keys])), place.table)
+        return LayerKV((keys, *(values or [keys])), place.table)
 
     def _blocks(self, layer: LayerShape, place: LayerPlace, column: int, dtype: torch.dtype) -> torch.Tensor:
         """Blocks of one layer as kernels count them, of which `place.parts` or more lie in one of the pool's."""

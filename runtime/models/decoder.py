@@ -6,7 +6,7 @@ step. Knows tokens, positions and slots; neither requests nor where its weights 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.attention import LayerMemory
+from runtime.kv.kv_cache import LayerKV
 from runtime.models.blocks.layer import build_layer
 from runtime.models.blocks.rope import cos_sin_table
 from runtime.models.blocks.stack import LayerStack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.layer import HybridLayer
 
@@ -30,64 +31,82 @@ class Hidden(NamedTuple):
     x: Tensor | None
     residual: Tensor
 
+    def of(self, tokens: Tensor) -> Hidden:
+        """A copy of those of `tokens` [S] int64."""
+        return Hidden(None if self.x is None else self.x[tokens], self.residual[tokens])
+
 
 class Decoder:
-    """`dtype`: of weights and activations, by torch's name. `device`: where they are, "cpu" or "cuda". `max_positions`: the
-    longest context it will be asked for."""
+    """`dtype`: of weights and activations, by torch's name. `device`: where they are, "cpu" or "cuda"."""
 
-    uncapturable: str | None = None
+    graph_unsupported_reason: str | None = None
 
     def __init__(
-        self,
-        spec: DecoderSpec,
-        weights: Weights,
-        *,
-        dtype: str,
-        device: str,
-        max_positions: int,
-    ) -> None:
+        self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, *, dtype: str, device: str,
+        num_parameters: int, weights_bytes: int,
+    ) -> None:  # fmt: skip
         self.spec = spec
         self.dtype = dtype
         self.device = device
-        self.num_parameters = sum(prod(parameter.shape) for parameter in spec.parameters())
-        self.weights_bytes = sum(each.nbytes for kind in weights for each in kind.values())
-        self._vocabulary = VocabularyBlock(spec, weights, dtype)
+        self.num_parameters = num_parameters
+        self.weights_bytes = weights_bytes
+        self._vocabulary = vocabulary
+        self._stack = stack
+
+    @classmethod
+    def build(cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int) -> Decoder:
+        """Blocks around the weights that `spec` names. `max_positions`: the longest context it will be asked for."""
         tables = {
             rope: cos_sin_table(rope, max_positions).to(device)
             for rope in {attention.rope for attention in spec.attentions()}
         }
-        self._stack = LayerStack(
-            [
-                (build_layer(layer, layer_name(index), spec.hidden_size, weights, tables), len(layer.mixers))
-                for index, layer in enumerate(spec.layers)
-            ],
-            keeps_embedding=any(isinstance(layer, HybridLayer) for layer in spec.layers),
+        first_caches = accumulate((len(layer.mixers) for layer in spec.layers), initial=0)
+        layers = [
+            build_layer(layer, layer_name(index), spec.hidden_size, weights, tables, first_cache)
+            for (index, layer), first_cache in zip(enumerate(spec.layers), first_caches, strict=False)
+        ]
+        return cls(
+            spec,
+            VocabularyBlock(spec, weights, dtype),
+            LayerStack(layers, keeps_embedding=any(isinstance(layer, HybridLayer) for layer in spec.layers)),
+            dtype=dtype,
+            device=device,
+            num_parameters=sum(prod(parameter.shape) for parameter in spec.parameters()),
+            weights_bytes=sum(each.nbytes for kind in weights for each in kind.values()),
         )
 
-    def recorded(self, memory: Sequence[LayerMemory]) -> Decoder:
-        """The same for this memory alone: a native CPU step of its layers is as few calls as `ops.Recorder` allows."""
+    def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
+        """The same for these caches alone: a native CPU step of its layers is as few calls as `ops.Recorder` allows."""
         if not ops.can_record(torch.device(self.device), getattr(torch, self.dtype)):
             return self
-        decoder = copy(self)
-        decoder._stack = self._stack.recorded(memory, self.spec.hidden_size)
-        return decoder
+        return Decoder(
+            self.spec,
+            self._vocabulary,
+            self._stack.traced(kv_caches, self.spec.hidden_size),
+            dtype=self.dtype,
+            device=self.device,
+            num_parameters=self.num_parameters,
+            weights_bytes=self.weights_bytes,
+        )
 
-    def hidden(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor],
-        metas: Sequence[ops.AttentionMeta],
-    ) -> Hidden:
-        """`memory`: one entry for each of `spec.kv_shapes()`. The tokens' keys and values are written to the `slots` [T] int64 of
-        its block table, then attended to through its entry of `metas`."""
-        residual = self._vocabulary.embed(input_ids, positions)
-        return Hidden(self._stack.forward(residual, positions, memory, slots, metas), residual)
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """input_ids [T] int64 -> [T, H], as `ForwardStep.input_embeds` takes them, for callers who put others among them."""
+        return self._vocabulary.embed(input_ids)
 
-    def logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
+    def forward(self, step: ForwardStep) -> Hidden:
+        """One step, up to the last layer. The tokens' keys and values are written where the step's slot mappings say, then
+        attended to."""
+        x = self.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
+        residual = self._vocabulary.add_positions(x, step.positions)
+        return Hidden(self._stack.forward(residual, step), residual)
+
+    def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""
-        x, residual = hidden
-        if tokens is not None:
-            x, residual = None if x is None else x[tokens], residual[tokens]
-        return self._vocabulary.logits(x, residual)
+        return self._vocabulary.logits(self._final(hidden if tokens is None else hidden.of(tokens)))
+
+    def final_hidden(self, hidden: Hidden, tokens: Tensor) -> Tensor:
+        """The final norm's output for `tokens` [S] int64, [S, H]."""
+        return self._final(hidden.of(tokens))
+
+    def _final(self, hidden: Hidden) -> Tensor:
+        return self._vocabulary.final_hidden(hidden.x, hidden.residual)

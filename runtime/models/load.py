@@ -57,7 +57,7 @@ def load_model(
         loads = plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
         kept = Kept(weights or WeightPolicy(dtype), dtype, source.types, ops.block_types(torch.device(device)))
         read = _read(spec, source, loads, kept, torch.device(device), progress)
-    return Decoder(spec, read, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len)
+    return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len)
 
 
 def _read(

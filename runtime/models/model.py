@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-import ops
-from runtime.models.blocks.attention import LayerMemory
+from runtime.kv.kv_cache import LayerKV
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.model import ModelSpec
 
 
 class Model(Protocol):
-    """`dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `uncapturable`: why its steps cannot be recorded as
-    CUDA graphs, None where they can."""
+    """`dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `graph_unsupported_reason`: why its steps cannot be
+    captured as CUDA graphs, None where they can."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -27,25 +27,21 @@ class Model(Protocol):
     @property
     def weights_bytes(self) -> int: ...
     @property
-    def uncapturable(self) -> str | None: ...
+    def graph_unsupported_reason(self) -> str | None: ...
 
-    def recorded(self, memory: Sequence[LayerMemory]) -> Model:
-        """The same model for this memory alone, in as few native calls as `ops.Recorder` allows; it may be itself."""
+    def traced(self, kv_caches: Sequence[LayerKV]) -> Model:
+        """The same model for these caches alone, in as few native calls as `ops.Recorder` allows; it may be itself."""
         ...
 
-    def hidden(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor],
-        metas: Sequence[ops.AttentionMeta],
-    ) -> Any:
-        """One step over input_ids and positions [T] int64, up to what `logits` takes. `memory`: one entry for each of
-        `ModelSpec.kv_shapes`. The tokens' keys and values are written to the `slots` [T] int64 of the layer's block table,
-        then attended to through its entry of `metas`."""
+    def forward(self, step: ForwardStep) -> Any:
+        """One step, up to what `compute_logits` and `final_hidden` take. The tokens' keys and values are written where the
+        step's slot mappings say, then attended to."""
         ...
 
-    def logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
+    def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` may be overwritten."""
+        ...
+
+    def final_hidden(self, hidden: Any, tokens: Tensor) -> Tensor:
+        """The final norm's output for `tokens` [S] int64, [S, H]: what pooling reads."""
         ...

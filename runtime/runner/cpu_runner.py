@@ -100,14 +100,14 @@ class CpuRunner:
                 self._sampler.bind(row.row, row.binding)
                 self._logprobs.bind(row.row, row.binding)
         inputs = self._inputs.fill(batch)
-        hidden = self._model.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.metas)
+        hidden = self._model.forward(inputs.forward(self._cache.layers))
         scores = PromptLogprobs.compute(
             batch.rows,
             self._model.spec.vocab_size,
             inputs.ids.device,
-            lambda tokens: self._model.logits(hidden, tokens),
+            lambda tokens: self._model.compute_logits(hidden, tokens),
         )
-        logits = self._model.logits(hidden, inputs.logit_tokens)
+        logits = self._model.compute_logits(hidden, inputs.logit_tokens)
         return _Computed(batch.sampling_rows, logits, inputs.sample_rows, inputs.sample_positions, scores)
 
     @torch.inference_mode()

@@ -169,11 +169,14 @@ class CudaRunner:
 
     def compute(self, inputs: StepInputs, rows: tuple[ScheduledRow, ...] = ()) -> Sampled:
         """Enqueue one step without a graph, and what `rows` ask about their prompts."""
-        hidden = self._model.hidden(inputs.ids, inputs.positions, self._cache.layers, inputs.slots, inputs.metas)
+        hidden = self._model.forward(inputs.forward(self._cache.layers))
         scores = PromptLogprobs.compute(
-            rows, self._model.spec.vocab_size, inputs.ids.device, lambda tokens: self._model.logits(hidden, tokens)
+            rows,
+            self._model.spec.vocab_size,
+            inputs.ids.device,
+            lambda tokens: self._model.compute_logits(hidden, tokens),
         )
-        logits = self._model.logits(hidden, inputs.logit_tokens)
+        logits = self._model.compute_logits(hidden, inputs.logit_tokens)
         ids = self._sampler.sample(logits, inputs.sample_rows, inputs.sample_positions, self._inputs.last_ids)
         return Sampled(ids, logits, scores)
 

@@ -56,7 +56,7 @@ def build_runner(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], 
     cache = KVCache(plan.layout, plan.num_kv_blocks, dtype, cpu)
     inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout)
     sampler = Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu)
-    return CpuRunner(model.recorded(cache.layers), cache, sampler, inputs, worker)
+    return CpuRunner(model.traced(cache.layers), cache, sampler, inputs, worker)
 
 
 def warm_up(runner: CpuRunner, plan: EnginePlan) -> None:

@@ -99,7 +99,7 @@ def build_runner(
     with out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
         step_bytes, tokens_per_s = _measure_step(first_plan, model, eos_token_ids)
     graphs = GraphPool(first_plan.max_num_seqs, first_plan.max_num_batched_tokens)
-    captures, graph_bytes = config.captures and model.uncapturable is None, 0
+    captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
     if captures:
         graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
     final = plan(config, model.spec, step_bytes + graph_bytes)
@@ -111,7 +111,7 @@ def build_runner(
         if captures:
             _capture(runner, inputs, graphs, report)
     if config.captures and not captures:
-        log.info("no steps are captured as graphs: %s", model.uncapturable)
+        log.info("no steps are captured as graphs: %s", model.graph_unsupported_reason)
     return runner, final
 
 

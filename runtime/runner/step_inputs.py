@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 import ops
+from runtime.kv.kv_cache import LayerKV
+from runtime.models.forward_step import ForwardStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +28,7 @@ class StepInputs:
     sample_rows: torch.Tensor
     sample_positions: torch.Tensor
     metas: tuple[ops.AttentionMeta, ...]
+
+    def forward(self, kv_caches: Sequence[LayerKV]) -> ForwardStep:
+        """What the model reads of it."""
+        return ForwardStep(self.ids, self.positions, self.slots, self.metas, kv_caches)

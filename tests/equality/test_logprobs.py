@@ -115,7 +115,7 @@ def test_tokens_may_be_asked_for_by_id(pair):
 async def test_a_prompt_whose_logits_are_no_numbers_ends_alone(pair):
     _, ours = pair
     broken = copy(ours)
-    broken.logits = lambda hidden, tokens=None: spoiled(ours.logits(hidden, tokens), tokens)  # type: ignore[method-assign]
+    broken.compute_logits = lambda hidden, tokens=None: spoiled(ours.compute_logits(hidden, tokens), tokens)  # type: ignore[method-assign]
 
     def spoiled(logits: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
         if tokens is not None:  # None: every token samples, so none of them is of a prompt before its last

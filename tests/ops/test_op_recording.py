@@ -67,7 +67,9 @@ def step(starts: list[int], lens: list[int], num_blocks: int = 12) -> ops.StepSy
         torch.tensor(tables, dtype=torch.int32), max(lens), max(lens),
     )  # fmt: skip
     residual = torch.randn(starts[-1], H)
-    return ops.StepSymbols(residual, torch.tensor(positions), (torch.tensor(slots),), (meta,))
+    return ops.StepSymbols(
+        residual, torch.zeros(starts[-1], dtype=torch.int64), torch.tensor(positions), (torch.tensor(slots),), (meta,)
+    )
 
 
 def record(layers: list[Layer], *, after: bool = False) -> ops.Recording:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,23 +10,16 @@ from torch import Tensor
 import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.attention import Attention, Over, QKNorm, QueryGrowth
 from runtime.models.spec.norm import LayerNorm, RMSNorm
 
 
-class LayerMemory(Protocol):
-    """What a layer remembers between steps. Of attention: keys and values, each [num_blocks, num_kv_heads, block_size, head_size].
-    Of a recurrent layer: a slot [num_slots, ...] float32 for each of its `StateShape.shapes`. `table`: which of a step's block
-    tables tells where."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]: ...
-    @property
-    def table(self) -> int: ...
-
-
 class AttentionBlock:
-    def __init__(self, attention: Attention, layer: str, hidden_size: int, weights: Weights, cos_sin: Tensor) -> None:
+    def __init__(
+        self, attention: Attention, layer: str, hidden_size: int, weights: Weights, cos_sin: Tensor, cache_index: int
+    ) -> None:
+        self._cache_index = cache_index
         qkv, output = attention.linears(layer, hidden_size)
         self._qkv, self._output = weights.linears[qkv.name], weights.linears[output.name]
         self._clip = attention.clip
@@ -49,9 +41,7 @@ class AttentionBlock:
             attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"),
         )  # fmt: skip
 
-    def forward(
-        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
-    ) -> Tensor:
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
         qkv, gate = ops.linear(x, self._qkv), None
         if self._has_gate:
@@ -63,9 +53,9 @@ class AttentionBlock:
         if self._clip is not None:
             qkv.clamp_(-self._clip, self._clip)
         if self._query_factors is not None:
-            qkv[:, : self._query_size] *= self._query_factors[positions]
-        keys, values = memory.tensors
-        mixed = ops.attend(qkv, self._heads, positions, keys, values, slots, meta)
+            qkv[:, : self._query_size] *= self._query_factors[step.positions]
+        (keys, values), slot_mapping, attn_metadata = step.cache(self._cache_index)
+        mixed = ops.attend(qkv, self._heads, step.positions, keys, values, slot_mapping, attn_metadata)
         return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
 
 

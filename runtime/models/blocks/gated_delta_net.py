@@ -5,14 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.conv import Convolution
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.recurrent import GatedDeltaNet
 
 
 class GatedDeltaNetBlock:
-    def __init__(self, net: GatedDeltaNet, layer: str, hidden_size: int, weights: Weights) -> None:
+    def __init__(self, net: GatedDeltaNet, layer: str, hidden_size: int, weights: Weights, cache_index: int) -> None:
+        self._cache_index = cache_index
         into, output, rates = (weights.linears[linear.name] for linear in net.linears(layer, hidden_size))
         self._into, self._output, self._rates = into, output, rates
         self._sizes = [net.channels, net.inner_size]
@@ -25,13 +26,11 @@ class GatedDeltaNetBlock:
         self._norm = weights.tensors[f"{name}.norm.weight"].repeat(net.num_value_heads)
         self._eps, self._value_size = net.norm.eps, net.value_size
 
-    def forward(
-        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
-    ) -> Tensor:
-        """x [T, H] -> [T, H]; `memory`: last inputs of the convolution, states of the heads."""
-        inputs, states = memory.tensors
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
+        """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the heads."""
+        (inputs, states), slot_mapping, attn_metadata = step.cache(self._cache_index)
         qkv, gate = ops.linear(x, self._into).split_with_sizes(self._sizes, dim=1)
-        qkv = self._conv.forward(qkv, inputs, slots, meta)
-        mixed = ops.gated_delta_rule(qkv, ops.linear(x, self._rates), self._heads, states, slots, meta)
+        qkv = self._conv.forward(qkv, inputs, slot_mapping, attn_metadata)
+        mixed = ops.gated_delta_rule(qkv, ops.linear(x, self._rates), self._heads, states, slot_mapping, attn_metadata)
         mixed = ops.gated_rms_norm(mixed, gate, self._norm, self._eps, self._value_size, gate_first=False)
         return ops.linear(mixed, self._output)

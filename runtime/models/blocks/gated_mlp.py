@@ -6,6 +6,7 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.mlp import GatedMLP
 
 
@@ -16,7 +17,7 @@ class GatedMLPBlock:
         self._activation, self._size = mlp.activation.value, mlp.intermediate_size
         self._multipliers = mlp.gate_multiplier, mlp.down_multiplier
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]."""
         of_gate, of_down = self._multipliers
         if of_gate == 1.0:

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 import ops
 from runtime.models.blocks.adapted import AdaptedLinear
-from runtime.models.blocks.attention import AttentionBlock, LayerMemory
+from runtime.models.blocks.attention import AttentionBlock
 from runtime.models.blocks.gated_mlp import GatedMLPBlock
-from runtime.models.blocks.mixer import LayerStep, MixerBlock
+from runtime.models.blocks.mixer import MixerBlock
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.layer import HybridLayer
 from runtime.models.spec.shared import SharedTransformer
 
 
 class HybridBlock:
     def __init__(
-        self, layer: HybridLayer, mixer: MixerBlock, name: str, hidden_size: int, weights: Weights, cos_sin: Tensor
-    ) -> None:
+        self, layer: HybridLayer, mixer: MixerBlock, name: str, hidden_size: int, weights: Weights, cos_sin: Tensor,
+        attention_cache: int,
+    ) -> None:  # fmt: skip
         shared = layer.shared
         adapted = weights._replace(linears=_with_adapters(shared, hidden_size, weights.linears))
         self._both_norm = build_norm(shared.norm, f"{shared.name}.input_layernorm", weights)
-        self._attention = AttentionBlock(shared.attention, shared.name, hidden_size, adapted, cos_sin)
+        self._attention = AttentionBlock(shared.attention, shared.name, hidden_size, adapted, cos_sin, attention_cache)
         self._mlp_norm = build_norm(shared.norm, f"{shared.name}.pre_ff_layernorm", weights)
         self._mlp = GatedMLPBlock(shared.mlp, shared.name, hidden_size, adapted)
         self._linear = weights.linears[shared.linear(name, hidden_size).name]
         self._norm, self._mixer = build_norm(layer.norm, f"{name}.{layer.before}", weights), mixer
 
-    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
-        of_attention, of_mixer = memory
+    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
         if delta is not None:
             residual += delta
-        assert step.embedding is not None
-        x = self._both_norm.forward(torch.cat([residual, step.embedding], dim=1))
-        table = of_attention.table
-        x = self._attention.forward(x, step.positions, of_attention, step.slots[table], step.metas[table])
-        x = ops.linear(self._mlp.forward(self._mlp_norm.forward(x)), self._linear)
-        table = of_mixer.table
-        x = self._norm.forward(x.add_(residual))
-        return self._mixer.forward(x, step.positions, of_mixer, step.slots[table], step.metas[table])
+        assert step.input_embeds is not None  # what the stack promises where a layer asks for them
+        x = self._both_norm.forward(torch.cat([residual, step.input_embeds], dim=1))
+        x = self._attention.forward(x, step)
+        x = ops.linear(self._mlp.forward(self._mlp_norm.forward(x), step), self._linear)
+        return self._mixer.forward(self._norm.forward(x.add_(residual)), step)
 
 
 def _with_adapters(

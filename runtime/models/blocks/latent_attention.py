@@ -6,16 +6,23 @@ from __future__ import annotations
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.attention import LatentAttention
 
 
 class LatentAttentionBlock:
     def __init__(
-        self, attention: LatentAttention, layer: str, hidden_size: int, weights: Weights, cos_sin: Tensor
+        self,
+        attention: LatentAttention,
+        layer: str,
+        hidden_size: int,
+        weights: Weights,
+        cos_sin: Tensor,
+        cache_index: int,
     ) -> None:
+        self._cache_index = cache_index
         into_latent, output, *queries = attention.linears(layer, hidden_size)
         self._into_latent, self._output = weights.linears[into_latent.name], weights.linears[output.name]
         self._queries = [weights.linears[linear.name] for linear in queries]
@@ -30,14 +37,13 @@ class LatentAttentionBlock:
         self._from_queries, self._to_values = ops.prepare_heads(keys.transpose(1, 2)), ops.prepare_heads(values)
         self._heads = ops.LatentHeads(attention.num_heads, attention.rank, attention.scale, cos_sin)
 
-    def forward(
-        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
-    ) -> Tensor:
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the T tokens' latents are stored in their slots first."""
         latent = ops.linear(x, self._into_latent)
         latent[:, : self._rank] = self._norm.forward(latent[:, : self._rank])
         queries = self._make_queries(x)
-        mixed = ops.attend_latent(queries, latent, self._heads, positions, memory.tensors[0], slots, meta)
+        (latents, _), slot_mapping, attn_metadata = step.cache(self._cache_index)
+        mixed = ops.attend_latent(queries, latent, self._heads, step.positions, latents, slot_mapping, attn_metadata)
         return ops.linear(ops.linear_by_head(mixed, self._to_values).reshape(len(x), -1), self._output)
 
     def _make_queries(self, x: Tensor) -> Tensor:

@@ -5,31 +5,31 @@ layer's: `delta`, None before the first layer, belongs to `residual`, which is u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.hybrid import HybridBlock
-from runtime.models.blocks.mixer import LayerStep, Mixers, Tables, build_mixer
+from runtime.models.blocks.mixer import Mixers, Tables, build_mixer
 from runtime.models.blocks.mlp import build_mlp
 from runtime.models.blocks.norm import NoNorm, NormBlock, build_norm
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.layer import MLP, AnyLayer, HybridLayer, Layer, Mixer, ParallelLayer, SingleLayer
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE
 
 
 class LayerBlock(Protocol):
-    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
-        """delta and residual [T, H]; `memory`: one entry for each mixer -> what this layer adds to residual + delta, [T, H], a
-        fresh tensor."""
+    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        """delta and residual [T, H] -> what this layer adds to residual + delta, [T, H], a fresh tensor."""
         ...
 
 
 class SequentialBlock:
-    def __init__(self, layer: Layer, name: str, hidden_size: int, weights: Weights, tables: Tables) -> None:
+    def __init__(
+        self, layer: Layer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
+    ) -> None:
         def norms(names: tuple[str, str] | None) -> tuple[NormBlock, NormBlock] | None:
             if names is None:
                 return None
@@ -42,18 +42,18 @@ class SequentialBlock:
         self._before_mixer, self._before_mlp = (NoNorm(), NoNorm()) if before is None else before
         self._after = norms(layer.after)
         self._multiplier = layer.multiplier
-        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables)
+        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables, first_cache)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
-    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
+    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
         x = self._before_mixer.add(delta, residual)
-        x = self._mixers.forward(x, memory, step)
+        x = self._mixers.forward(x, step)
         if self._after is not None:
             x = self._after[0].forward(x)
         if self._multiplier != 1.0:
             x *= self._multiplier
         x = self._before_mlp.add(x, residual)
-        x = self._mlp.forward(x)
+        x = self._mlp.forward(x, step)
         if self._after is not None:
             x = self._after[1].forward(x)
         if self._multiplier != 1.0:
@@ -62,29 +62,38 @@ class SequentialBlock:
 
 
 class ParallelBlock:
-    def __init__(self, layer: ParallelLayer, name: str, hidden_size: int, weights: Weights, tables: Tables) -> None:
+    def __init__(
+        self, layer: ParallelLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
+    ) -> None:
         norms = [build_norm(layer.norm, f"{name}.{each}", weights) for each in layer.norms]
         self._norm = norms[0]
         self._mlp_norm = norms[1] if len(norms) == 2 else None
-        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables)
+        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables, first_cache)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
-    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
+    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
         x = self._norm.add(delta, residual)
-        added = self._mixers.forward(x, memory, step)
-        added += self._mlp.forward(x if self._mlp_norm is None else self._mlp_norm.forward(residual))
+        added = self._mixers.forward(x, step)
+        added += self._mlp.forward(x if self._mlp_norm is None else self._mlp_norm.forward(residual), step)
         return added
 
 
 class SingleMixerBlock:
     def __init__(
-        self, layer: SingleLayer, mixer: Mixer, name: str, hidden_size: int, weights: Weights, tables: Tables
+        self,
+        layer: SingleLayer,
+        mixer: Mixer,
+        name: str,
+        hidden_size: int,
+        weights: Weights,
+        tables: Tables,
+        first_cache: int,
     ) -> None:
         self._norm = build_norm(layer.norm, f"{name}.{layer.before}", weights)
-        self._mixers = Mixers(mixer, name, hidden_size, weights, tables)
+        self._mixers = Mixers(mixer, name, hidden_size, weights, tables, first_cache)
 
-    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
-        return self._mixers.forward(self._norm.add(delta, residual), memory, step)
+    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        return self._mixers.forward(self._norm.add(delta, residual), step)
 
 
 class SingleMLPBlock:
@@ -92,21 +101,25 @@ class SingleMLPBlock:
         self._norm = build_norm(layer.norm, f"{name}.{layer.before}", weights)
         self._mlp = build_mlp(mlp, name, hidden_size, weights)
 
-    def forward(self, delta: Tensor | None, residual: Tensor, memory: Sequence[LayerMemory], step: LayerStep) -> Tensor:
-        return self._mlp.forward(self._norm.add(delta, residual))
+    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        return self._mlp.forward(self._norm.add(delta, residual), step)
 
 
-def build_layer(layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables) -> LayerBlock:
-    """`tables`: of every rotary embedding that the layers have."""
+def build_layer(
+    layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
+) -> LayerBlock:
+    """`tables`: of every rotary embedding that the layers have. `first_cache`: the index in a step of the cache of the layer's
+    first mixer, which those of the others follow."""
     match layer:
         case Layer():
-            return SequentialBlock(layer, name, hidden_size, weights, tables)
+            return SequentialBlock(layer, name, hidden_size, weights, tables, first_cache)
         case ParallelLayer():
-            return ParallelBlock(layer, name, hidden_size, weights, tables)
+            return ParallelBlock(layer, name, hidden_size, weights, tables, first_cache)
         case SingleLayer(block):
             if isinstance(block, GatedMLP | PlainMLP | MoE):
                 return SingleMLPBlock(layer, block, name, hidden_size, weights)
-            return SingleMixerBlock(layer, block, name, hidden_size, weights, tables)
+            return SingleMixerBlock(layer, block, name, hidden_size, weights, tables, first_cache)
         case HybridLayer():
-            mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables)
-            return HybridBlock(layer, mixer, name, hidden_size, weights, tables[layer.shared.attention.rope])
+            mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables, first_cache + 1)
+            cos_sin = tables[layer.shared.attention.rope]
+            return HybridBlock(layer, mixer, name, hidden_size, weights, cos_sin, first_cache)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.conv import Convolution
 from runtime.models.blocks.norm import NormBlock, RMSNormBlock, build_norm
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import Mamba
 
 
 class MambaBlock:
-    def __init__(self, mamba: Mamba, layer: str, hidden_size: int, weights: Weights) -> None:
+    def __init__(self, mamba: Mamba, layer: str, hidden_size: int, weights: Weights, cache_index: int) -> None:
+        self._cache_index = cache_index
         linears = mamba.linears(layer, hidden_size)
         self._into, self._output, self._rates, self._steps = (weights.linears[linear.name] for linear in linears)
         name = f"{layer}.mamba"
@@ -23,18 +24,18 @@ class MambaBlock:
         self._a, self._d = -weights.tensors[f"{name}.A_log"].exp(), weights.tensors[f"{name}.D"]
         self._norms = [] if mamba.norm is None else _norms(mamba, mamba.norm, name, weights)
 
-    def forward(
-        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
-    ) -> Tensor:
-        """x [T, H] -> [T, H]; `memory`: last inputs of the convolution, states of the scan."""
-        inputs, states = memory.tensors
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
+        """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the scan."""
+        (inputs, states), slot_mapping, attn_metadata = step.cache(self._cache_index)
         x, gate = ops.linear(x, self._into).chunk(2, dim=1)
-        x = self._conv.forward(x, inputs, slots, meta)
+        x = self._conv.forward(x, inputs, slot_mapping, attn_metadata)
         rates = list(ops.linear(x, self._rates).split_with_sizes(self._sizes, dim=1))
         if self._norms:
             rates = [norm.forward(each) for norm, each in zip(self._norms, rates, strict=True)]
         steps = ops.linear(rates[0].contiguous(), self._steps)
-        mixed = ops.selective_scan(x, steps, rates[1], rates[2], self._a, self._d, gate, states, slots, meta)
+        mixed = ops.selective_scan(
+            x, steps, rates[1], rates[2], self._a, self._d, gate, states, slot_mapping, attn_metadata
+        )
         return ops.linear(mixed, self._output)
 
 

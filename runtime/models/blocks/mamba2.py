@@ -7,14 +7,15 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 import ops
-from runtime.models.blocks.attention import LayerMemory
 from runtime.models.blocks.conv import Convolution
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.recurrent import Mamba2
 
 
 class Mamba2Block:
-    def __init__(self, mamba: Mamba2, layer: str, hidden_size: int, weights: Weights) -> None:
+    def __init__(self, mamba: Mamba2, layer: str, hidden_size: int, weights: Weights, cache_index: int) -> None:
+        self._cache_index = cache_index
         into, output = mamba.linears(layer, hidden_size)
         self._into, self._output = weights.linears[into.name], weights.linears[output.name]
         self._sizes = [mamba.inner_size, mamba.channels, mamba.num_heads]
@@ -33,17 +34,15 @@ class Mamba2Block:
             each = torch.tensor(mamba.multipliers).repeat_interleave(torch.tensor(sizes))
             self._multipliers = each.to(d.device)
 
-    def forward(
-        self, x: Tensor, positions: Tensor, memory: LayerMemory, slots: Tensor, meta: ops.AttentionMeta
-    ) -> Tensor:
-        """x [T, H] -> [T, H]; `memory`: last inputs of the convolution, states of the scan."""
-        inputs, states = memory.tensors
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
+        """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the scan."""
+        (inputs, states), slot_mapping, attn_metadata = step.cache(self._cache_index)
         into = ops.linear(x, self._into)
         if self._multipliers is not None:
             into *= self._multipliers
         gate, xbc, steps = into.split_with_sizes(self._sizes, dim=1)
-        xbc = self._conv.forward(xbc, inputs, slots, meta)
-        mixed = ops.state_space_scan(xbc, steps, self._heads, states, slots, meta)
+        xbc = self._conv.forward(xbc, inputs, slot_mapping, attn_metadata)
+        mixed = ops.state_space_scan(xbc, steps, self._heads, states, slot_mapping, attn_metadata)
         return ops.linear(self._gated(mixed, gate), self._output)
 
     def _gated(self, mixed: Tensor, gate: Tensor) -> Tensor:

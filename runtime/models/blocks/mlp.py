@@ -10,13 +10,14 @@ from runtime.models.blocks.gated_mlp import GatedMLPBlock
 from runtime.models.blocks.moe import MoEBlock
 from runtime.models.blocks.plain_mlp import PlainMLPBlock
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.layer import MLP
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE
 
 
 class MLPBlock(Protocol):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H], left as it is -> [T, H], a fresh tensor."""
         ...
 

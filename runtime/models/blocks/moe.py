@@ -9,6 +9,7 @@ import ops
 from runtime.models.blocks.gated_mlp import GatedMLPBlock
 from runtime.models.blocks.plain_mlp import PlainMLPBlock
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE, Router
 
@@ -26,20 +27,20 @@ class MoEBlock:
             weights.linears[moe.shared_gate_linear(layer, hidden_size).name] if moe.shared_gate else None
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]."""
         logits = ops.linear(x.float() if self._wide else x, self._router)
         if not self._latent:
-            return ops.moe(x, logits, self._experts, self._routing, self._correction, self._for_all(x))
+            return ops.moe(x, logits, self._experts, self._routing, self._correction, self._for_all(x, step))
         into, out = self._latent
         chosen = ops.moe(ops.linear(x, into), logits, self._experts, self._routing, self._correction)
-        mixed, shared = ops.linear(chosen, out), self._for_all(x)
+        mixed, shared = ops.linear(chosen, out), self._for_all(x, step)
         return mixed if shared is None else mixed.add_(shared)
 
-    def _for_all(self, x: Tensor) -> Tensor | None:
+    def _for_all(self, x: Tensor, step: ForwardStep) -> Tensor | None:
         if self._shared is None:
             return None
-        shared = self._shared.forward(x)
+        shared = self._shared.forward(x, step)
         return shared if self._shared_gate is None else shared.mul_(torch.sigmoid(ops.linear(x, self._shared_gate)))
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.weights import Weights
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.mlp import PlainMLP
 
 
@@ -15,6 +16,6 @@ class PlainMLPBlock:
         self._up, self._down = weights.linears[up.name], weights.linears[down.name]
         self._activation = mlp.activation.value
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]."""
         return ops.linear(ops.activate(ops.linear(x, self._up), self._activation), self._down)

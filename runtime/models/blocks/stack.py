@@ -1,4 +1,4 @@
-"""A stack of layers, one after the other; on the CPU, once its memory is known, as few native calls.
+"""A stack of layers, one after the other; on the CPU, once their caches are known, as few native calls.
 
 Consecutive layers whose every op can be recorded are one call; any other runs as it is described, between such calls."""
 
@@ -6,79 +6,69 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from copy import copy
-from itertools import accumulate
-from typing import NamedTuple
+from dataclasses import replace
 
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.attention import LayerMemory
+from runtime.kv.kv_cache import LayerKV
 from runtime.models.blocks.layer import LayerBlock
-from runtime.models.blocks.mixer import LayerStep
+from runtime.models.forward_step import ForwardStep
 
 log = logging.getLogger("oneloop.models")
 
-
-class StackedLayer(NamedTuple):
-    """`memory`: which entries of the stack's are its own."""
-
-    block: LayerBlock
-    memory: slice
+Part = LayerBlock | ops.Recording  # a layer, or a recording of neighbouring ones
 
 
 class LayerStack:
-    """`layers`: each with the number of its mixers. `keeps_embedding`: some of them ask for what the stream began with."""
+    """`keeps_embedding`: some layer asks for what the residual stream began with. `parts`: the layers as they run, in their
+    order; None: each by itself."""
 
-    def __init__(self, layers: Sequence[tuple[LayerBlock, int]], *, keeps_embedding: bool) -> None:
+    def __init__(
+        self, layers: Sequence[LayerBlock], *, keeps_embedding: bool, parts: Sequence[Part] | None = None
+    ) -> None:
+        self._layers = layers
         self._keeps_embedding = keeps_embedding
-        ends = accumulate(count for _, count in layers)
-        self._layers = [
-            StackedLayer(block, slice(end - count, end)) for (block, count), end in zip(layers, ends, strict=True)
-        ]
-        # In their order: recordings of neighbouring layers, and indices of layers that have none.
-        self._parts: Sequence[ops.Recording | int] = range(len(self._layers))
+        self._parts = layers if parts is None else parts
 
-    def forward(
-        self, residual: Tensor, positions: Tensor, memory: Sequence[LayerMemory], slots: Sequence[Tensor],
-        metas: Sequence[ops.AttentionMeta],
-    ) -> Tensor | None:  # fmt: skip
-        """residual [T, H], changed in place; memory: one entry for each mixer, whose `table` picks from slots and metas -> what
-        the last layer adds, [T, H], if anything."""
-        x, step = None, LayerStep(positions, slots, metas, residual.clone() if self._keeps_embedding else None)
+    def forward(self, residual: Tensor, step: ForwardStep) -> Tensor | None:
+        """residual [T, H], changed in place -> what the last layer adds, [T, H], if anything."""
+        x = None
+        if self._keeps_embedding:
+            step = replace(step, input_embeds=residual.clone())
         for part in self._parts:
-            if isinstance(part, int):
-                block, own = self._layers[part]
-                x = block.forward(x, residual, memory[own], step)
+            if isinstance(part, ops.Recording):
+                x = part.run(x, residual, step.positions, step.slot_mapping, step.attn_metadata)
             else:
-                x = part.run(x, residual, positions, slots, metas)
+                x = part.forward(x, residual, step)
         return x
 
-    def recorded(self, memory: Sequence[LayerMemory], hidden_size: int) -> LayerStack:
-        """The same for this memory alone."""
-        parts: list[ops.Recording | int] = []
+    def traced(self, kv_caches: Sequence[LayerKV], hidden_size: int) -> LayerStack:
+        """The same for these caches alone."""
+        parts: list[Part] = []
         recorder: ops.Recorder | None = None
-        num_tables = 1 + max((layer.table for layer in memory), default=0)
-        for index, (block, own) in enumerate(self._layers):
+        num_tables = 1 + max((kv.table for kv in kv_caches), default=0)
+        for index, block in enumerate(self._layers):
             fresh = recorder or ops.Recorder(hidden_size, num_tables, after=index > 0)
             try:
-                fresh.add(_call(block, memory[own]))
+                fresh.add(_call(block, kv_caches))
             except ops.NotRecordable as reason:
                 log.debug("layer %d is not recorded: %s", index, reason)
                 parts.extend([] if recorder is None else [recorder.finish()])
-                parts.append(index)
+                parts.append(block)
                 recorder = None
             else:
                 recorder = fresh
         parts.extend([] if recorder is None else [recorder.finish()])
-        stack = copy(self)
-        stack._parts = parts
-        return stack
+        return LayerStack(self._layers, keeps_embedding=self._keeps_embedding, parts=parts)
 
 
-def _call(block: LayerBlock, memory: Sequence[LayerMemory]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:
-    def run(x: Tensor | None, step: ops.StepSymbols) -> Tensor:
-        # Nothing that the embedding is for can be recorded: any symbol will do.
-        return block.forward(x, step.residual, memory, LayerStep(step.positions, step.slots, step.metas, step.residual))
+def _call(block: LayerBlock, kv_caches: Sequence[LayerKV]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:
+    def run(x: Tensor | None, symbols: ops.StepSymbols) -> Tensor:
+        # Nothing that embeddings are for can be recorded: any symbol will do.
+        step = ForwardStep(
+            symbols.input_ids, symbols.positions, symbols.slots, symbols.metas, kv_caches, symbols.residual
+        )
+        return block.forward(x, symbols.residual, step)
 
     return run

@@ -24,18 +24,26 @@ class VocabularyBlock:
         self._norm = build_norm(spec.norm, FINAL_NORM, weights)
         self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
 
-    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """ids and positions [T] int64 -> [T, H], a fresh tensor."""
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [T] int64 -> [T, H], a fresh tensor; learned positions are still to be added."""
         x = ops.embedding(ids, self._table)
         if self._multiplier != 1.0:
             x *= self._multiplier
+        return x
+
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [T, H] += the learned vectors of positions [T] int64, in place, if the model has any."""
         if self._positions is not None:
             x += ops.embedding(positions, self._positions)
         return x
 
-    def logits(self, x: Tensor | None, residual: Tensor) -> Tensor:
-        """What the last layer adds, x [S, H], and what it adds it to, which is overwritten -> [S, V], in the model's dtype."""
-        logits = ops.linear(self._norm.add(x, residual), self._head)
+    def final_hidden(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        """What the last layer adds, x [S, H], and what it adds it to, which is overwritten -> [S, H], the final norm's output."""
+        return self._norm.add(x, residual)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`final_hidden` [S, H] -> [S, V], in the model's dtype."""
+        logits = ops.linear(hidden, self._head)
         if self._scale != 1.0:
             logits *= self._scale
         if self._softcap is not None:

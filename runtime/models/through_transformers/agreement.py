@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import ops
-from runtime.kv.kv_cache import LayerMemory
+from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import BLOCK_SIZE, LayerShape
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.model import TransformersModel
 
@@ -50,7 +51,7 @@ def _logits_in_pieces(model: TransformersModel, ids: Sequence[int]) -> Tensor:
         shape = (2, layer.num_kv_heads, BLOCK_SIZE, layer.head_size)
         return torch.zeros(shape, dtype=getattr(torch, model.dtype), device=device)
 
-    memory = [LayerMemory((empty(layer), empty(layer))) for layer in model.spec.kv_shapes()]
+    kv_caches = [LayerKV((empty(layer), empty(layer))) for layer in model.spec.kv_shapes()]
     logits, done = [], 0
     for span in _SPANS:
         # Line 0: the same ids backwards, in block 0. Line 1: ours, in block 1.
@@ -65,7 +66,7 @@ def _logits_in_pieces(model: TransformersModel, ids: Sequence[int]) -> Tensor:
             span,
             end,
         )
-        hidden = model.hidden(tokens, positions, memory, (slots,), (meta,))
-        logits.append(model.logits(hidden, torch.arange(span, 2 * span, device=device)))
+        hidden = model.forward(ForwardStep(tokens, positions, (slots,), (meta,), kv_caches))
+        logits.append(model.compute_logits(hidden, torch.arange(span, 2 * span, device=device)))
         done = end
     return torch.cat(logits)

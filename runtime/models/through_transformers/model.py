@@ -15,24 +15,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ops
-from runtime.models.blocks.attention import LayerMemory
+from runtime.kv.kv_cache import LayerKV
 from runtime.models.blocks.rope import cos_sin_table
+from runtime.models.forward_step import ForwardStep
 from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
 
 
 @dataclass(slots=True)
-class _Step:
+class _Pass:
     """A forward pass under way: what its attention reads, and how many calls of it there were."""
 
     layers: Sequence[_PagedLayer]
-    positions: Tensor
-    memory: Sequence[LayerMemory]
-    slots: Sequence[Tensor]
-    metas: Sequence[ops.AttentionMeta]
+    step: ForwardStep
     num_calls: int = 0
 
 
-_step: ContextVar[_Step] = ContextVar("step")
+_pass: ContextVar[_Pass] = ContextVar("pass")
 
 
 class _PagedLayer:
@@ -43,17 +41,17 @@ class _PagedLayer:
             softcap=call.softcap,
         )  # fmt: skip
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, step: _Step) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, cache_index: int, step: ForwardStep
+    ) -> Tensor:
         """query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
         if sinks is not None and self._heads.sinks is None:  # a weight, so the same in every step
             self._heads = replace(self._heads, sinks=sinks.float())
         size = self._call.head_size
         parts = [_widened(part[0], size) for part in (query, key, value)]
         qkv = torch.cat([part.transpose(0, 1) for part in parts], dim=1).flatten(1).to(value.dtype)
-        memory = step.memory[step.num_calls]
-        keys, values = memory.tensors
-        slots, meta = step.slots[memory.table], step.metas[memory.table]
-        mixed = ops.attend(qkv, self._heads, step.positions, keys, values, slots, meta)
+        (keys, values), slot_mapping, attn_metadata = step.cache(cache_index)
+        mixed = ops.attend(qkv, self._heads, step.positions, keys, values, slot_mapping, attn_metadata)
         return mixed.view(1, len(qkv), -1, size)[..., : self._call.value_size]
 
 
@@ -67,9 +65,10 @@ def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """What transformers' attention interface calls in a step; which keys a query sees is in the step, not in a mask."""
-    step = _step.get()
-    mixed = step.layers[step.num_calls].attend(query, key, value, options.get("s_aux"), step)
-    step.num_calls += 1
+    current = _pass.get()
+    index = current.num_calls
+    mixed = current.layers[index].attend(query, key, value, options.get("s_aux"), index, current.step)
+    current.num_calls += 1
     return mixed, None
 
 
@@ -80,7 +79,7 @@ class TransformersModel:
     It is taken apart, and its linear layers go over to `ops`: nobody else may use it afterwards. See `model.Model`."""
 
     # They may look at what they computed, which no graph can record.
-    uncapturable = "modules of transformers run as they come"
+    graph_unsupported_reason = "modules of transformers run as they come"
 
     def __init__(
         self, spec: TransformersSpec, causal: nn.Module, base: str, *, dtype: str, device: str, linears: str
@@ -96,26 +95,28 @@ class TransformersModel:
         cos_sin = cos_sin_table(None, 1).to(device)  # the modules turn queries and keys themselves
         self._layers = [_PagedLayer(call, cos_sin) for call in spec.calls]
 
-    def recorded(self, memory: Sequence[LayerMemory]) -> Self:
+    def traced(self, kv_caches: Sequence[LayerKV]) -> Self:
         return self
 
-    def hidden(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        memory: Sequence[LayerMemory],
-        slots: Sequence[Tensor],
-        metas: Sequence[ops.AttentionMeta],
-    ) -> Any:
-        """-> transformers' own output of a base model, whose last_hidden_state is [1, T, H]."""
-        step = _Step(self._layers, positions, memory, slots, metas)
-        token = _step.set(step)
+    def forward(self, step: ForwardStep) -> Any:
+        """-> transformers' own output of a base model, whose last_hidden_state is [1, T, H]. `input_embeds` are what transformers
+        calls inputs_embeds."""
+        if step.input_embeds is None:
+            inputs = {"input_ids": step.input_ids[None]}
+        else:
+            inputs = {"inputs_embeds": step.input_embeds.clone()[None]}
+        token = _pass.set(_Pass(self._layers, step))
         try:
-            return self._base(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+            return self._base(**inputs, position_ids=step.positions[None], use_cache=False)
         finally:
-            _step.reset(token)
+            _pass.reset(token)
 
-    def logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
+    def final_hidden(self, hidden: Any, tokens: Tensor) -> Tensor:
+        """What the base gives for `tokens` [S] int64, [S, H]: its last norm is its own."""
+        states: Tensor = hidden.last_hidden_state
+        return states[0, tokens]
+
+    def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
         """By the model's own head, whatever it does: its base is told to give these hidden states."""
         if tokens is not None:
             hidden = replace(hidden, last_hidden_state=hidden.last_hidden_state[:, tokens])
@@ -143,7 +144,8 @@ class _PreparedLinear(nn.Module):
         self.weight = like.new_empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), self._weight).view(*x.shape[:-1], -1)
+        flat = ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), self._weight)
+        return flat.view(*x.shape[:-1], self._weight.out_features)  # of no token, in a step that samples nothing, too
 
 
 class _PreparedEmbedding(nn.Module):

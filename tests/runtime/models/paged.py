@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 import ops
+from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import LayerShape
+from runtime.models.forward_step import ForwardStep
 from runtime.models.model import Model
 
 BLOCK = 16
 STATES = 1  # the table of recurrent layers: a row is its own slot
-
-
-@dataclass(frozen=True)
-class LayerMemory:
-    tensors: tuple[torch.Tensor, ...]
-    table: int = 0
 
 
 class Paged:
@@ -33,19 +29,25 @@ class Paged:
         self.tables = [ids[row * per_row : (row + 1) * per_row] for row in range(num_rows)]
         self.lengths = [0] * num_rows
         dtype = getattr(torch, model.dtype)
-        self.memory = []
+        self.kv_caches = []
         for shape in model.spec.kv_shapes():
             if not isinstance(shape, LayerShape):
                 states = tuple(torch.full((num_rows, *each), torch.nan) for each in shape.shapes)
-                self.memory.append(LayerMemory(states, STATES))
+                self.kv_caches.append(LayerKV(states, STATES))
                 continue
             size = (len(ids), shape.num_kv_heads, BLOCK, shape.head_size)
             keys = torch.full(size, torch.nan, dtype=dtype)
-            self.memory.append(LayerMemory((keys, keys if shape.latent else keys.clone())))
+            self.kv_caches.append(LayerKV((keys, keys if shape.latent else keys.clone())))
 
     @torch.inference_mode()
     def step(self, spans: dict[int, Sequence[int]]) -> dict[int, torch.Tensor]:
         """Append each row's token ids to it; logits of all of them, [span, V] by row."""
+        logits = self.model.compute_logits(self.model.forward(self.next(spans)))
+        ends = accumulate(map(len, spans.values()))
+        return {row: logits[end - len(span) : end] for (row, span), end in zip(spans.items(), ends, strict=True)}
+
+    def next(self, spans: dict[int, Sequence[int]]) -> ForwardStep:
+        """Append each row's token ids to it; the step that computes them."""
         ids, positions, slots, starts = [], [], [], [0]
         for row, span in spans.items():
             for position in range(self.lengths[row], self.lengths[row] + len(span)):
@@ -61,7 +63,5 @@ class Paged:
             max(map(len, spans.values())),
             max(self.lengths[row] for row in spans),
         )
-        tokens = torch.tensor(ids), torch.tensor(positions)
         by_table = (torch.tensor(slots), torch.tensor(list(spans)))
-        logits = self.model.logits(self.model.hidden(*tokens, self.memory, by_table, (meta, meta)))
-        return {row: logits[a:b] for row, a, b in zip(spans, starts, starts[1:], strict=False)}
+        return ForwardStep(torch.tensor(ids), torch.tensor(positions), by_table, (meta, meta), self.kv_caches)

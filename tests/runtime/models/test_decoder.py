@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
@@ -99,6 +101,33 @@ def test_rows_of_different_lengths_share_a_step(pair):
             got[row].append(logits)
     for row, ids in rows.items():
         torch.testing.assert_close(torch.cat(got[row]), logits_of(theirs, ids), rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_embeddings_in_place_of_ids(pair):
+    """A step of a chunk and a decode, whose ids say nothing."""
+    theirs, ours = pair
+    ids, paged = prompt(24, 8), Paged(ours, 2, 32)
+    embeds = torch.randn(20, theirs.config.hidden_size, generator=torch.Generator().manual_seed(9)) * 0.3
+    paged.step({1: ids[:23]})
+    step = paged.next({0: [0] * 20, 1: [0]})
+    given = torch.cat([embeds, ours.embed(torch.tensor(ids[23:]))])
+    kept = given.clone()
+    logits = ours.compute_logits(ours.forward(replace(step, input_embeds=given)))
+    torch.testing.assert_close(logits[:20], theirs(inputs_embeds=embeds[None]).logits[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits[20:], logits_of(theirs, ids)[23:], rtol=0, atol=1e-4)
+    assert torch.equal(given, kept)
+
+
+@torch.inference_mode()
+def test_the_final_norm_s_output_of_some_tokens(pair):
+    theirs, ours = pair
+    ids = prompt(30, 10)
+    hidden = ours.forward(Paged(ours, 1, 32).next({0: ids}))
+    expected = theirs.model(torch.tensor([ids])).last_hidden_state[0]
+    tokens = torch.tensor([29, 3])
+    torch.testing.assert_close(ours.final_hidden(hidden, tokens), expected[tokens], rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours.compute_logits(hidden), logits_of(theirs, ids), rtol=0, atol=1e-4)  # as if unasked
 
 
 def greedy(paged: Paged, ids: list[int], count: int, chunk: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -172,6 +173,21 @@ def test_a_model_that_computes_otherwise_among_others_is_refused(folder, monkeyp
     monkeypatch.setattr(transformers.models.arcee.modeling_arcee.ArceeMLP, "forward", shifted)
     with pytest.raises(UnsupportedModel, match="computes otherwise than alone"):
         load(folder)
+
+
+@torch.inference_mode()
+def test_a_step_may_want_no_logits_or_states_or_bring_embeddings(folder):
+    """A long prompt's first chunk samples nothing."""
+    model = load(folder)
+    theirs = transformers.ArceeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    hidden = model.forward(Paged(model, 1, 16).next({0: IDS}))
+    assert model.compute_logits(hidden, torch.tensor([], dtype=torch.int64)).shape == (0, SMALL["vocab_size"])
+    expected = theirs.model(torch.tensor([IDS])).last_hidden_state[0]
+    torch.testing.assert_close(model.final_hidden(hidden, torch.tensor([5, 1])), expected[[5, 1]], rtol=0, atol=1e-4)
+    embeds = torch.randn(6, SMALL["hidden_size"], generator=torch.Generator().manual_seed(3))
+    step = replace(Paged(model, 1, 16).next({0: [0] * 6}), input_embeds=embeds)
+    got = model.compute_logits(model.forward(step))
+    torch.testing.assert_close(got, theirs(inputs_embeds=embeds[None]).logits[0], rtol=0, atol=1e-4)
 
 
 def test_no_code_of_a_repository_runs(folder):

@@ -35,7 +35,7 @@ def prompt(length: int) -> list[int]:
 
 def assert_same_bits(decoder) -> Paged:
     plain, recorded = Paged(decoder, 2, 96), Paged(decoder, 2, 96)
-    recorded.model = decoder.recorded(recorded.memory)
+    recorded.model = decoder.traced(recorded.kv_caches)
     for spans in ({0: prompt(41)}, {1: prompt(70), 0: prompt(1)}, {0: prompt(1), 1: prompt(1)}, {0: prompt(3)}):
         expected, got = plain.step(spans), recorded.step(spans)
         assert all(torch.equal(got[row], expected[row]) for row in spans)

@@ -47,10 +47,10 @@ class Successor:
 
     spec = SimpleNamespace(vocab_size=VOCAB)
 
-    def hidden(self, ids, positions, memory, slots, metas):
-        return ids.clone()
+    def forward(self, step):
+        return step.input_ids.clone()
 
-    def logits(self, hidden, tokens=None):
+    def compute_logits(self, hidden, tokens=None):
         ids = hidden if tokens is None else hidden[tokens]
         return -(((torch.arange(VOCAB) - ids[:, None] - 1) % VOCAB).float())
 

@@ -1,0 +1,36 @@
+"""ForwardStep: one step as a model reads it. Tensors of mixed rows only; it knows no request, no sampler and no device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+import ops
+from runtime.kv.kv_cache import LayerKV
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardStep:
+    """T tokens of R rows, a row's tokens side by side. Whatever a block may want of a step is here: a new fact is a field, and
+    no signature changes.
+
+    input_ids [T] int64. positions [T] int64. slot_mapping: for each block table, int64, where the step's tokens go in the KV
+    cache, [T], -1 for nowhere; of a table of recurrent states, where each row's state is, [R]. attn_metadata: for each block
+    table, what attention needs. kv_caches: one entry for each that the model's spec tells of, in its order.
+
+    input_embeds [T, H], of the model's dtype, in place of the embeddings of input_ids: scaled already, learned positions still
+    to be added; left as it is."""
+
+    input_ids: Tensor
+    positions: Tensor
+    slot_mapping: Sequence[Tensor]
+    attn_metadata: Sequence[ops.AttentionMeta]
+    kv_caches: Sequence[LayerKV]
+    input_embeds: Tensor | None = None
+
+    def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:
+        """The tensors of `kv_caches[index]`, and of the block table that tells where in them: slot mapping and metadata."""
+        kv = self.kv_caches[index]
+        return kv.tensors, self.slot_mapping[kv.table], self.attn_metadata[kv.table]
