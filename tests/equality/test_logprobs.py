@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from copy import copy
 
 import pytest
 import torch
@@ -112,17 +111,28 @@ def test_tokens_may_be_asked_for_by_id(pair):
     assert [entry.rank for entry in by_id.logprobs] == [1] * MAX_TOKENS
 
 
-async def test_a_prompt_whose_logits_are_no_numbers_ends_alone(pair):
-    _, ours = pair
-    broken = copy(ours)
-    broken.compute_logits = lambda hidden, tokens=None: spoiled(ours.compute_logits(hidden, tokens), tokens)  # type: ignore[method-assign]
+class Spoiled:
+    """A model whose tenth token of a step, if it does not sample, has no usable logits."""
 
-    def spoiled(logits: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    def __init__(self, model) -> None:
+        self._model = model
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def traced(self, kv_caches):
+        return Spoiled(self._model.traced(kv_caches))
+
+    def compute_logits(self, hidden, tokens=None):
+        logits = self._model.compute_logits(hidden, tokens)
         if tokens is not None:  # None: every token samples, so none of them is of a prompt before its last
-            logits[(tokens == 9).nonzero()] = torch.nan  # the tenth token of the step, which belongs to the first row
+            logits[(tokens == 9).nonzero()] = torch.nan
         return logits
 
-    parts = await engine_parts(broken, EngineConfig(num_kv_blocks=64))
+
+async def test_a_prompt_whose_logits_are_no_numbers_ends_alone(pair):
+    _, ours = pair
+    parts = await engine_parts(Spoiled(ours), EngineConfig(num_kv_blocks=64))
     engine = Engine(parts.scheduler, parts.runner, parts.model)
     wish = SamplingParams(3, temperature=0.0, prompt_logprobs=0)
     found: dict[int, list[FinishReason | None]] = {0: [], 1: []}
