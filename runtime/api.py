@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Literal, Protocol, Self
 
 # --- requests -----------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     ignore_eos: bool = False

@@ -1,4 +1,6 @@
-"""One step, decided: which rows, which spans, which blocks, which of them sample. Born complete, frozen after."""
+"""One step, decided: which rows, which spans, which blocks, which work. Born complete, frozen after.
+
+Plain data: a row names its sequence by number and nothing here holds a live object, so a batch can cross a wire."""
 
 from __future__ import annotations
 
@@ -8,23 +10,27 @@ from typing import NamedTuple
 
 from runtime.api import SamplingParams
 from runtime.kv.block_table import NewBlocks
-from runtime.sequence import Sequence
 
 NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not
 
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:
-    """Everything the device tables must know about the sequence that has just taken a row."""
+    """Everything the device tables must know about the sequence that has just taken a row.
+
+    `num_computed`: tokens whose keys and values its blocks hold already; the row's first span starts there. `params` without
+    matchers, which are no data: `masked` says that there are some, so each of its samples comes with a mask of its own."""
 
     params: SamplingParams
     seed: int
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
+    num_computed: int = 0
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredSpan:
+class PromptLogprobsSpan:
     """Tokens [start, start + len(token_ids)) of a prompt: how likely the model finds each of them behind those before it, and
     which `count` it finds most likely there. What tells is the logits of tokens start - 1 and on, computed in the same step."""
 
@@ -33,28 +39,74 @@ class ScoredSpan:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The row's logits are sampled: at its last token, and at each of the tokens before it that `num_drafts` guesses follow.
+    `masked`: only once its matchers have said from which tokens."""
+
+    num_drafts: int = 0
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The row's hidden states become one vector. `kind`: how ("last": the final norm's output at the row's last token)."""
+
+    kind: str
+
+
+Work = Sample | Pool | None  # None: a chunk of a prompt, which only fills the KV cache
+SAMPLE, SAMPLE_MASKED = Sample(), Sample(masked=True)
+
+
 class ScheduledRow(NamedTuple):
     """Tokens [start, start + num_tokens) of one sequence. A tuple, since one is made per token and a frozen dataclass takes four
     times as long to make.
 
-    `token_ids` are the known ids of that span; where it is one short, the last id is what this row sampled in an earlier
-    step and lies on the device. `new_blocks`: what its block tables have gained.
-    `masked`: it samples, but only once its matchers have said from which tokens."""
+    `number`: the sequence's. `row`: its place in every device table. `start`: while earlier drafts of the sequence have not
+    settled, the greatest that it can be; the device knows better. The span is `token_ids`, what is known of it, then, where
+    these and the drafts are one short, the id that the row sampled last, which lies on the device, then `draft_ids`, guesses.
+    `new_blocks`: what its block tables have gained. `binding`: if the row has a new tenant."""
 
-    sequence: Sequence
+    number: int
     row: int
     start: int
     num_tokens: int
     token_ids: tuple[int, ...]
-    new_blocks: tuple[NewBlocks, ...]
-    samples: bool
-    binding: RowBinding | None
-    masked: bool = False
-    scored: ScoredSpan | None = None
+    draft_ids: tuple[int, ...] = ()
+    new_blocks: tuple[NewBlocks, ...] = ()
+    work: Work = None
+    binding: RowBinding | None = None
+    prompt_logprobs: PromptLogprobsSpan | None = None
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        return type(self.work) is Sample
+
+    @property
+    def masked(self) -> bool:
+        return type(self.work) is Sample and self.work.masked
+
+
+class BlockCopy(NamedTuple):
+    """Block `target` of the pool becomes a copy of `source`, in all layers, before the step's first write."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderWork:
+    """An input of sequence `number` that an encoder computes before the step, by the `key` that the runner has it under.
+
+    A runner without an encoder refuses a batch that has some."""
+
+    number: int
+    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +114,35 @@ class ScheduledBatch:
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
     num_preempted: int
+    copies: tuple[BlockCopy, ...] = ()
+    encoder_work: tuple[EncoderWork, ...] = ()
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple(row for row in self.rows if row.samples)
+        return tuple(row for row in self.rows if type(row.work) is Sample)
 
     @property
     def masked_rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple(row for row in self.rows if row.masked)
+        return tuple(row for row in self.rows if type(row.work) is Sample and row.work.masked)
 
     @property
-    def scoring_rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple(row for row in self.rows if row.scored is not None)
+    def pooling_rows(self) -> tuple[ScheduledRow, ...]:
+        return tuple(row for row in self.rows if type(row.work) is Pool)
+
+    @property
+    def prompt_logprobs_rows(self) -> tuple[ScheduledRow, ...]:
+        return tuple(row for row in self.rows if row.prompt_logprobs is not None)
 
     def split(self, late: Collection[int]) -> tuple[ScheduledBatch, ScheduledBatch]:
-        """This step without the draws of the device rows `late`, and these draws alone."""
-        rest = tuple(row._replace(samples=False, masked=False) if row.row in late else row for row in self.rows)
-        draws = tuple(row._replace(scored=None) for row in self.rows if row.row in late)
-        return ScheduledBatch(rest, self.num_tokens, self.num_preempted), ScheduledBatch(draws, 0, 0)
+        """This step without the sampling of the device rows `late`, and their sampling alone."""
+        rest = tuple(row._replace(work=None) if row.row in late else row for row in self.rows)
+        sampling = tuple(row._replace(prompt_logprobs=None) for row in self.rows if row.row in late)
+        return (
+            ScheduledBatch(rest, self.num_tokens, self.num_preempted, self.copies, self.encoder_work),
+            ScheduledBatch(sampling, 0, 0),
+        )
 
-    def drawn(self, lines: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-        """`lines`, computed for this batch and perhaps more, of which only those sample that it draws."""
-        rows = {row.row for row in self.sampling_rows}
-        return tuple(line if line.row in rows or not line.samples else line._replace(samples=False) for line in lines)
+    def sampled_by(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
+        """`rows`, computed for this batch and perhaps more, of which only those sample that it samples."""
+        sampled = {row.row for row in self.sampling_rows}
+        return tuple(row if row.row in sampled or not row.samples else row._replace(work=None) for row in rows)

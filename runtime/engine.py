@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Set
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from runtime.api import (
     ContextTooLong,
@@ -32,13 +32,13 @@ from runtime.api import (
 )
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.constrain.constraints import Constraints
-from runtime.constrain.deferred import HeldDraws
+from runtime.constrain.deferred import DeferredSampling
 from runtime.metrics.loop_lag import LoopLag
 from runtime.metrics.stats import EngineStats, counter, gauge
 from runtime.metrics.throughput_log import ThroughputLog
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
-from runtime.step import ForwardPass, Runner, Step
+from runtime.step import ForwardOutput, Runner, Step, StepResult
 from runtime.token_stream import EngineTokenStream
 
 log = logging.getLogger("oneloop.engine")
@@ -47,6 +47,14 @@ T = TypeVar("T")
 
 STALL_S = 120.0  # a step older than this is a hang, not a long prompt
 NOT_FINITE_ERROR = "the model's output for this request is not finite"
+
+
+class _Sink(NamedTuple):
+    """Where what a sequence gains goes: to request `place` of `stream`."""
+
+    sequence: Sequence
+    stream: EngineTokenStream
+    place: int
 
 
 class Engine:
@@ -70,16 +78,16 @@ class Engine:
         self._random = random.Random(seed)  # seeds for requests that bring none
         self._stats = EngineStats(model.max_model_len)
         self._lag = LoopLag(self._stats.loop_lag.observe)
-        self._sinks: dict[Sequence, tuple[EngineTokenStream, int]] = {}
+        self._sinks: dict[int, _Sink] = {}  # by the sequence's number
         self._in_flight: deque[Step] = deque()
-        self._undrawn: ForwardPass | None = None
+        self._unsampled: ForwardOutput | None = None
         self._num_requests = 0
         self._accepting = True
         self._closing = False
         self._death: str | None = None
         self._work = asyncio.Event()
         self._constraints = Constraints(model, self._work.set)
-        self._held = HeldDraws(scheduler, self._constraints)
+        self._deferred = DeferredSampling(scheduler, self._constraints)
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_settle_s = 0.0
@@ -114,7 +122,7 @@ class Engine:
         sequences = [self._sequence(request) for request in requests]
         stream = EngineTokenStream(len(sequences), lambda index, reason: self._leave(sequences[index], reason))
         for index, sequence in enumerate(sequences):
-            self._sinks[sequence] = (stream, index)
+            self._sinks[sequence.number] = _Sink(sequence, stream, index)
             self._constraints.add(sequence)
             self._scheduler.add(sequence)
         self._stats.request_n.observe(len(sequences))
@@ -124,7 +132,7 @@ class Engine:
 
     def health(self) -> EngineHealth:
         reason = self._death
-        oldest = self._in_flight[0] if self._in_flight else self._undrawn
+        oldest = self._in_flight[0] if self._in_flight else self._unsampled
         if reason is None and oldest is not None:
             age_s = time.monotonic() - max(oldest.launched_s, self._last_settle_s)
             if age_s > STALL_S:
@@ -158,8 +166,8 @@ class Engine:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             left = list(self._sinks)
-            for sequence in left:
-                self._end(sequence, FinishReason.ABORT)
+            for number in left:
+                self._end(number, FinishReason.ABORT)
             return len(left)
         return 0
 
@@ -181,14 +189,14 @@ class Engine:
             log.exception("the engine loop died")
             self._accepting = False
             self._death = f"the engine died: {type(error).__name__}"
-            for sequence in list(self._sinks):
-                self._end(sequence, FinishReason.ERROR, "the engine died")
+            for number in list(self._sinks):
+                self._end(number, FinishReason.ERROR, "the engine died")
         finally:
             self._lag.stop()
 
     async def _run(self) -> None:
         while await self._wait_for_work():
-            launched = self._draw_held() or await self._launch_next()
+            launched = self._sample_deferred() or await self._launch_next()
             if self._in_flight and (not launched or len(self._in_flight) >= self._steps_in_flight):
                 await self._settle_oldest()
             elif not launched and self._sinks:
@@ -213,43 +221,43 @@ class Engine:
             self._in_flight.append(step)
 
     async def _launch_in_two(self, batch: ScheduledBatch, masked: Several[ScheduledRow]) -> None:
-        undrawn = self._undrawn = self._enqueue(lambda: self._runner.launch_forward(batch), batch)
-        if undrawn is None:
+        output = self._unsampled = self._enqueue(lambda: self._runner.launch_forward(batch), batch)
+        if output is None:
             return
-        self._note_launch(batch, undrawn.launched_s)
+        self._note_launch(batch, output.launched_s)
         settled = True
         while self._in_flight and settled:
             settled = await self._settle_oldest()
         if settled:
-            await self._constraints.make([row.sequence for row in masked], undrawn.done)
-            late = {row.row for row in masked if not self._constraints.has_mask(row.sequence)}
-            self._draw(undrawn, self._hold_back(undrawn, batch, late) if late else batch)
+            await self._constraints.make([row.number for row in masked], output.done)
+            late = {row.row for row in masked if not self._constraints.has_mask(row.number)}
+            self._sample(output, self._defer(output, batch, late) if late else batch)
         else:  # what it computed rests on a step that failed
             self._scheduler.forget_step([batch])
-        self._undrawn = None
+        self._unsampled = None
 
-    def _hold_back(self, undrawn: ForwardPass, batch: ScheduledBatch, late: Set[int]) -> ScheduledBatch:
-        """What is left of `batch` without the draws of the rows `late`, which come with their masks."""
-        rest, draws = batch.split(late)
-        kept = self._enqueue(lambda: undrawn.keep(draws), draws)
-        if kept is not None:
-            self._held.add(kept)
+    def _defer(self, output: ForwardOutput, batch: ScheduledBatch, late: Set[int]) -> ScheduledBatch:
+        """What is left of `batch` without the sampling of the rows `late`, which comes with their masks."""
+        rest, sampling = batch.split(late)
+        snapshot = self._enqueue(lambda: output.snapshot_logits(sampling), sampling)
+        if snapshot is not None:
+            self._deferred.add(snapshot)
         return rest
 
-    def _draw_held(self) -> bool:
-        """False where there is none that can be drawn."""
-        ready = self._held.take_ready()
+    def _sample_deferred(self) -> bool:
+        """False where there is none that can be sampled."""
+        ready = self._deferred.take_ready()
         if ready is not None:
-            self._draw(*ready)
+            self._sample(*ready)
         return ready is not None
 
-    def _draw(self, undrawn: ForwardPass, batch: ScheduledBatch) -> None:
-        masks, ended = self._constraints.take([(row.row, row.sequence) for row in batch.masked_rows])
+    def _sample(self, output: ForwardOutput, batch: ScheduledBatch) -> None:
+        masks, ended = self._constraints.take(batch.masked_rows)
         for end in ended:
-            self._end(end.sequence, end.finish, end.error)
-        step = self._enqueue(lambda: undrawn.draw(batch, masks), batch)
+            self._end(end.number, end.finish, end.error)
+        step = self._enqueue(lambda: output.sample(batch, masks), batch)
         if step is not None:
-            self._in_flight.append(replace(step, launched_s=undrawn.launched_s))
+            self._in_flight.append(replace(step, launched_s=output.launched_s))
 
     def _enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
         try:
@@ -280,29 +288,28 @@ class Engine:
         """False where it failed, and with it all that was in flight."""
         step = self._in_flight[0]
         try:
-            sampled_ids = await step.sampled_ids()
-            scores = await step.prompt_logprobs()
+            result = await step.result()
+            prompt_logprobs = await step.prompt_logprobs()
         except Exception:
             log.exception("a step failed; its %d requests end with an error", len(step.batch.rows))
             await self._fail()
             return False
         self._in_flight.popleft()
-        self._settle(step, sampled_ids, scores)
+        self._settle(step, result, prompt_logprobs)
         return True
 
-    def _settle(self, step: Step, sampled_ids: list[int], scores: list[list[TokenLogprobs] | None]) -> None:
+    def _settle(self, step: Step, result: StepResult, prompt_logprobs: list[list[TokenLogprobs] | None]) -> None:
         now = time.monotonic()
         self._stats.step_time.observe(now - max(step.launched_s, self._last_settle_s))
         if step.launched_s < self._last_settle_s and (idle_s := step.idle_before_s()) is not None:
             self._stats.gpu_idle_gap.observe(idle_s)
         self._last_settle_s = now
-        found = step.read_logprobs()  # nearly always empty
-        rows = step.batch.sampling_rows if found else ()
-        logprobs = {row.sequence: entry for row, entry in zip(rows, found, strict=True)}
-        for row, entries in zip(step.batch.scoring_rows if scores else (), scores, strict=True):
-            self._hold(row.sequence, entries)
-        for settled in self._scheduler.settle(step.batch, sampled_ids):
-            self._deliver(settled, now, logprobs.get(settled.sequence))
+        rows = step.batch.prompt_logprobs_rows if prompt_logprobs else ()
+        for row, entries in zip(rows, prompt_logprobs, strict=True):
+            self._hold(row.number, entries)
+        logprobs = result.logprobs  # nearly always empty
+        for settled in self._scheduler.settle(step.batch, result.tokens):
+            self._deliver(settled, now, logprobs[settled.place] if logprobs else None)
         self._throughput.maybe(now, self._scheduler)
 
     async def _fail(self) -> None:
@@ -311,7 +318,7 @@ class Engine:
         self._end_batch(failed.batch)
         for step in behind:
             try:
-                await step.sampled_ids()
+                await step.result()
             except Exception:
                 log.exception("so did the step behind it")
         self._in_flight.clear()
@@ -329,64 +336,65 @@ class Engine:
             seed=self._random.getrandbits(63) if seed is None else seed,
         )
 
-    def _deliver(self, settled: Settled, now: float, logprobs: TokenLogprobs | None) -> None:
-        sequence = settled.sequence
-        stream, index = self._sinks[sequence]
-        if settled.finish is FinishReason.ERROR:
+    def _deliver(self, settled: Settled, now: float, logprobs: list[TokenLogprobs] | None) -> None:
+        sequence, token_ids, finish = settled.sequence, settled.token_ids, settled.finish
+        _, stream, index = self._sinks[sequence.number]
+        if finish is FinishReason.ERROR:
             self._forget(sequence)
-            stream.put(index, None, 0, settled.finish, error=NOT_FINITE_ERROR)
+            stream.put(index, [], 0, finish, error=NOT_FINITE_ERROR)
             return
-        if settled.token_id is None:
+        if not token_ids:
             self._note_prompt(sequence, now)
             self._forget(sequence)
-            stream.put(index, None, sequence.num_cached_tokens, settled.finish)
+            stream.put(index, [], sequence.num_cached_tokens, finish)
             return
-        self._note_token(sequence, now)
-        self._constraints.note(sequence, settled.token_id)
+        self._note_tokens(sequence, len(token_ids), now)
+        if sequence.has_matchers:
+            self._constraints.note(sequence.number, token_ids)
         stop_token_id = None
-        if settled.finish is not None:
+        if finish is not None:
             self._forget(sequence)
-            if settled.finish is FinishReason.STOP and settled.token_id in sequence.request.params.stop_token_ids:
-                stop_token_id = settled.token_id
-        stream.put(
-            index, settled.token_id, sequence.num_cached_tokens, settled.finish, stop_token_id, logprobs=logprobs
-        )
+            if finish is FinishReason.STOP and token_ids[-1] in sequence.request.params.stop_token_ids:
+                stop_token_id = token_ids[-1]
+        if logprobs is not None:
+            logprobs = logprobs[: len(token_ids)]
+        stream.put(index, token_ids, sequence.num_cached_tokens, finish, stop_token_id, logprobs=logprobs)
 
-    def _hold(self, sequence: Sequence, entries: list[TokenLogprobs] | None) -> None:
+    def _hold(self, number: int, entries: list[TokenLogprobs] | None) -> None:
         """What a step told of a prompt, None where it was no number."""
         if entries is None:
-            self._end(sequence, FinishReason.ERROR, NOT_FINITE_ERROR)
-        elif sequence in self._sinks:
-            stream, index = self._sinks[sequence]
+            self._end(number, FinishReason.ERROR, NOT_FINITE_ERROR)
+        elif number in self._sinks:
+            _, stream, index = self._sinks[number]
             stream.hold_prompt_logprobs(index, entries)
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
         """The reader's doing: it has all it wants (STOP), or is gone (ABORT)."""
-        if sequence in self._sinks:
+        if sequence.number in self._sinks:
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
             if reason is FinishReason.ABORT:
                 log.info("request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens)
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+    def _end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
         """Our doing: the reader is told."""
-        if sequence in self._sinks:
-            stream, index = self._sinks[sequence]
+        if number in self._sinks:
+            sequence, stream, index = self._sinks[number]
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
             complete = reason is FinishReason.STOP
             if not complete:
                 log.warning("request %s ended by the server: %s", sequence.request.id, error or reason)
-            stream.put(index, None, sequence.num_cached_tokens, reason, error=error, complete=complete)
+            stream.put(index, [], sequence.num_cached_tokens, reason, error=error, complete=complete)
 
     def _end_batch(self, batch: ScheduledBatch) -> None:
         for row in batch.rows:
-            self._end(row.sequence, FinishReason.ERROR, "the engine failed to compute this request")
+            self._end(row.number, FinishReason.ERROR, "the engine failed to compute this request")
 
     def _forget(self, sequence: Sequence) -> None:
         """It has finished: out of the books, into the statistics."""
-        del self._sinks[sequence]
-        self._constraints.forget(sequence)
+        del self._sinks[sequence.number]
+        self._constraints.forget(sequence.number)
         self._work.set()
         stats, now = self._stats, time.monotonic()
         assert sequence.finish is not None
@@ -421,20 +429,21 @@ class Engine:
                 batch.num_preempted, len(self._scheduler.running), len(self._scheduler.waiting),
             )  # fmt: skip
         for row in batch.rows:
-            sequence = row.sequence
+            sequence = self._sinks[row.number].sequence
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = launched_s
                 self._stats.queue_time.observe(launched_s - sequence.request.arrival_s)
 
-    def _note_token(self, sequence: Sequence, now: float) -> None:
+    def _note_tokens(self, sequence: Sequence, num: int, now: float) -> None:
         stats = self._stats
-        stats.generation_tokens += 1
+        stats.generation_tokens += num
         if sequence.first_token_s is None:
             sequence.first_token_s = now
             self._note_prompt(sequence, now)
             stats.time_to_first_token.observe(now - sequence.request.arrival_s)
         elif sequence.last_token_s is not None:
-            stats.inter_token_latency.observe(now - sequence.last_token_s)
+            for _ in range(num):  # those that come together have waited alike
+                stats.inter_token_latency.observe((now - sequence.last_token_s) / num)
         sequence.last_token_s = now
 
     def _note_prompt(self, sequence: Sequence, now: float) -> None:

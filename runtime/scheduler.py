@@ -14,11 +14,20 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from runtime.api import FinishReason
-from runtime.batch import NOT_FINITE, RowBinding, ScheduledBatch, ScheduledRow, ScoredSpan
+from runtime.batch import (
+    NOT_FINITE,
+    SAMPLE,
+    SAMPLE_MASKED,
+    PromptLogprobsSpan,
+    RowBinding,
+    ScheduledBatch,
+    ScheduledRow,
+)
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import PrefixCache
@@ -49,12 +58,13 @@ def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
 
 
 class Settled(NamedTuple):
-    """One sampled token that counts, None where the model failed to give one or none was wanted, and how it ended its sequence,
-    if it did."""
+    """What a step brought a sequence: the sampled tokens that count, none where the model failed to give one or none was wanted;
+    and how they ended it, if they did. `place`: which of the step's sampling rows it was."""
 
     sequence: Sequence
-    token_id: int | None
+    token_ids: list[int]
     finish: FinishReason | None
+    place: int
 
 
 class Scheduler:
@@ -65,6 +75,7 @@ class Scheduler:
         self.policy = policy
         self._has_windows = any(group.window is not None for group in cache.groups)
         self._blocks_per_entry = sum(group.width for group in cache.groups if not group.state)
+        self._sequences: dict[int, Sequence] = {}  # by number: those that have not finished
         self.waiting: list[Sequence] = []  # both lists in policy order
         self.running: list[Sequence] = []
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
@@ -75,6 +86,7 @@ class Scheduler:
     # --- what the engine calls ------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
+        self._sequences[sequence.number] = sequence
         insort(self.waiting, sequence, key=self.policy)
 
     def schedule(self) -> ScheduledBatch | None:
@@ -105,43 +117,54 @@ class Scheduler:
         num_preempted = self.num_preemptions - preemptions_before
         return ScheduledBatch(tuple(rows), sum(row.num_tokens for row in rows), num_preempted)
 
-    def settle(self, batch: ScheduledBatch, sampled_ids: list[int]) -> list[Settled]:
-        """Take in what `batch` sampled, one id per sampling row in row order; sequences that end here are finished."""
+    def sequence(self, number: int) -> Sequence | None:
+        """None where it has finished."""
+        return self._sequences.get(number)
+
+    def settle(self, batch: ScheduledBatch, tokens: Several[list[int]]) -> list[Settled]:
+        """Take in what each sampling row of `batch` gained, in row order; sequences that end here are finished."""
         settled = []
-        for row, token_id in zip(batch.sampling_rows, sampled_ids, strict=True):
-            sequence = row.sequence
-            sequence.num_in_flight -= 1
-            if sequence.status is Status.FINISHED:
+        for index, (row, token_ids) in enumerate(zip(batch.sampling_rows, tokens, strict=True)):
+            sequence = self._sequences.get(row.number)
+            if sequence is None:
                 continue  # it ended while this step ran: one token too many was computed
+            sequence.num_in_flight -= 1
+            (token_id,) = token_ids
             if token_id == NOT_FINITE:
                 self.finish(sequence, FinishReason.ERROR)
-                settled.append(Settled(sequence, None, FinishReason.ERROR))
+                settled.append(Settled(sequence, [], FinishReason.ERROR, index))
                 continue
             if not sequence.request.params.max_tokens:
                 self.finish(sequence, FinishReason.LENGTH)
-                settled.append(Settled(sequence, None, FinishReason.LENGTH))
+                settled.append(Settled(sequence, [], FinishReason.LENGTH, index))
                 continue
             sequence.token_ids.append(token_id)
             finish = self._finish_reason(sequence, token_id)
             if finish is not None:
                 self.finish(sequence, finish)
-            settled.append(Settled(sequence, token_id, finish))
+            settled.append(Settled(sequence, token_ids, finish, index))
         return settled
 
-    def hold(self, draws: ScheduledBatch) -> None:
-        """`draws`, split off their step, come later: until then their sequences have nothing to compute and are in no step."""
-        for row in draws.rows:
-            row.sequence.num_in_flight -= 1
+    def defer(self, sampling: ScheduledBatch) -> None:
+        """`sampling`, split off its step, comes later: until then its sequences have nothing to compute and are in no step."""
+        for row in sampling.rows:
+            if (sequence := self._sequences.get(row.number)) is not None:
+                sequence.num_in_flight -= 1
 
-    def holds(self, row: ScheduledRow) -> bool:
-        """False where its sequence has ended, or has been preempted: then it is computed again and sampled anew."""
-        sequence = row.sequence
-        return sequence.row == row.row and row.end == sequence.num_computed_tokens == sequence.num_tokens
+    def is_current(self, row: ScheduledRow) -> bool:
+        """Whether a deferred row may still be sampled. Not where its sequence has ended, or has been preempted: then it is computed
+        again and sampled anew."""
+        sequence = self._sequences.get(row.number)
+        return (
+            sequence is not None
+            and sequence.row == row.row
+            and row.end == sequence.num_computed_tokens == sequence.num_tokens
+        )
 
-    def resume(self, draws: ScheduledBatch) -> None:
-        """`draws`, which were held, are under way."""
-        for row in draws.rows:
-            row.sequence.num_in_flight += 1
+    def resume(self, sampling: ScheduledBatch) -> None:
+        """`sampling`, which was deferred and is current, is under way."""
+        for row in sampling.rows:
+            self._sequences[row.number].num_in_flight += 1
 
     def most_blocks(self, num_tokens: int) -> int:
         """That a sequence of so many tokens has at a time."""
@@ -157,16 +180,20 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
         sequence.finish = reason
+        self._sequences.pop(sequence.number, None)
 
     def forget_step(self, batches: Iterable[ScheduledBatch]) -> None:
         """`batches` did not run: nothing they were to write can be trusted. Survivors among their sequences start over."""
         for batch in batches:
             for row in batch.rows:
-                row.sequence.num_in_flight -= row.samples
-                if row.scored is not None:
-                    row.sequence.next_scored = min(row.sequence.next_scored, row.scored.start)
-                if row.sequence.status is Status.RUNNING:
-                    self._preempt(row.sequence)
+                sequence = self._sequences.get(row.number)
+                if sequence is None:
+                    continue
+                sequence.num_in_flight -= row.samples
+                if row.prompt_logprobs is not None:
+                    sequence.next_prompt_logprob = min(sequence.next_prompt_logprob, row.prompt_logprobs.start)
+                if sequence.status is Status.RUNNING:
+                    self._preempt(sequence)
         for sequence in list(self.running):  # they may share blocks with the above
             self._preempt(sequence)
         self.cache.clear()
@@ -211,16 +238,16 @@ class Scheduler:
         end = start + num_tokens
         samples = end == sequence.num_tokens
         row = ScheduledRow(
-            sequence,
+            sequence.number,
             sequence.row,
             start,
             num_tokens,
             tuple(sequence.token_ids[start:end]),
+            (),
             self._take_new_blocks(sequence) if sequence.has_new_blocks else (),
-            samples,
+            (SAMPLE_MASKED if sequence.has_matchers else SAMPLE) if samples else None,
             self._binding(sequence) if sequence.needs_bind else None,
-            samples and sequence.has_matchers,
-            self._score(sequence, end) if sequence.next_scored < sequence.num_prompt_tokens else None,
+            self._prompt_logprobs(sequence, end) if sequence.next_prompt_logprob < sequence.num_prompt_tokens else None,
         )
         sequence.needs_bind = False
         sequence.num_computed_tokens = end
@@ -234,16 +261,23 @@ class Scheduler:
         return tuple(new for new in taken if new.ids)
 
     def _binding(self, sequence: Sequence) -> RowBinding:
-        ids, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
-        return RowBinding(sequence.request.params, sequence.seed, tuple(ids[:num_prompt]), tuple(ids[num_prompt:]))
+        ids, num_prompt, params = sequence.token_ids, sequence.num_prompt_tokens, sequence.request.params
+        return RowBinding(
+            replace(params, matchers=()) if sequence.has_matchers else params,
+            sequence.seed,
+            tuple(ids[:num_prompt]),
+            tuple(ids[num_prompt:]),
+            sequence.num_computed_tokens,
+            sequence.has_matchers,
+        )
 
-    def _score(self, sequence: Sequence, end: int) -> ScoredSpan | None:
+    def _prompt_logprobs(self, sequence: Sequence, end: int) -> PromptLogprobsSpan | None:
         """What a step that computes up to `end` tells for the first time: a sequence that is computed again tells nothing twice."""
-        start, count = sequence.next_scored, sequence.request.params.prompt_logprobs
+        start, count = sequence.next_prompt_logprob, sequence.request.params.prompt_logprobs
         if count is None or end < start:
             return None
-        sequence.next_scored = min(end + 1, sequence.num_prompt_tokens)
-        return ScoredSpan(start, tuple(sequence.token_ids[start : sequence.next_scored]), count)
+        sequence.next_prompt_logprob = min(end + 1, sequence.num_prompt_tokens)
+        return PromptLogprobsSpan(start, tuple(sequence.token_ids[start : sequence.next_prompt_logprob]), count)
 
     def _register_blocks(self, sequence: Sequence) -> None:
         """Offer the blocks that this step fills. Before they are written: whoever hits them runs in this step or later,

@@ -35,7 +35,7 @@ class Sequence:
         )
         self.num_computed_tokens = 0
         # The first token of the prompt whose log-probability is wanted and which no step has been asked for.
-        self.next_scored = self.num_prompt_tokens if request.params.prompt_logprobs is None else 1
+        self.next_prompt_logprob = self.num_prompt_tokens if request.params.prompt_logprobs is None else 1
         self.num_in_flight = 0
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
@@ -68,5 +68,5 @@ class Sequence:
     @property
     def num_reusable(self) -> int:
         """Tokens that may come out of a cache: those behind them must be computed, since their logits are wanted."""
-        unscored = self.next_scored < self.num_prompt_tokens
-        return self.next_scored - 1 if unscored else self.num_tokens - 1
+        untold = self.next_prompt_logprob < self.num_prompt_tokens
+        return self.next_prompt_logprob - 1 if untold else self.num_tokens - 1

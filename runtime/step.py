@@ -1,12 +1,12 @@
-"""Step: one launch in flight: what was decided, when it was launched, and the event after which its outputs can be read.
+"""Step: one launch in flight: what was decided, when it was launched, and the event after which its result can be read.
 
-A batch with masked rows takes two launches: its forward pass at once, and the draw when its masks are known."""
+A batch with masked rows takes two launches: its forward pass at once, and the sampling when its masks are known."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,43 +17,51 @@ from runtime.gpu_event import GpuEvent
 
 
 @dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a step. `tokens`: for each sampling row, in row order, the ids that it gained: accepted drafts and one more,
+    [NOT_FINITE] where its logits were unusable. `logprobs`: for each sampling row those of its tokens or None, or nothing at
+    all where nobody asked. `pooled`: for each pooling row, in row order, its vector, None where it was not finite."""
+
+    tokens: list[list[int]]
+    logprobs: Sequence[list[TokenLogprobs] | None] = ()
+    pooled: Sequence[Sequence[float] | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
+    """`read` is valid once `done`. `read_prompt_logprobs` too, and takes long: for each row with a `PromptLogprobsSpan`, in row
+    order, its entries, None where its logits are not finite. `idle_before_s`: the device's pause since the step before."""
+
     batch: ScheduledBatch
     done: GpuEvent
-    read_ids: Callable[[], list[int]]  # valid once `done`
-    read_logprobs: Callable[[], list[TokenLogprobs | None]] = (
-        list  # one per sampling row, or none at all; valid once `done`
-    )
-    # For each scoring row, in row order, or None where its logits are not finite. Valid once `done`; takes long.
+    read: Callable[[], StepResult]
     read_prompt_logprobs: Callable[[], list[list[TokenLogprobs] | None]] | None = None
-    idle_before_s: Callable[[], float | None] = lambda: (
-        None
-    )  # the device's pause since the step before; valid once `done`
+    idle_before_s: Callable[[], float | None] = lambda: None
     launched_s: float = field(default_factory=time.monotonic)
 
-    async def sampled_ids(self) -> list[int]:
-        """One id per sampling row, in row order. Raises what the device raised."""
+    async def result(self) -> StepResult:
+        """Raises what the device raised."""
         await self.done.wait()
-        return self.read_ids()
+        return self.read()
 
     async def prompt_logprobs(self) -> list[list[TokenLogprobs] | None]:
-        """What there is to tell of prompts, one entry per scoring row. Only after `sampled_ids`."""
+        """What there is to tell of prompts, one entry per row that asks. Only after `result`."""
         return [] if self.read_prompt_logprobs is None else await asyncio.to_thread(self.read_prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardPass:
-    """The first part of a step, under way. Until `draw` has been called, or the step is given up, nothing else may be launched:
+class ForwardOutput:
+    """The first part of a step, under way. Until `sample` has been called, or the step is given up, nothing else may be launched:
     the logits wait in memory that the next step overwrites.
 
-    `draw` enqueues the rest of `batch`, or what `ScheduledBatch.split` left of it, and returns at once; it takes masks for all
-    masked rows that are drawn. `keep`, called before it, copies the logits of the draws that were split off: they may be drawn
-    together or in parts, whatever was launched meanwhile, as long as their sequences have their rows. `done`: when the
-    logits are there; only asked for where that matters, since it may cost an event."""
+    `sample` enqueues the rest of `batch`, or what `ScheduledBatch.split` left of it, and returns at once; it takes masks for all
+    masked rows that are sampled. `snapshot_logits`, called before it, copies the logits of the rows that were split off: they may
+    be sampled together or in parts, whatever was launched meanwhile, as long as their sequences have their rows. `done`: when
+    the logits are there; only asked for where that matters, since it may cost an event."""
 
     batch: ScheduledBatch
-    draw: Callable[[ScheduledBatch, RowMasks], Step]
-    keep: Callable[[ScheduledBatch], ForwardPass]
+    sample: Callable[[ScheduledBatch, RowMasks], Step]
+    snapshot_logits: Callable[[ScheduledBatch], ForwardOutput]
     done: Callable[[], GpuEvent]
     launched_s: float = field(default_factory=time.monotonic)
 
@@ -65,8 +73,8 @@ class Runner(Protocol):
         """Enqueue `batch`, which has no masked rows, behind what was launched before and return at once."""
         ...
 
-    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
-        """The same for a batch with masked rows, up to its logits. Whatever other rows sample may be drawn now or later."""
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
+        """The same for a batch with masked rows, up to its logits. Whatever other rows sample may be sampled now or later."""
         ...
 
     async def close(self) -> None: ...

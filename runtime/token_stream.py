@@ -34,28 +34,28 @@ class EngineTokenStream:
     def put(
         self,
         index: int,
-        token_id: int | None,
+        token_ids: list[int],
         num_cached_tokens: int,
         finish: FinishReason | None = None,
         stop_token_id: int | None = None,
         error: str | None = None,
-        logprobs: TokenLogprobs | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
         complete: bool = False,
     ) -> None:
+        """The stream owns both lists from now on."""
         if index not in self._open:
             return
         output = self._fresh.get(index)
         if output is None:
-            ids = [] if token_id is None else [token_id]
-            many = None if logprobs is None else [logprobs]
-            self._fresh[index] = Output(index, ids, finish, stop_token_id, num_cached_tokens, error, many, complete)
+            self._fresh[index] = Output(
+                index, token_ids, finish, stop_token_id, num_cached_tokens, error, logprobs, complete
+            )
         else:
-            if token_id is not None:
-                output.token_ids.append(token_id)
+            output.token_ids += token_ids
             output.finish, output.stop_token_id, output.error, output.complete = finish, stop_token_id, error, complete
             output.num_cached_tokens = num_cached_tokens
             if logprobs is not None:
-                output.logprobs = [*(output.logprobs or ()), logprobs]
+                output.logprobs = [*(output.logprobs or ()), *logprobs]
         if index in self._prompts:
             self._fresh[index].prompt_logprobs = self._prompts.pop(index)
         if finish is not None:

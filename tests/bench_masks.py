@@ -17,7 +17,7 @@ from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledBatch
 from runtime.constrain.masks import RowMasks, mask_of, num_words
 from runtime.gpu_event import WorkerEvent
-from runtime.step import ForwardPass, Step
+from runtime.step import ForwardOutput, Step, StepResult
 from tests.fake_runner import make_engine, model_info
 
 VOCAB = 151_936
@@ -40,19 +40,19 @@ class Device:
         self._enqueue(self._forward_s + DRAW_S, LAUNCH_S)
         return self._step(batch)
 
-    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         self._enqueue(self._forward_s + DRAW_S, LAUNCH_S)
-        return self._undrawn(batch)
+        return self._unsampled(batch)
 
-    def _undrawn(self, batch: ScheduledBatch) -> ForwardPass:
-        def draw(part: ScheduledBatch, masks: RowMasks) -> Step:
+    def _unsampled(self, batch: ScheduledBatch) -> ForwardOutput:
+        def sample(part: ScheduledBatch, masks: RowMasks) -> Step:
             self._enqueue(DRAW_S, LAUNCH_DRAW_S)
             return self._step(part)
 
-        return ForwardPass(batch, draw, self._undrawn, self._event)
+        return ForwardOutput(batch, sample, self._unsampled, self._event)
 
     def _step(self, batch: ScheduledBatch) -> Step:
-        return Step(batch, self._event(), lambda: [0] * len(batch.sampling_rows))
+        return Step(batch, self._event(), lambda: StepResult([[0]] * len(batch.sampling_rows)))
 
     def _enqueue(self, takes_s: float, host_s: float) -> None:
         launched_s = time.perf_counter() + host_s

@@ -19,7 +19,7 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
-from runtime.step import ForwardPass, Step
+from runtime.step import ForwardOutput, Step, StepResult
 
 NO_WORDS = np.empty((0, 0), dtype=np.int32)
 
@@ -58,47 +58,54 @@ class FakeRunner:
         self.patient = patient
         self.events: list[ManualGpuEvent] = []
         self.batches: list[ScheduledBatch] = []
-        self.drawn: list[ScheduledBatch] = []  # whole steps, and both halves of others
-        self.drawn_late: list[ScheduledBatch] = []
-        self.tenants: dict[int, Sequence] = {}
+        self.sampled: list[ScheduledBatch] = []  # whole steps, and both halves of others
+        self.sampled_late: list[ScheduledBatch] = []
+        self.tenants: dict[int, int] = {}  # by row: the number of the sequence that has it
+        self.names: dict[int, str] = {}  # request ids by number; and how long their prompts are
+        self.num_prompt_tokens: dict[int, int] = {}
         self.launched = asyncio.Event()
         self.closed = False
 
     def launch(self, batch: ScheduledBatch) -> Step:
         assert not batch.masked_rows
         self._begin(batch)
-        return self._draw(self.drawn, batch, RowMasks((), NO_WORDS))
+        return self._sample(self.sampled, batch, RowMasks((), NO_WORDS))
 
-    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         assert batch.masked_rows
         self._begin(batch)
-        return self._undrawn(self.drawn, batch)
+        return self._unsampled(self.sampled, batch)
 
     def _begin(self, batch: ScheduledBatch) -> None:
-        assert len(self.drawn) == len(self.batches), "a step came between a forward pass and its draw"
+        assert len(self.sampled) == len(self.batches), "a step came between a forward pass and its sampling"
         self.batches.append(batch)
-        self.tenants.update({row.row: row.sequence for row in batch.rows if row.binding is not None})
+        for row in batch.rows:
+            if row.binding is not None:
+                self.tenants[row.row] = row.number
+                self.num_prompt_tokens[row.number] = len(row.binding.prompt_ids)
         self.launched.set()
 
-    def _undrawn(self, drawn: list[ScheduledBatch], batch: ScheduledBatch) -> ForwardPass:
+    def _unsampled(self, sampled: list[ScheduledBatch], batch: ScheduledBatch) -> ForwardOutput:
         done = ManualGpuEvent()
         if not self.patient:
             done.complete()
-        return ForwardPass(batch, partial(self._draw, drawn), partial(self._undrawn, self.drawn_late), lambda: done)
+        return ForwardOutput(
+            batch, partial(self._sample, sampled), partial(self._unsampled, self.sampled_late), lambda: done
+        )
 
-    def _draw(self, drawn: list[ScheduledBatch], batch: ScheduledBatch, masks: RowMasks) -> Step:
+    def _sample(self, sampled: list[ScheduledBatch], batch: ScheduledBatch, masks: RowMasks) -> Step:
         assert masks.rows == tuple(row.row for row in batch.masked_rows)
         by_row = dict(zip(masks.rows, masks.words, strict=True))
         event = ManualGpuEvent()
         ids = []
         for row in batch.sampling_rows:
-            assert self.tenants[row.row] is row.sequence, "a row was drawn for whoever had it before"
-            ids.append(self.choose(row, by_row[row.row]) if row.masked else self.sample(row))
-        drawn.append(batch)
+            assert self.tenants[row.row] == row.number, "a row was sampled for whoever had it before"
+            ids.append([self.choose(row, by_row[row.row]) if row.masked else self.sample(row)])
+        sampled.append(batch)
         self.events.append(event)
         if not self.manual:
             event.complete()
-        return Step(batch, event, lambda: ids)
+        return Step(batch, event, lambda: StepResult(ids))
 
     def choose(self, row: ScheduledRow, mask: Words) -> int:
         """What a masked row draws."""
@@ -139,28 +146,44 @@ class Rule:
 
 
 class LateMasks:
-    """Makes rules whose every mask is late: it is not made before its row is held back. One a request, under its id."""
+    """Makes rules whose every mask is late: it is not made before its row is deferred. One a request, under its id."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._hold = scheduler.hold
-        self._held: dict[str, threading.Event] = {}
-        scheduler.hold = self._note  # type: ignore[method-assign]
+        self._scheduler = scheduler
+        self._defer = scheduler.defer
+        self._deferred: dict[str, threading.Event] = {}
+        scheduler.defer = self._note  # type: ignore[method-assign]
 
-    def _note(self, draws: ScheduledBatch) -> None:
-        self._hold(draws)
-        for row in draws.rows:
-            self._held[row.sequence.request.id].set()
+    def _note(self, sampling: ScheduledBatch) -> None:
+        self._defer(sampling)
+        for row in sampling.rows:
+            sequence = self._scheduler.sequence(row.number)
+            # Others' masks are late as well, now and then, where the machine is busy.
+            if sequence is not None and sequence.request.id in self._deferred:
+                self._deferred[sequence.request.id].set()
 
     def rule(self, request_id: str, *rule) -> Callable[[], Rule]:
-        held = self._held[request_id] = threading.Event()
+        deferred = self._deferred[request_id] = threading.Event()
 
         class Late(Rule):
             def allowed(self) -> bytes | None:
-                assert held.wait(60)
-                held.clear()
+                assert deferred.wait(60)
+                deferred.clear()
                 return super().allowed()
 
         return lambda: Late(*rule)
+
+
+class NotedScheduler(Scheduler):
+    """Keeps the request ids of its sequences by number, for whoever looks at batches afterwards."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.names: dict[int, str] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        self.names[sequence.number] = sequence.request.id
+        super().add(sequence)
 
 
 def model_info(**changes) -> ModelInfo:
@@ -186,5 +209,7 @@ def make_engine(
     """`model` says what the engine is to believe; its rows and blocks are those given here."""
     model = replace(model or model_info(), max_num_seqs=max_num_seqs, num_kv_blocks=num_blocks)
     limits = SchedulerLimits(max_num_seqs, budget, model.eos_token_ids)
-    scheduler = Scheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy])
+    scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy])
+    if isinstance(runner, FakeRunner):
+        scheduler.names = runner.names
     return Engine(scheduler, runner, model, **options)

@@ -128,7 +128,7 @@ class FakeEngine:
             left = list(self._live)
             for live in left:
                 self._end(live, FinishReason.ABORT)
-                live.stream.put(live.index, None, self.num_cached_tokens, FinishReason.ABORT)
+                live.stream.put(live.index, [], self.num_cached_tokens, FinishReason.ABORT)
             return len(left)
         return 0
 
@@ -150,7 +150,7 @@ class FakeEngine:
         """The engine's fault: every live request ends with an error."""
         for live in list(self._live):
             self._end(live, FinishReason.ERROR)
-            live.stream.put(live.index, None, 0, FinishReason.ERROR, error=error)
+            live.stream.put(live.index, [], 0, FinishReason.ERROR, error=error)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for `condition`, which is looked at after every submit and every end."""
@@ -179,7 +179,10 @@ class FakeEngine:
             live.stream.hold_prompt_logprobs(live.index, told)
         live.begun = True
         logprobs = None if token is None else fake_logprobs(token, live.request)
-        live.stream.put(live.index, token, self.num_cached_tokens, finish, stop_token_id, logprobs=logprobs)
+        live.stream.put(
+            live.index, [] if token is None else [token], self.num_cached_tokens, finish, stop_token_id,
+            logprobs=None if logprobs is None else [logprobs],
+        )  # fmt: skip
 
     def _events(self, request: Request, script: Sequence[int]) -> Iterator[_Event]:
         params = request.params

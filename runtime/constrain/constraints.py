@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.api import FinishReason, ModelInfo, TokenMatcher
+from runtime.batch import ScheduledRow
 from runtime.constrain.masks import RowMasks, Words, mask_of, num_words
 from runtime.gpu_event import GpuEvent
 from runtime.sequence import Sequence
@@ -35,9 +36,9 @@ MAX_THREADS = 32  # with those that slow masks hold
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence that draws no more: complete (STOP), or with an error of its own."""
+    """Sequence `number` samples no more: it is complete (STOP), or has an error of its own."""
 
-    sequence: Sequence
+    number: int
     finish: FinishReason
     error: str | None = None
 
@@ -48,28 +49,28 @@ class Constraints:
         self._num_words = num_words(model.vocab_size)
         self._eos_token_ids = model.eos_token_ids
         self._late_one_made = late_one_made
-        self._constraints: dict[Sequence, _Constraint] = {}
+        self._constraints: dict[int, _Constraint] = {}  # by the sequence's number
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="oneloop-masks")
 
     def add(self, sequence: Sequence) -> None:
         if sequence.has_matchers:
-            self._constraints[sequence] = _Constraint(sequence, self._num_words, self._eos_token_ids)
+            self._constraints[sequence.number] = _Constraint(sequence, self._num_words, self._eos_token_ids)
 
-    def note(self, sequence: Sequence, token_id: int) -> None:
-        """`token_id` has settled."""
-        constraint = self._constraints.get(sequence)
+    def note(self, number: int, token_ids: Several[int]) -> None:
+        """`token_ids` have settled."""
+        constraint = self._constraints.get(number)
         if constraint is not None:
-            constraint.fresh_ids.append(token_id)
+            constraint.fresh_ids.extend(token_ids)
 
-    def forget(self, sequence: Sequence) -> None:
-        constraint = self._constraints.pop(sequence, None)
+    def forget(self, number: int) -> None:
+        constraint = self._constraints.pop(number, None)
         if constraint is not None and constraint.mask is not None:
             constraint.mask.give_up("it has ended")
 
-    async def make(self, sequences: Several[Sequence], computed: Callable[[], GpuEvent]) -> None:
-        """Make masks for what `sequences` draw next, everything they drew having been noted. Returns when all are there, or when
-        what they are for has been `computed` and some are late: those will be there later."""
-        queue = deque(mask for sequence in sequences if (mask := self._wanted(sequence)) is not None)
+    async def make(self, numbers: Several[int], computed: Callable[[], GpuEvent]) -> None:
+        """Make masks for what these sequences sample next, everything they sampled having been noted. Returns when all are there,
+        or when what they are for has been `computed` and some are late: those will be there later."""
+        queue = deque(mask for number in numbers if (mask := self._wanted(number)) is not None)
         masks = tuple(queue)
         jobs = [self._run(queue) for _ in range(min(USUAL_THREADS, -(-len(queue) // MASKS_PER_THREAD)))]
         if jobs:
@@ -85,31 +86,31 @@ class Constraints:
         for mask in masks:
             self._watch(mask)
 
-    def has_mask(self, sequence: Sequence) -> bool:
-        """Also of one that has ended: nobody will look at what it draws."""
-        constraint = self._constraints.get(sequence)
+    def has_mask(self, number: int) -> bool:
+        """Also of one that has ended: nobody will look at what it samples."""
+        constraint = self._constraints.get(number)
         return constraint is None or (constraint.mask is not None and constraint.mask.made is not None)
 
-    def take(self, rows: Several[tuple[int, Sequence]]) -> tuple[RowMasks, list[Ended]]:
-        """The masks, all of which are there, for sequences on device rows; and those that draw no more, whose masks allow all."""
+    def take(self, rows: Several[ScheduledRow]) -> tuple[RowMasks, list[Ended]]:
+        """The masks of `rows`, all of which are there; and the sequences that sample no more, whose masks allow all."""
         words = np.full((len(rows), self._num_words), -1, dtype=np.int32)
         ended: list[Ended] = []
-        for (_, sequence), line in zip(rows, words, strict=True):
-            constraint = self._constraints.get(sequence)
+        for row, mask in zip(rows, words, strict=True):
+            constraint = self._constraints.get(row.number)
             if constraint is None:
                 continue
             made = constraint.take()
-            line[:] = made.words
+            mask[:] = made.words
             if made.end is not None:
                 ended.append(made.end)
-        return RowMasks(tuple(row for row, _ in rows), words), ended
+        return RowMasks(tuple(row.row for row in rows), words), ended
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
 
-    def _wanted(self, sequence: Sequence) -> _Mask | None:
+    def _wanted(self, number: int) -> _Mask | None:
         """One to be made; None where it is being made already, or for nobody."""
-        constraint = self._constraints.get(sequence)
+        constraint = self._constraints.get(number)
         if constraint is None or constraint.mask is not None:
             return None
         constraint.mask = _Mask(constraint, self._num_words)
@@ -160,16 +161,16 @@ class _Constraint:
                 continue
             words = np.frombuffer(allowed, dtype="<i4")
             if not words.any():
-                return Ended(self.sequence, FinishReason.STOP)
+                return Ended(self.sequence.number, FinishReason.STOP)
             mask[: len(words)] &= words
             mask[len(words) :] = 0
         if self._allowed is not None:
             mask &= self._allowed
         if not mask.any():
-            return Ended(self.sequence, FinishReason.ERROR, "its constraints leave no token to draw")
+            return Ended(self.sequence.number, FinishReason.ERROR, "its constraints leave no token to draw")
         params = self.sequence.request.params
         if self._not_ends is not None and self.sequence.num_output_tokens < params.min_tokens:
-            return None if (mask & self._not_ends).any() else Ended(self.sequence, FinishReason.STOP)
+            return None if (mask & self._not_ends).any() else Ended(self.sequence.number, FinishReason.STOP)
         return None
 
 
@@ -195,12 +196,12 @@ class _Mask:
         try:
             end = self._constraint.fill(words)
         except BaseException as error:  # a library's panic is no Exception
-            end = Ended(self._constraint.sequence, FinishReason.ERROR, f"a constraint failed: {error}")
+            end = Ended(self._constraint.sequence.number, FinishReason.ERROR, f"a constraint failed: {error}")
         self.made = _Made(words if end is None else self._all(), end)
 
     def give_up(self, error: str) -> None:
         """A matcher that is at it goes on for nobody."""
-        self.made = _Made(self._all(), Ended(self._constraint.sequence, FinishReason.ERROR, error))
+        self.made = _Made(self._all(), Ended(self._constraint.sequence.number, FinishReason.ERROR, error))
 
     def _all(self) -> Words:
         return np.full(self._words, -1, dtype=np.int32)

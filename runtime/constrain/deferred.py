@@ -1,34 +1,35 @@
-"""Held draws: rows left out of their step's draw, since their masks were late, until they can be drawn by themselves.
+"""Deferred sampling: rows left out of their step's sampling, since their masks were late, until they can be sampled by themselves.
 
-What was computed for them is kept, so nothing is computed twice: the state of a recurrent layer could not take it. A row that ends
-or is preempted meanwhile is not drawn: by then its place in the device tables may be another's."""
+Their logits are kept, so nothing is computed twice: the state of a recurrent layer could not take it. A row that ends
+or is preempted meanwhile is not sampled: by then its place in the device tables may be another's."""
 
 from __future__ import annotations
 
 from runtime.batch import ScheduledBatch
 from runtime.constrain.constraints import Constraints
 from runtime.scheduler import Scheduler
-from runtime.step import ForwardPass
+from runtime.step import ForwardOutput
 
 
-class HeldDraws:
+class DeferredSampling:
     def __init__(self, scheduler: Scheduler, constraints: Constraints) -> None:
         self._scheduler = scheduler
         self._constraints = constraints
-        self._kept: list[ForwardPass] = []
+        self._snapshots: list[ForwardOutput] = []
 
-    def add(self, kept: ForwardPass) -> None:
-        self._scheduler.hold(kept.batch)
-        self._kept.append(kept)
+    def add(self, snapshot: ForwardOutput) -> None:
+        self._scheduler.defer(snapshot.batch)
+        self._snapshots.append(snapshot)
 
-    def take_ready(self) -> tuple[ForwardPass, ScheduledBatch] | None:
-        """Draws of one step whose masks have come, to be launched now."""
-        self._kept = [kept for kept in self._kept if any(map(self._scheduler.holds, kept.batch.rows))]
-        for kept in self._kept:
-            rows = filter(self._scheduler.holds, kept.batch.rows)
-            ready = {row.row for row in rows if self._constraints.has_mask(row.sequence)}
+    def take_ready(self) -> tuple[ForwardOutput, ScheduledBatch] | None:
+        """Of one step those rows whose masks have come, to be sampled now."""
+        is_current = self._scheduler.is_current
+        self._snapshots = [snapshot for snapshot in self._snapshots if any(map(is_current, snapshot.batch.rows))]
+        for snapshot in self._snapshots:
+            rows = filter(is_current, snapshot.batch.rows)
+            ready = {row.row for row in rows if self._constraints.has_mask(row.number)}
             if ready:
-                _, draws = kept.batch.split(ready)
-                self._scheduler.resume(draws)
-                return kept, draws
+                _, sampling = snapshot.batch.split(ready)
+                self._scheduler.resume(sampling)
+                return snapshot, sampling
         return None

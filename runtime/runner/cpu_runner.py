@@ -21,7 +21,7 @@ from runtime.runner.worker import Worker
 from runtime.sample.logprobs import LogprobWishes
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
-from runtime.step import ForwardPass, Step
+from runtime.step import ForwardOutput, Step, StepResult
 
 
 class _Computed(NamedTuple):
@@ -35,16 +35,15 @@ class _Computed(NamedTuple):
 
     def copied(self, batch: ScheduledBatch) -> _Computed:
         """The lines that `batch` draws."""
-        lines = [line for line, row in enumerate(batch.drawn(self.rows)) if row.samples]
+        lines = [line for line, row in enumerate(batch.sampled_by(self.rows)) if row.samples]
         rows = tuple(self.rows[line] for line in lines)
         return _Computed(rows, self.logits[lines], self.row_ids[lines], self.positions[lines])
 
 
 class _Drawn(NamedTuple):
-    """Of each sampling row its id and what was asked about it; of each scoring row what was asked about its prompt."""
+    """What came of a step, and what was asked about prompts."""
 
-    ids: list[int]
-    logprobs: list[TokenLogprobs | None]
+    result: StepResult
     prompt_logprobs: list[list[TokenLogprobs] | None]
 
 
@@ -60,10 +59,10 @@ class CpuRunner:
     def launch(self, batch: ScheduledBatch) -> Step:
         return self._submit(batch, lambda: self.run(batch))
 
-    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         return self._undrawn(batch, lambda: self._forward(batch))
 
-    def _undrawn(self, batch: ScheduledBatch, compute: Callable[[], _Computed]) -> ForwardPass:
+    def _undrawn(self, batch: ScheduledBatch, compute: Callable[[], _Computed]) -> ForwardOutput:
         computed: Future[_Computed] = Future()
 
         def run() -> None:
@@ -73,7 +72,7 @@ class CpuRunner:
                 computed.set_exception(error)  # for the draw to raise
 
         done = self._worker.submit(run)
-        return ForwardPass(
+        return ForwardOutput(
             batch,
             lambda part, masks: self._submit(part, lambda: self._draw(part, computed.result(), masks)),
             lambda part: self._undrawn(part, lambda: computed.result().copied(part)),
@@ -83,8 +82,8 @@ class CpuRunner:
     def _submit(self, batch: ScheduledBatch, run: Callable[[], _Drawn]) -> Step:
         drawn: list[_Drawn] = []
         done = self._worker.submit(lambda: drawn.append(run()))
-        read_scores = (lambda: drawn[0].prompt_logprobs) if batch.scoring_rows else None
-        return Step(batch, done, lambda: drawn[0].ids, lambda: drawn[0].logprobs, read_scores)
+        read_scores = (lambda: drawn[0].prompt_logprobs) if batch.prompt_logprobs_rows else None
+        return Step(batch, done, lambda: drawn[0].result, read_scores)
 
     async def close(self) -> None:
         await self._worker.close()
@@ -112,7 +111,7 @@ class CpuRunner:
 
     @torch.inference_mode()
     def _draw(self, batch: ScheduledBatch, computed: _Computed, masks: RowMasks | None = None) -> _Drawn:
-        rows = batch.drawn(computed.rows)
+        rows = batch.sampled_by(computed.rows)
         lines = [line for line, row in enumerate(rows) if row.samples]
         row_ids = computed.row_ids
         if len(lines) < len(rows):
@@ -125,7 +124,9 @@ class CpuRunner:
         by_line = {} if logprobs is None else logprobs.by_line()
         sampled = ids.tolist()
         return _Drawn(
-            [sampled[line] for line in lines],
-            [by_line.get(line) for line in lines] if by_line else [],
+            StepResult(
+                [[sampled[line]] for line in lines],
+                [[by_line[line]] if line in by_line else None for line in lines] if by_line else [],
+            ),
             [] if computed.scores is None else [*computed.scores.by_row().values()],
         )

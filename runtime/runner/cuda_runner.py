@@ -23,7 +23,7 @@ from runtime.runner.step_inputs import StepInputs
 from runtime.sample.logprobs import LogprobWishes, index_on
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
-from runtime.step import ForwardPass, Step
+from runtime.step import ForwardOutput, Step, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CudaRunner:
         return self._finish(batch, begun, begun.sampled.ids)
 
     @torch.inference_mode()
-    def launch_forward(self, batch: ScheduledBatch) -> ForwardPass:
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
         """The same work, graph or not, which draws for the rows that need no mask."""
         return self._undrawn(batch, self._begin(batch))
 
@@ -75,11 +75,11 @@ class CudaRunner:
         sampled = self._enqueue(rows, batch.num_tokens)
         return _Begun(rows, sampled, self._inputs.sample_positions[: len(sampled.ids)], started)
 
-    def _undrawn(self, batch: ScheduledBatch, begun: _Begun) -> ForwardPass:
+    def _undrawn(self, batch: ScheduledBatch, begun: _Begun) -> ForwardOutput:
         def done() -> CudaEvent:
             return self._waiter.after(_recorded(blocking=True))  # late, but nothing was enqueued since
 
-        return ForwardPass(
+        return ForwardOutput(
             batch,
             lambda part, masks: self._draw(part, begun, masks),
             lambda part: self._keep(part, begun),
@@ -87,8 +87,8 @@ class CudaRunner:
         )
 
     @torch.inference_mode()
-    def _keep(self, batch: ScheduledBatch, begun: _Begun) -> ForwardPass:
-        lines = [line for line, row in enumerate(batch.drawn(begun.rows)) if row.samples]
+    def _keep(self, batch: ScheduledBatch, begun: _Begun) -> ForwardOutput:
+        lines = [line for line, row in enumerate(batch.sampled_by(begun.rows)) if row.samples]
         index = index_on(begun.positions.device, lines)
         ids, logits, positions = (t[index] for t in (begun.sampled.ids, begun.sampled.logits, begun.positions))
         rows = tuple(begun.rows[line] for line in lines)
@@ -98,7 +98,7 @@ class CudaRunner:
     def _draw(self, batch: ScheduledBatch, begun: _Begun, masks: RowMasks) -> Step:
         """Masked lines were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""
         logits, ids = begun.sampled.logits, begun.sampled.ids
-        begun = replace(begun, rows=batch.drawn(begun.rows))
+        begun = replace(begun, rows=batch.sampled_by(begun.rows))
         masked = set(masks.rows)
         late = [row.row if row.row in masked else -1 for row in begun.rows]
         late += [-1] * (len(ids) - len(late))
@@ -121,20 +121,19 @@ class CudaRunner:
         ended = _recorded(blocking=True)
         previous, self._last_end = self._last_end, ended
 
-        def read_ids() -> list[int]:
+        def read() -> StepResult:
+            sampling = batch.sampling_rows
             by_row = dict(zip((row.row for row in rows), output.tolist(), strict=True))
-            return [by_row[row.row] for row in batch.rows if row.samples]
-
-        def read_logprobs() -> list[TokenLogprobs | None]:
+            ids = [[by_row[row.row]] for row in sampling]
             if on_host is None:
-                return []
-            by_row = {rows[line].row: entry for line, entry in on_host.by_line().items()}
-            return [by_row.get(row.row) for row in batch.rows if row.samples]
+                return StepResult(ids)
+            told = {rows[line].row: [entry] for line, entry in on_host.by_line().items()}
+            return StepResult(ids, [told.get(row.row) for row in sampling])
 
         def read_scores() -> list[list[TokenLogprobs] | None]:
             assert scores is not None
             by_row = {rows[line].row: entries for line, entries in scores.by_row().items()}
-            return [by_row[row.row] for row in batch.scoring_rows]
+            return [by_row[row.row] for row in batch.prompt_logprobs_rows]
 
         def idle_before_s() -> float | None:
             return None if previous is None or started is None else previous.elapsed_time(started) / 1e3
@@ -142,8 +141,7 @@ class CudaRunner:
         return Step(
             batch,
             self._waiter.after(ended),
-            read_ids,
-            read_logprobs,
+            read,
             None if scores is None else read_scores,
             idle_before_s,
         )
@@ -157,7 +155,7 @@ class CudaRunner:
         # A new row may share blocks that its neighbours fill in this very step, so it must be stored before it is read.
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
         planned = eager or any(
-            row.scored is not None or (row.start == 0 and row.num_tokens >= ops.FRESH_FROM) for row in rows
+            row.prompt_logprobs is not None or (row.start == 0 and row.num_tokens >= ops.FRESH_FROM) for row in rows
         )
         shape = None if planned else self._graphs.find(num_tokens, len(rows), uniform=uniform)
         if shape is not None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 
-from runtime.api import Request, SamplingParams
-from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
+from runtime.api import SamplingParams
+from runtime.batch import SAMPLE, RowBinding, ScheduledBatch, ScheduledRow
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout
-from runtime.sequence import Sequence
 
 # Asks for everything that a sampler can do. Not for log-probabilities: the kernels behind them are 200 MiB of host memory.
 _PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_p=0.01, presence_penalty=0.1, seed=0)
@@ -22,16 +21,13 @@ def prompts(lengths: list[int], layout: KVLayout, num_blocks: int) -> ScheduledB
         for index, group in enumerate(layout.groups):
             num = -(-(length + 1) // group.entry_tokens(layout.block_size)) * group.width
             new.append(NewBlocks(index, 0, tuple(next(blocks) % num_blocks for _ in range(num))))
-        sequence = Sequence(Request("warm-up", ids, _PARAMS), number=row, max_model_len=length + 2, seed=0)
         binding = RowBinding(_PARAMS, 0, ids, ())
-        rows.append(ScheduledRow(sequence, row, 0, length, ids, tuple(new), samples=True, binding=binding))
+        rows.append(ScheduledRow(row, row, 0, length, ids, new_blocks=tuple(new), work=SAMPLE, binding=binding))
     return ScheduledBatch(tuple(rows), sum(lengths), 0)
 
 
 def next_tokens(batch: ScheduledBatch) -> ScheduledBatch:
     """The step after `batch`: one token for each of its rows, the one it sampled. Nothing of it outlives the step: tables and
     blocks are written anew by whoever gets them next."""
-    rows = tuple(
-        ScheduledRow(row.sequence, row.row, row.end, 1, (), (), samples=True, binding=None) for row in batch.rows
-    )
+    rows = tuple(ScheduledRow(row.number, row.row, row.end, 1, (), work=SAMPLE) for row in batch.rows)
     return ScheduledBatch(rows, len(rows), 0)

@@ -18,7 +18,7 @@ class AllowedTokens:
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
         allowed = binding.params.allowed_token_ids
-        if binding.params.matchers:
+        if binding.masked:
             record.words[tables.FLAGS] |= tables.MASKED  # `restrict` comes before each draw
         elif allowed is not None:
             record.words[tables.FLAGS] |= tables.MASKED

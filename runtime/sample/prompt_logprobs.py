@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.api import TokenLogprobs
-from runtime.batch import ScheduledRow, ScoredSpan
+from runtime.batch import PromptLogprobsSpan, ScheduledRow
 from runtime.sample.logprobs import Facts, index_on
 
 SLICE_BYTES = 32 << 20  # of float32 logits at a time
@@ -24,7 +24,7 @@ class PromptLogprobs:
     """Facts of all tokens of `spans`, one after the other; `rows`: where in the step each span's row stands."""
 
     rows: tuple[int, ...]
-    spans: tuple[ScoredSpan, ...]
+    spans: tuple[PromptLogprobsSpan, ...]
     facts: Facts
 
     @classmethod
@@ -34,7 +34,7 @@ class PromptLogprobs:
         """`rows` in the order of the step's tokens; `logits_of` token indices [n] int64 gives logits [n, vocab_size].
 
         None where nobody asks."""
-        wanted = [(number, row.scored) for number, row in enumerate(rows) if row.scored is not None]
+        wanted = [(index, row.prompt_logprobs) for index, row in enumerate(rows) if row.prompt_logprobs is not None]
         if not wanted:
             return None
         firsts = list(accumulate((row.num_tokens for row in rows), initial=0))

@@ -68,12 +68,12 @@ async def test_the_forward_pass_is_launched_before_the_last_step_has_settled_and
         stream = engine.submit([request(max_tokens=9, matchers=(lambda: Rule(from_last),)), request(max_tokens=9)])
         await until(lambda: len(runner.batches) == 2)
         await turns(20)
-        assert len(runner.drawn) == 1
+        assert len(runner.sampled) == 1
         assert all(row.token_ids == () for row in runner.batches[1].rows)  # its inputs are still on the device
         runner.events[0].complete()
-        await until(lambda: len(runner.drawn) == 2)
+        await until(lambda: len(runner.sampled) == 2)
         await until(lambda: len(runner.batches) == 3)
-        assert len(runner.drawn) == 2
+        assert len(runner.sampled) == 2
         async with stream:
             pass
         runner.manual = False
@@ -263,14 +263,14 @@ async def test_a_step_that_fails_before_the_draw_voids_the_forward_pass_behind_i
     runner = FakeRunner(manual=True)
     async with engine_on(runner) as engine:
         unlucky = engine.submit([request(name="unlucky", max_tokens=9)])
-        await until(lambda: len(runner.drawn) == 2)
+        await until(lambda: len(runner.sampled) == 2)
         lucky = engine.submit([request(max_tokens=5, name="lucky", matchers=(lambda: Rule(from_last),))])
         runner.events[0].complete()
         await until(lambda: len(runner.batches) == 3)
-        assert len(runner.drawn) == 2
+        assert len(runner.sampled) == 2
         runner.manual = False
         runner.events[1].complete(RuntimeError())
-        runner.drawn.append(runner.batches[2])  # given up: it will never be drawn
+        runner.sampled.append(runner.batches[2])  # given up: it will never be drawn
         assert (await read(unlucky))[0][1] is ERROR
         assert await read(lucky) == {0: (drawn_by(from_last, 5, 3), LENGTH)}
         check_pool(engine._scheduler)
@@ -278,11 +278,11 @@ async def test_a_step_that_fails_before_the_draw_voids_the_forward_pass_behind_i
 
 async def test_a_draw_that_cannot_be_launched_ends_its_requests_and_no_others():
     class Short(FakeRunner):
-        def _draw(self, drawn, batch, masks):
+        def _sample(self, sampled, batch, masks):
             if len(self.batches) == 2:
-                self.drawn.append(batch)
+                self.sampled.append(batch)
                 raise MemoryError
-            return super()._draw(drawn, batch, masks)
+            return super()._sample(sampled, batch, masks)
 
     async with engine_on(Short()) as engine:
         got = await read(engine.submit([request(max_tokens=9, matchers=(lambda: Rule(from_last),))]))
@@ -302,7 +302,7 @@ async def test_a_matcher_that_never_answers_shows_in_health(monkeypatch):
 
     async with engine_on(FakeRunner()) as engine:
         stream = engine.submit([request(matchers=(lambda: Stuck(from_last),))])
-        await until(lambda: engine._undrawn is not None)
+        await until(lambda: engine._unsampled is not None)
         assert engine.health().ok
         monkeypatch.setattr("runtime.engine.STALL_S", -1.0)
         assert "running for" in engine.health().reason

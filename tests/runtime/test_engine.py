@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_frees_its_row_and_blocks_before_the_next_ste
         num_launched = len(runner.batches)
         runner.events[0].complete()
         await turns(8)
-        assert {row.sequence.request.id for batch in runner.batches[num_launched:] for row in batch.rows} == {"stays"}
+        assert {runner.names[row.number] for batch in runner.batches[num_launched:] for row in batch.rows} == {"stays"}
         assert value(engine, "request_success", ("finished_reason", "abort")) == 1
         async with stays:
             pass
@@ -203,9 +203,10 @@ async def test_what_was_launched_behind_a_failed_step_starts_over():
 
 async def test_a_row_with_unusable_logits_ends_alone():
     def sample(row) -> int:
-        return NOT_FINITE if row.sequence.request.id == "bad" else row.end
+        return NOT_FINITE if runner.names[row.number] == "bad" else row.end
 
-    async with engine_on(FakeRunner(sample)) as engine:
+    runner = FakeRunner(sample)
+    async with engine_on(runner) as engine:
         got = await read(engine.submit([request(name="bad"), request(name="good")]))
     assert got == {0: ([], FinishReason.ERROR), 1: ([3, 4, 5, 6], FinishReason.LENGTH)}
 

@@ -52,12 +52,13 @@ def hasty() -> FakeRunner:
 
 def held(engine) -> dict[str, int]:
     """Where the tokens will stand whose draws are held; on a slow machine any mask may be late for a moment."""
-    rows = [row for kept in engine._held._kept for row in kept.batch.rows if engine._scheduler.holds(row)]
-    return {row.sequence.request.id: row.end for row in rows}
+    snapshots, scheduler = engine._deferred._snapshots, engine._scheduler
+    rows = [row for snapshot in snapshots for row in snapshot.batch.rows if scheduler.is_current(row)]
+    return {scheduler.names[row.number]: row.end for row in rows}
 
 
-def ends_drawn_late(runner: FakeRunner) -> list[int]:
-    return [row.end for batch in runner.drawn_late for row in batch.rows]
+def ends_sampled_late(runner: FakeRunner) -> list[int]:
+    return [row.end for batch in runner.sampled_late for row in batch.rows]
 
 
 @pytest.mark.parametrize("behind", [0, 4])
@@ -116,17 +117,17 @@ async def test_of_two_late_masks_the_first_that_comes_is_drawn_first():
 
 
 async def test_late_masks_that_come_together_are_drawn_together():
-    gate = Gate(1)
+    gate = Gate(0)  # of the first token: all are in one step for certain
     runner = hasty()
     async with engine_on(runner) as engine:
-        requests = [request(max_tokens=2, name=str(n), matchers=(gate,)) for n in range(5)]
+        requests = [request(max_tokens=1, name=str(n), matchers=(gate,)) for n in range(5)]
         reading = asyncio.create_task(read(engine.submit(requests)))
-        await until(lambda: held(engine) == dict.fromkeys("01234", 4))
+        await until(lambda: held(engine) == dict.fromkeys("01234", 3))
         gate.opened.set()
         engine._constraints._threads.shutdown()  # while nothing else happens here, all are made
         got = await reading
-    assert list(got.values()) == [(drawn_by(from_last, 2, 3), LENGTH)] * 5
-    assert [row.sequence.request.id for row in runner.drawn_late[-1].rows] == list("01234")
+    assert list(got.values()) == [(drawn_by(from_last, 1, 3), LENGTH)] * 5
+    assert [runner.names[row.number] for row in runner.sampled_late[-1].rows] == list("01234")
 
 
 async def test_what_a_held_row_computed_is_not_computed_again():
@@ -144,7 +145,7 @@ async def test_what_a_held_row_computed_is_not_computed_again():
     computed: dict[str, list[int]] = {}
     for batch in runner.batches:
         for row in batch.rows:
-            computed.setdefault(row.sequence.request.id, []).extend(range(row.start, row.end))
+            computed.setdefault(runner.names[row.number], []).extend(range(row.start, row.end))
     assert [computed[str(n)] for n in range(4)] == [list(range(4 + 5 * n + 7)) for n in range(4)]
 
 
@@ -161,7 +162,7 @@ async def test_who_leaves_while_its_mask_is_late_is_never_drawn_and_its_row_is_f
         await until(lambda: engine._scheduler.running)
         gate.opened.set()
         assert await stays == {0: (list(range(3, 33)), LENGTH)}
-        assert 4 not in ends_drawn_late(runner)
+        assert 4 not in ends_sampled_late(runner)
         assert value(engine, "request_success", ("finished_reason", "abort")) == 1
 
 
@@ -192,7 +193,7 @@ async def test_a_row_preempted_while_its_mask_is_late_is_drawn_once_and_right(wh
         slow = asyncio.create_task(read(engine.submit([request((5,) * 9, 12, name="slow", matchers=(gate,))])))
         await until(lambda: held(engine) == {"slow": 12})
         await until(lambda: value(engine, "num_preemptions"))
-        assert 12 not in ends_drawn_late(runner)
+        assert 12 not in ends_sampled_late(runner)
         check_pool(engine._scheduler)
         check_tables(engine._scheduler)
         if when == "while it waits":
@@ -204,7 +205,7 @@ async def test_a_row_preempted_while_its_mask_is_late_is_drawn_once_and_right(wh
         assert await slow == {0: (drawn_by(from_last, 12, 9), LENGTH)}
         check_pool(engine._scheduler)
     if when == "when it has come back":
-        assert ends_drawn_late(runner).count(12) == 1
+        assert ends_sampled_late(runner).count(12) == 1
     (matcher,) = gate.matchers
     assert matcher.ids == drawn_by(from_last, 11, 9)
 
@@ -231,15 +232,15 @@ async def test_a_neighbour_s_failed_step_makes_a_held_row_start_over():
 @pytest.mark.parametrize("short_of", ["room for a copy", "room for the draw"])
 async def test_a_held_row_for_which_there_is_no_memory_ends_alone(short_of):
     class Short(FakeRunner):
-        def _undrawn(self, drawn, batch):
-            if drawn is self.drawn_late and batch.rows[0].end == 5 and short_of == "room for a copy":
+        def _unsampled(self, sampled, batch):
+            if sampled is self.sampled_late and batch.rows[0].end == 5 and short_of == "room for a copy":
                 raise MemoryError
-            return super()._undrawn(drawn, batch)
+            return super()._unsampled(sampled, batch)
 
-        def _draw(self, drawn, batch, masks):
-            if drawn is self.drawn_late and batch.rows[0].end == 5:
+        def _sample(self, sampled, batch, masks):
+            if sampled is self.sampled_late and batch.rows[0].end == 5:
                 raise MemoryError
-            return super()._draw(drawn, batch, masks)
+            return super()._sample(sampled, batch, masks)
 
     gate = Gate(2)
     async with engine_on(Short(patient=False)) as engine:
@@ -302,6 +303,6 @@ async def test_every_mask_may_be_late(steps_in_flight, num_blocks):
         assert value(engine, "num_preemptions") > 0 or num_blocks == 64
         check_pool(engine._scheduler)
         check_tables(engine._scheduler)
-    assert sum(len(batch.rows) for batch in runner.drawn_late) > 100
+    assert sum(len(batch.rows) for batch in runner.sampled_late) > 100
     assert [got[n] for n in range(6)] == [(drawn_by(from_last, 40, 2), LENGTH)] * 6
     assert got[6] == (list(range(3, 43)), LENGTH)

@@ -54,18 +54,18 @@ class Memory:
         self.tables = [[{} for _ in self.groups] for _ in range(scheduler.limits.max_num_seqs)]
         self.texts = [[] for _ in range(scheduler.limits.max_num_seqs)]
 
-    def run(self, batch: ScheduledBatch) -> list[int]:
+    def run(self, batch: ScheduledBatch) -> list[list[int]]:
         for row in batch.rows:
             self.store(row)
         for row in batch.rows:  # after every row has stored, as a layer does
             self.read(row)
         return self.draw(batch)
 
-    def draw(self, batch: ScheduledBatch) -> list[int]:
+    def draw(self, batch: ScheduledBatch) -> list[list[int]]:
         sampled = []
         for row in batch.sampling_rows:
-            sampled.append(next_token(self.texts[row.row][: row.end]))
-            self.texts[row.row][row.end :] = sampled[-1:]
+            sampled.append([next_token(self.texts[row.row][: row.end])])
+            self.texts[row.row][row.end :] = sampled[-1]
         return sampled
 
     def store(self, row: ScheduledRow) -> None:
@@ -114,17 +114,19 @@ def expected(seq: Sequence) -> list[int]:
     return ids
 
 
-def note_scores(batch: ScheduledBatch, told: dict[Sequence, list[int]]) -> None:
+def note_prompt_logprobs(scheduler: Scheduler, batch: ScheduledBatch, told: dict[int, list[int]]) -> None:
     """Which prompt positions `batch` tells of; it computes what it takes to tell."""
-    for row in batch.scoring_rows:
-        end = row.scored.start + len(row.scored.token_ids)
-        assert row.start < row.scored.start < end <= row.end + 1
-        assert list(row.scored.token_ids) == row.sequence.token_ids[row.scored.start : end]
-        told.setdefault(row.sequence, []).extend(range(row.scored.start, end))
+    for row in batch.prompt_logprobs_rows:
+        span = row.prompt_logprobs
+        end = span.start + len(span.token_ids)
+        assert row.start < span.start < end <= row.end + 1
+        sequence = scheduler.sequence(row.number)
+        assert sequence is None or list(span.token_ids) == sequence.token_ids[span.start : end]
+        told.setdefault(row.number, []).extend(range(span.start, end))
 
 
 def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, told=None, max_steps=10_000) -> int:
-    in_flight: deque[tuple[ScheduledBatch, list[int]]] = deque()
+    in_flight: deque[tuple[ScheduledBatch, list[list[int]]]] = deque()
     for step in range(max_steps):
         batch = scheduler.schedule()
         if batch is not None:
@@ -137,7 +139,7 @@ def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, told=None, max_ste
         check_pool(scheduler)
         check_tables(scheduler)
         if batch is None or len(in_flight) >= depth:
-            note_scores(in_flight[0][0], {} if told is None else told)
+            note_prompt_logprobs(scheduler, in_flight[0][0], {} if told is None else told)
             scheduler.settle(*in_flight.popleft())
     raise AssertionError("the scheduler did not finish")
 
@@ -281,7 +283,7 @@ def test_decodes_keep_their_token_while_a_long_prompt_is_computed():
     scheduler.add(sequence(9, range(20, 60), priority=0))
     for _ in range(5):
         batch = scheduler.schedule()
-        assert {row.sequence.number for row in batch.rows} == {0, 1, 2, 9}
+        assert {row.number for row in batch.rows} == {0, 1, 2, 9}
         assert batch.num_tokens == 8
         scheduler.settle(batch, memory.run(batch))
 
@@ -319,9 +321,9 @@ def test_a_token_too_many_computed_ahead_is_dropped(params, finish):
     scheduler.add(seq)
     first, second = scheduler.schedule(), scheduler.schedule()
     token = 50 if "stop_token_ids" in params else EOS
-    (settled,) = scheduler.settle(first, [token])
+    (settled,) = scheduler.settle(first, [[token]])
     assert settled.finish is finish
-    late = scheduler.settle(second, [33])
+    late = scheduler.settle(second, [[33]])
     assert bool(late) == (finish is None)
     assert seq.token_ids == [20, token] + ([33] if finish is None else [])
     check_pool(scheduler)
@@ -332,10 +334,10 @@ def test_unusable_logits_end_their_own_row_only():
     good, bad = sequence(1, [20]), sequence(2, [21])
     scheduler.add(good)
     scheduler.add(bad)
-    settled = scheduler.settle(scheduler.schedule(), [33, NOT_FINITE])
-    assert [(s.sequence, s.token_id, s.finish) for s in settled] == [
-        (good, 33, None),
-        (bad, None, FinishReason.ERROR),
+    settled = scheduler.settle(scheduler.schedule(), [[33], [NOT_FINITE]])
+    assert [(s.sequence, s.token_ids, s.finish, s.place) for s in settled] == [
+        (good, [33], None, 0),
+        (bad, [], FinishReason.ERROR, 1),
     ]
     check_pool(scheduler)
 
@@ -349,7 +351,7 @@ def test_a_failed_step_leaves_nothing_to_hit_and_the_rest_starts_over():
     failed = scheduler.schedule()
     scheduler.add(second)
     behind = scheduler.schedule()  # reads blocks that the failed step was to write
-    assert {row.sequence for row in behind.rows} == {first, second}
+    assert {row.number for row in behind.rows} == {1, 2}
     scheduler.finish(first, FinishReason.ERROR)
     scheduler.forget_step([failed, behind])
     run_to_end(scheduler, memory)
@@ -362,16 +364,16 @@ def test_a_held_draw_is_void_once_its_sequence_has_another_row():
     scheduler.add(first)
     scheduler.add(second)
     _, draws = scheduler.schedule().split({0, 1})
-    scheduler.hold(draws)
-    assert [scheduler.holds(row) for row in draws.rows] == [True, True]
+    scheduler.defer(draws)
+    assert [scheduler.is_current(row) for row in draws.rows] == [True, True]
     assert scheduler.schedule() is None
     scheduler._preempt(first)
     scheduler._preempt(second)
     _, again = scheduler.schedule().split({0, 1})
-    scheduler.hold(again)
+    scheduler.defer(again)
     assert [row.row for row in draws.rows] == [row.row for row in again.rows][::-1]
-    assert [scheduler.holds(row) for row in draws.rows] == [False, False]
-    assert [scheduler.holds(row) for row in again.rows] == [True, True]
+    assert [scheduler.is_current(row) for row in draws.rows] == [False, False]
+    assert [scheduler.is_current(row) for row in again.rows] == [True, True]
 
 
 def test_a_prompt_to_be_scored_is_computed_whole_though_it_is_cached():
@@ -381,8 +383,8 @@ def test_a_prompt_to_be_scored_is_computed_whole_though_it_is_cached():
         scheduler.add(sequence(number, prompt, prompt_logprobs=wish))
     batch = scheduler.schedule()
     assert [row.num_tokens for row in batch.rows] == [17, 17, 1]
-    (row,) = batch.scoring_rows
-    assert (row.scored.start, row.scored.token_ids) == (1, tuple(prompt[1:]))
+    (row,) = batch.prompt_logprobs_rows
+    assert (row.prompt_logprobs.start, row.prompt_logprobs.token_ids) == (1, tuple(prompt[1:]))
 
 
 def test_what_was_told_of_a_prompt_is_not_computed_again_to_be_told():
@@ -390,17 +392,17 @@ def test_what_was_told_of_a_prompt_is_not_computed_again_to_be_told():
     memory = Memory(scheduler)
     seq = sequence(1, range(20, 40), prompt_logprobs=0)
     scheduler.add(seq)
-    told: dict[Sequence, list[int]] = {}
+    told: dict[int, list[int]] = {}
     first = scheduler.schedule()
-    note_scores(first, told)
+    note_prompt_logprobs(scheduler, first, told)
     scheduler.settle(first, memory.run(first))
     scheduler._preempt(seq)
     again = scheduler.schedule()
     assert again.rows[0].start == 8  # two blocks are cached, and token 9 is what token 10 is told by
-    note_scores(again, told)
+    note_prompt_logprobs(scheduler, again, told)
     scheduler.settle(again, memory.run(again))
     run_to_end(scheduler, memory, told=told)
-    assert told == {seq: list(range(1, 20))}
+    assert told == {1: list(range(1, 20))}
 
 
 def test_a_prompt_to_be_computed_only_ends_with_its_last_token_and_may_fill_the_context():
@@ -436,8 +438,8 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_lat
     scheduler = make(num_blocks, seqs, budget, policy, caching, groups=groups)
     memory = Memory(scheduler)
     alive: list[Sequence] = []
-    told: dict[Sequence, list[int]] = {}
-    in_flight: deque[tuple[ScheduledBatch, list[int]]] = deque()
+    told: dict[int, list[int]] = {}
+    in_flight: deque[tuple[ScheduledBatch, list[list[int]]]] = deque()
     held: list[ScheduledBatch] = []
     number = 0
     for _ in range(200):
@@ -457,7 +459,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_lat
             if not in_flight:  # as it is when the engine asks for masks
                 late = {row.row for row in batch.sampling_rows if rng.random() < 0.2}
                 batch, draws = batch.split(late)
-                scheduler.hold(draws)
+                scheduler.defer(draws)
                 held.append(draws)
             in_flight.append((batch, memory.run(batch)))
         if rng.random() < 0.3:
@@ -466,24 +468,24 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_lat
         check_tables(scheduler)
         if in_flight and rng.random() < 0.03:
             for row in in_flight[0][0].rows:
-                if row.sequence.status is not Status.FINISHED:
-                    scheduler.finish(row.sequence, FinishReason.ERROR)
+                if (victim := scheduler.sequence(row.number)) is not None:
+                    scheduler.finish(victim, FinishReason.ERROR)
             scheduler.forget_step([batch for batch, _ in in_flight])
             in_flight.clear()
         if in_flight and (batch is None or len(in_flight) >= depth):
-            note_scores(in_flight[0][0], told)
+            note_prompt_logprobs(scheduler, in_flight[0][0], told)
             for settled in scheduler.settle(*in_flight.popleft()):
-                assert settled.token_id is None or settled.token_id == expected_at(settled.sequence)
+                assert not settled.token_ids or settled.token_ids == [expected_at(settled.sequence)]
     resume(scheduler, memory, held, in_flight, 1.0, rng)
     while in_flight:
-        note_scores(in_flight[0][0], told)
+        note_prompt_logprobs(scheduler, in_flight[0][0], told)
         scheduler.settle(*in_flight.popleft())
     run_to_end(scheduler, memory, depth, told)
     for seq in alive:
         if seq.finish is FinishReason.LENGTH:
             assert seq.token_ids == expected(seq)
             wanted = [] if seq.request.params.prompt_logprobs is None else list(range(1, seq.num_prompt_tokens))
-            assert told.get(seq, []) == wanted
+            assert told.get(seq.number, []) == wanted
     assert scheduler.pool.num_free == num_blocks
     assert all(scheduler.pool.count(block_id) == 0 for block_id in range(num_blocks))
 
@@ -491,7 +493,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_lat
 def resume(scheduler: Scheduler, memory: Memory, held: list[ScheduledBatch], in_flight: deque, share, rng) -> None:
     """Draw that share of what is held."""
     for draws in held:
-        _, now = draws.split({row.row for row in draws.rows if scheduler.holds(row) and rng.random() < share})
+        _, now = draws.split({row.row for row in draws.rows if scheduler.is_current(row) and rng.random() < share})
         scheduler.resume(now)
         in_flight.append((now, memory.draw(now)))
 
@@ -505,14 +507,14 @@ def test_prompts_take_smaller_pieces_while_others_decode():
     scheduler.add(sequence(0, range(10, 14), max_tokens=8))
     first = scheduler.schedule()
     assert [row.num_tokens for row in first.rows] == [4]
-    scheduler.settle(first, [1])
+    scheduler.settle(first, [[1]])
     for number in (1, 2):
         scheduler.add(sequence(number, range(20 * number, 20 * number + 9)))
     pieces = []
     for _ in range(4):
         batch = scheduler.schedule()
         pieces.append([row.num_tokens for row in batch.rows])
-        scheduler.settle(batch, [1] * len(batch.sampling_rows))
+        scheduler.settle(batch, [[1]] * len(batch.sampling_rows))
     assert pieces[:3] == [[1, 5], [1, 4, 1], [1, 1, 5]]
 
 
@@ -527,6 +529,6 @@ def test_prompts_beside_decodes_fill_tiles(decodes, limit, total):
     scheduler = make(num_blocks=4000, seqs=200, budget=2000, mixed=limit)
     for number in range(decodes):
         scheduler.add(sequence(number, [number + 10], max_tokens=8))
-    scheduler.settle(scheduler.schedule(), [1] * decodes)
+    scheduler.settle(scheduler.schedule(), [[1]] * decodes)
     scheduler.add(sequence(decodes, range(1000, 3000)))
     assert scheduler.schedule().num_tokens == total

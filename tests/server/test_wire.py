@@ -161,7 +161,7 @@ async def test_a_failed_choice_ends_its_siblings(serve):
     await server.engine.until(lambda: len(server.engine.live) == 2)
     failing = server.engine._live[0]
     server.engine._end(failing, FinishReason.ERROR)
-    failing.stream.put(0, None, 0, FinishReason.ERROR, error="broken")
+    failing.stream.put(0, [], 0, FinishReason.ERROR, error="broken")
     await answer.head()
     assert b"data: [DONE]" in b"".join(await answer.chunks())
     assert server.engine.live == []

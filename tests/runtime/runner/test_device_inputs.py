@@ -7,14 +7,12 @@ import torch
 
 import ops
 from ops.inputs import reference, triton_unpack
-from runtime.api import Request, SamplingParams
-from runtime.batch import ScheduledRow
+from runtime.batch import SAMPLE, ScheduledRow
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout, LayerShape, StateShape
 from runtime.runner import device_inputs
 from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
 from runtime.runner.step_inputs import StepInputs
-from runtime.sequence import Sequence
 from tests.ops.places import DEVICES
 
 BLOCK = 4
@@ -30,10 +28,8 @@ RECURRENT = KVLayout.of((LayerShape(1, 4), *(StateShape(((30,),)),) * 8, LayerSh
 def scheduled(
     row: int, start: int, ids: tuple[int, ...], *, late=False, blocks=(), first=0, samples=True, new=()
 ) -> ScheduledRow:
-    params = SamplingParams(max_tokens=4)
-    sequence = Sequence(Request("r", (1,), params), number=0, max_model_len=64, seed=0)
     new = (NewBlocks(0, first, blocks),) if blocks else new
-    return ScheduledRow(sequence, row, start, len(ids) + late, ids, new, samples, binding=None)
+    return ScheduledRow(0, row, start, len(ids) + late, ids, new_blocks=new, work=SAMPLE if samples else None)
 
 
 @pytest.fixture(params=DEVICES)

@@ -30,9 +30,9 @@ class Rows:
         self.sampler = Sampler(V, eos, ROWS, device)
         self.last_ids = torch.full((ROWS,), 7, device=device)
 
-    def bind(self, row: int, prompt=(1, 2), output=(), seed=0, **params) -> None:
+    def bind(self, row: int, prompt=(1, 2), output=(), seed=0, masked=False, **params) -> None:
         params.setdefault("max_tokens", 99)
-        self.sampler.bind(row, RowBinding(SamplingParams(**params), seed, tuple(prompt), tuple(output)))
+        self.sampler.bind(row, RowBinding(SamplingParams(**params), seed, tuple(prompt), tuple(output), masked=masked))
 
     def sample(self, scores: torch.Tensor, rows: list[int], positions: list[int]) -> list[int]:
         device = self.last_ids.device
@@ -177,8 +177,8 @@ def test_only_allowed_tokens_are_drawn_until_the_row_has_a_new_tenant(device):
 
 def test_rows_with_matchers_draw_from_the_masks_of_the_step(device):
     rows = Rows(device)
-    rows.bind(3, temperature=2.0, matchers=(lambda: None,))
-    rows.bind(5, temperature=2.0, matchers=(lambda: None,))
+    rows.bind(3, temperature=2.0, masked=True)
+    rows.bind(5, temperature=2.0, masked=True)
     rows.bind(1, temperature=0.0)
     everything, some, one = range(V), {0, 31, 32, V - 1}, {33}
     drawn = set()

@@ -59,7 +59,7 @@ class Drawing(FakeRunner):
         self.writer = Writer(tokenizer, frozenset({EOS}), random.Random(1), patience=40)
 
     def choose(self, row: ScheduledRow, mask: Words) -> int:
-        return self.writer.next(mask.tobytes(), row.end - row.sequence.num_prompt_tokens)
+        return self.writer.next(mask.tobytes(), row.end - self.num_prompt_tokens[row.number])
 
 
 @pytest.mark.parametrize("num_blocks", [4000, 250])

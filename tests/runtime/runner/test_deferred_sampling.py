@@ -1,4 +1,4 @@
-"""Draws that wait for masks, in either runner over a model of one table: what is kept is drawn as if nothing had come between.
+"""Deferred sampling, in either runner over a model of one table: what waits is sampled as if nothing had come between.
 
 The CUDA runner runs on the CPU here, where an event has passed when it is recorded."""
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.api import Request, SamplingParams
-from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow, ScoredSpan
+from runtime.api import SamplingParams
+from runtime.batch import SAMPLE, SAMPLE_MASKED, PromptLogprobsSpan, RowBinding, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks, mask_of, num_words
 from runtime.kv.layout import KVLayout, LayerShape
 from runtime.runner.cpu_runner import CpuRunner
@@ -22,7 +22,6 @@ from runtime.runner.graph_pool import GraphPool
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
-from runtime.sequence import Sequence
 
 VOCAB = 40
 LAYOUT = KVLayout.of((LayerShape(1, 8),), 4, 4)
@@ -70,19 +69,19 @@ def batch_of(*rows: ScheduledRow) -> ScheduledBatch:
     return ScheduledBatch(rows, sum(row.num_tokens for row in rows), 0)
 
 
-def prompt(row: int, *ids: int, scored: ScoredSpan | None = None, **params) -> ScheduledRow:
+def prompt(row: int, *ids: int, span: PromptLogprobsSpan | None = None, **params) -> ScheduledRow:
     """That is masked in all rows but 0."""
-    matchers = (lambda: None,) if row else ()
-    asked = SamplingParams(8, temperature=0.0, matchers=matchers, **params)
-    sequence = Sequence(Request(str(row), ids, asked), number=row, max_model_len=32, seed=0)
-    binding = RowBinding(asked, 0, ids, ())
-    return ScheduledRow(sequence, row, 0, len(ids), ids, (), True, binding, bool(row), scored)
+    asked = SamplingParams(8, temperature=0.0, **params)
+    binding = RowBinding(asked, 0, ids, (), masked=bool(row))
+    return ScheduledRow(
+        row, row, 0, len(ids), ids, work=SAMPLE_MASKED if row else SAMPLE, binding=binding, prompt_logprobs=span
+    )
 
 
 def decode(row: ScheduledRow, behind: int) -> ScheduledRow:
     """Its id is on the device."""
     start = row.end + behind
-    return row._replace(start=start, num_tokens=1, token_ids=(), binding=None, scored=None)
+    return row._replace(start=start, num_tokens=1, token_ids=(), binding=None, prompt_logprobs=None)
 
 
 def masks(allowed: dict[int, set[int]]) -> RowMasks:
@@ -93,8 +92,9 @@ def masks(allowed: dict[int, set[int]]) -> RowMasks:
 
 async def told(step) -> tuple[list[int], list[list[int] | None], list[list[float]]]:
     """Ids; of those that asked the ids shown beside them; log-probabilities of prompts."""
-    ids = await step.sampled_ids()
-    shown = [None if found is None else [id for id, _ in found.top] for found in step.read_logprobs()]
+    result = await step.result()
+    ids = [id for (id,) in result.tokens]
+    shown = [None if found is None else [id for id, _ in found[0].top] for found in result.logprobs]
     return ids, shown, [[entry.rank for entry in entries] for entries in await step.prompt_logprobs()]
 
 
@@ -103,30 +103,28 @@ async def test_draws_that_were_kept_come_out_as_if_nothing_had_come_between(make
     rows = [
         prompt(0, 3, 4, logprobs=1),
         prompt(1, 10, logprobs=2),
-        prompt(2, 20, 21, 22, 24, scored=ScoredSpan(1, (21, 22, 24), 0)),
+        prompt(2, 20, 21, 22, 24, span=PromptLogprobsSpan(1, (21, 22, 24), 0)),
         prompt(3, 30, 31, 32, frequency_penalty=2.0),
     ]
     first = batch_of(*rows)
     forward = runner.launch_forward(first)
     await forward.done().wait()
     rest, draws = first.split({2, 1})
-    kept = forward.keep(draws)
-    now = forward.draw(rest, masks({3: {33, 38}}))
+    kept = forward.snapshot_logits(draws)
+    now = forward.sample(rest, masks({3: {33, 38}}))
     assert await told(now) == ([5, 33], [[5], None], [[1, 1, 2]])
 
-    second = batch_of(decode(rows[0], 0)._replace(masked=False))
+    second = batch_of(decode(rows[0], 0))
     assert (await told(runner.launch(second)))[0] == [6]
-    third = batch_of(decode(rows[0], 1)._replace(masked=False), decode(rows[3], 0))
+    third = batch_of(decode(rows[0], 1), decode(rows[3], 0))
     forward = runner.launch_forward(third)
-    assert (await told(forward.draw(third, masks({3: {33, 36}}))))[0] == [7, 36]
+    assert (await told(forward.sample(third, masks({3: {33, 36}}))))[0] == [7, 36]
 
-    assert await told(kept.draw(draws.split({1})[1], masks({1: {9, 13}}))) == ([13], [[11, 12]], [])
-    assert await told(kept.draw(draws.split({2})[1], masks({2: {2, 24}}))) == ([2], [], [])
-    last = batch_of(
-        decode(rows[0], 2)._replace(masked=False), decode(rows[1], 0), decode(rows[2], 0), decode(rows[3], 1)
-    )
+    assert await told(kept.sample(draws.split({1})[1], masks({1: {9, 13}}))) == ([13], [[11, 12]], [])
+    assert await told(kept.sample(draws.split({2})[1], masks({2: {2, 24}}))) == ([2], [], [])
+    last = batch_of(decode(rows[0], 2), decode(rows[1], 0), decode(rows[2], 0), decode(rows[3], 1))
     forward = runner.launch_forward(last)
-    step = forward.draw(last, masks({row: set(range(VOCAB)) for row in (1, 2, 3)}))
+    step = forward.sample(last, masks({row: set(range(VOCAB)) for row in (1, 2, 3)}))
     assert (await told(step))[0] == [8, 14, 3, 37]
     await runner.close()
 
@@ -137,7 +135,7 @@ async def test_a_step_whose_every_mask_is_late_draws_nothing(make):
     first = batch_of(*rows)
     forward = runner.launch_forward(first)
     rest, draws = first.split({1, 2})
-    kept = forward.keep(draws)
-    assert await told(forward.draw(rest, masks({}))) == ([], [], [])
-    assert (await told(kept.draw(draws, masks({1: {12}, 2: {5, 39}}))))[0] == [12, 39]
+    kept = forward.snapshot_logits(draws)
+    assert await told(forward.sample(rest, masks({}))) == ([], [], [])
+    assert (await told(kept.sample(draws, masks({1: {12}, 2: {5, 39}}))))[0] == [12, 39]
     await runner.close()
