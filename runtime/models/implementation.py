@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto") -> ModelSpec:
         architecture,
         "" if why is None else f", which this is not: {why}",
     )
-    return spec
+    return replace(spec, native_reason=why)
 
 
 def load(
@@ -74,9 +75,14 @@ def load(
     from runtime.models.through_transformers.spec import TransformersSpec
 
     assert isinstance(spec, TransformersSpec)
-    return load_through_transformers(
-        spec, files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, device=device, weights=weights
-    )
+    try:
+        return load_through_transformers(
+            spec, files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, device=device, weights=weights
+        )  # fmt: skip
+    except UnsupportedModel as error:
+        if spec.native_reason is None:
+            raise UnsupportedModel(f"{spec.architecture} does not run through transformers: {error}") from error
+        raise UnsupportedModel(f"{spec.native_reason}; nor does it run through transformers: {error}") from error
 
 
 def supported() -> Iterator[tuple[str, str]]:

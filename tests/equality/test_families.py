@@ -422,7 +422,7 @@ def test_greedy_tokens_equal_transformers(case):
     expected: list[Reference] = []
     remembers_whole_sequences = any(isinstance(shape, StateShape) for shape in case.ours.spec.kv_shapes())
     ways = {
-        "alone": ({}, {"together": False}),
+        "alone, in steps that sample nothing and one that does": ({"max_num_batched_tokens": 32}, {"together": False}),
         "together": ({}, {"together": True}),
         "in chunks, twice": ({"max_num_batched_tokens": 16}, {"together": True, "rounds": 2}),
         "with preemption": ({"max_num_batched_tokens": 80}, {"together": True, "preempting": True}),

@@ -1,7 +1,10 @@
 """Agreement: a model as we run it beside the same modules as transformers runs them, over a few tokens, at start.
 
 Tracing says what attention is asked for; that a model's tokens meet nowhere else, and that it takes positions as they come, is
-seen only in what it computes. So nothing that computes otherwise is served, be it an architecture that nobody has tried here."""
+seen only in what it computes. So nothing that computes otherwise is served, be it an architecture that nobody has tried here.
+
+Both sides have the same weights, rounded already to what we keep them in: what is left between them is the arithmetic of the
+activations' dtype."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ not plain causal attention is refused. Only classes of the package itself are bu
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -23,9 +24,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from runtime.models.spec.model import UnsupportedModel
-from runtime.models.through_transformers.model import paged_attention
+from runtime.models.through_transformers.model import Head, paged_attention
 from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
 from runtime.models.through_transformers.windows import MaskFunction, window_of
+
+log = logging.getLogger("oneloop.models")
 
 VERSION: str = transformers.__version__
 
@@ -101,11 +104,11 @@ def describe(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
 def _spec(architecture: str, own: Any) -> TransformersSpec:
     text = own.get_text_config()
     model = on_meta(architecture, own)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     calls = _trace(model, own)
     longest = getattr(text, "max_position_embeddings", None)
     if type(longest) is not int or longest <= 0:
         raise UnsupportedModel("its config names no max_position_embeddings")
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return TransformersSpec(architecture, text.vocab_size, longest, num_parameters, calls, own)
 
 
@@ -121,7 +124,7 @@ def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:
     try:
         own = CONFIG_MAPPING[model_type].from_dict(_without_code(dict(config)))
     except Exception as error:  # each config class checks in its own way
-        raise UnsupportedModel(f"transformers cannot read its config: {one_line(error)}") from error
+        raise UnsupportedModel(f"transformers cannot read its config{said(error, _OF_CONFIG)}") from error
     if why := config_refusal(own):
         raise UnsupportedModel(why)
     return own
@@ -146,16 +149,17 @@ def on_meta(architecture: str, own: Any) -> nn.Module:
         with torch.device("meta"):
             model: nn.Module = getattr(transformers, architecture)(config).eval()
     except Exception as error:
-        raise UnsupportedModel(f"transformers cannot build it over an attention of ours: {one_line(error)}") from error
+        raise UnsupportedModel(f"transformers cannot build a model of its config{said(error, _OF_CONFIG)}") from error
     return model
 
 
 @dataclass(slots=True)
 class _Trace:
-    """What a forward pass asks of attention. `windows`: by a mask's id, with the mask, so that the id stays its own."""
+    """What a forward pass asks of attention. `windows`: by a mask's id, or why it is none, with the mask, so that the id stays its
+    own."""
 
     calls: list[AttentionCall] = field(default_factory=list)
-    windows: dict[int, tuple[int | None, Tensor]] = field(default_factory=dict)
+    windows: dict[int, tuple[int | UnsupportedModel | None, Tensor]] = field(default_factory=dict)
 
 
 _trace_under_way: ContextVar[_Trace] = ContextVar("trace")
@@ -169,7 +173,7 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
     found = _Trace()
     token = _trace_under_way.set(found)
     try:
-        model(
+        hidden = base(
             input_ids=torch.zeros((1, _NUM_TRACED), dtype=torch.int64, device="meta"),
             position_ids=torch.arange(_NUM_TRACED, device="meta")[None],
             # Without one, transformers looks at the positions for sequences packed side by side.
@@ -179,9 +183,15 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
     except UnsupportedModel:
         raise
     except Exception as error:
-        raise UnsupportedModel(f"its forward pass is more than shapes decide: {one_line(error)}") from error
+        why = _BY_VALUES if "meta" in str(error) else _OF_CONFIG
+        raise UnsupportedModel(f"transformers' modules cannot be followed{said(error, why)}") from error
     finally:
         _trace_under_way.reset(token)
+    try:
+        Head(model, model.base_model_prefix).logits(hidden)
+    except Exception as error:
+        log.debug("its head on its own", exc_info=error)
+        raise UnsupportedModel("what makes its logits is not apart from its layers") from error
     num_layers = getattr(own.get_text_config(), "num_hidden_layers", 0)
     if len(found.calls) < num_layers:
         raise UnsupportedModel(
@@ -193,7 +203,12 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
 def _traced_mask(*, q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any) -> Tensor:
     """What transformers' mask interface calls while a model is traced: a token for the mask, known again by its id."""
     mask = torch.empty((1, 1, q_length, kv_length), dtype=torch.bool, device="meta")
-    _trace_under_way.get().windows[id(mask)] = window_of(mask_function), mask
+    window: int | UnsupportedModel | None
+    try:
+        window = window_of(mask_function)
+    except UnsupportedModel as why:  # perhaps no layer uses it
+        window = why
+    _trace_under_way.get().windows[id(mask)] = window, mask
     return mask
 
 
@@ -207,13 +222,16 @@ def _traced_attention(
     known = trace.windows.get(id(attention_mask))
     if known is None:
         raise UnsupportedModel("it masks its attention in a way of its own")
+    window, _ = known
+    if isinstance(window, UnsupportedModel):
+        raise window
     if strange := sorted(name for name, value in options.items() if name not in _HARMLESS and _says_something(value)):
         raise UnsupportedModel(f"its attention wants {', '.join(strange)}")
     (_, num_heads, num_queries, key_size), (_, num_kv_heads, num_keys, value_size) = query.shape, value.shape
     if num_keys != num_queries or num_heads % num_kv_heads or key.shape != (1, num_kv_heads, num_keys, key_size):
         raise UnsupportedModel("its attention is over other keys than its own tokens'")
     scale = key_size**-0.5 if scaling is None else float(scaling)
-    trace.calls.append(AttentionCall(num_heads, num_kv_heads, key_size, value_size, scale, known[0], softcap))
+    trace.calls.append(AttentionCall(num_heads, num_kv_heads, key_size, value_size, scale, window, softcap))
     return value.new_empty((1, num_queries, num_heads, value_size)), None
 
 
@@ -221,10 +239,17 @@ def _says_something(option: Any) -> bool:
     return isinstance(option, Tensor) or bool(option)
 
 
-def one_line(error: Exception) -> str:
-    """One line of what may be a page."""
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words[:200]}"
+_INTERNAL = (AttributeError, TypeError, RuntimeError, LookupError, AssertionError)
+_OF_CONFIG = "something in its config is missing, or does not fit the rest"
+_BY_VALUES = "what they do depends on the values they compute"
+
+
+def said(error: Exception, otherwise: str = "") -> str:
+    """What follows a colon: one line of what a library tells people, which may be a page. Of its inner trouble nothing but what we
+    make of it, `otherwise`, and the rest in the log."""
+    log.debug("transformers", exc_info=error)
+    words = otherwise if isinstance(error, _INTERNAL) else " ".join(str(error).split())[:300]
+    return f": {words}" if words else ""
 
 
 AttentionInterface.register(PAGED, paged_attention)

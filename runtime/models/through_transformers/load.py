@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import ops
 from runtime.api import LoadProgress
@@ -22,8 +22,8 @@ from runtime.models.kept import NARROW
 from runtime.models.load import as_torch
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.agreement import check_agreement, probe_ids
-from runtime.models.through_transformers.describe import PAGED, on_meta, one_line
-from runtime.models.through_transformers.model import TransformersModel
+from runtime.models.through_transformers.describe import PAGED, on_meta, said
+from runtime.models.through_transformers.model import TransformersModel, round_linears
 from runtime.models.through_transformers.spec import TransformersSpec
 from runtime.weights.rules import (
     Checkpoint,
@@ -50,14 +50,16 @@ def load(
     computes otherwise than transformers does."""
     if weights is not None and weights.online_int8:
         raise UnsupportedModel("quantization int8 is for models of our own, not for those through transformers")
-    with files.open_tensors(load_format, _state_shapes(spec), seed) as source:
+    described = on_meta(spec.architecture, spec.config)
+    with files.open_tensors(load_format, _state_shapes(described), seed) as source:
         types = set(source.types.values())
-        causal = _fill(spec, source, dtype, device, progress)
+        causal = _fill(spec, source, dtype, device, progress, _experts(described, getattr(torch, dtype)))
     stored = _kept(weights or WeightPolicy(dtype), dtype, types)
     ids = torch.tensor([probe_ids(spec.vocab_size)], device=device)
     causal.config._attn_implementation = "eager"
     try:
         with torch.inference_mode():
+            round_linears(causal, getattr(torch, stored))
             expected = causal(input_ids=ids, use_cache=False).logits[0]
         causal.config._attn_implementation = PAGED
         model = TransformersModel(spec, causal, causal.base_model_prefix, dtype=dtype, device=device, linears=stored)
@@ -65,7 +67,9 @@ def load(
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, TypeError, ValueError, RuntimeError, KeyError) as error:
-        raise UnsupportedModel(f"transformers' modules cannot be run as they are: {one_line(error)}") from error
+        raise UnsupportedModel(
+            f"transformers' modules cannot compute tokens of several sequences side by side{said(error)}"
+        ) from error
     return model
 
 
@@ -77,15 +81,24 @@ def _kept(weights: WeightPolicy, dtype: str, types: set[str]) -> str:
     return narrow.pop() if len(narrow) == 1 and ops.block_types(torch.device("cpu")) else dtype
 
 
-def _state_shapes(spec: TransformersSpec) -> dict[str, Shape]:
+def _state_shapes(model: nn.Module) -> dict[str, Shape]:
     """By the modules' own names, tied tensors once."""
-    model = on_meta(spec.architecture, spec.config)
     parameters = dict(model.named_parameters())
     own = set(parameters) | (set(model.state_dict()) & {name for name, _ in model.named_buffers()})
     return {name: tuple(each.shape) for name, each in model.state_dict().items() if name in own}
 
 
-def _fill(spec: TransformersSpec, source: TensorSource, dtype: str, device: str, progress: Report) -> Any:
+def _experts(model: nn.Module, dtype: torch.dtype) -> str | None:
+    """How transformers multiplies by experts: in groups, which is its choice, or one by one, where torch's kernel for groups, which
+    reads rows at multiples of 16 bytes, cannot read theirs."""
+    stacks = [each for each in model.parameters() if each.ndim == 3]
+    aligned = all(size * dtype.itemsize % 16 == 0 for stack in stacks for size in stack.shape[1:])
+    return None if aligned else "eager"
+
+
+def _fill(
+    spec: TransformersSpec, source: TensorSource, dtype: str, device: str, progress: Report, experts: str | None
+) -> Any:
     names = [name for name in source.shapes if not name.endswith(_IGNORED)]
     reading = _Reading(source, progress, len(names))
     stored = {name: _Stored(name, source.shapes[name], reading) for name in names}
@@ -93,12 +106,13 @@ def _fill(spec: TransformersSpec, source: TensorSource, dtype: str, device: str,
         with _read_when_needed():
             causal, found = getattr(transformers, spec.architecture).from_pretrained(
                 None, config=spec.config, state_dict=stored, dtype=getattr(torch, dtype), attn_implementation=PAGED,
-                ignore_mismatched_sizes=True, output_loading_info=True, device_map={"": device},
+                experts_implementation=experts, ignore_mismatched_sizes=True,
+                output_loading_info=True, device_map={"": device},
             )  # fmt: skip
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, KeyError) as error:
-        raise WeightsError(f"transformers cannot make the model of these weights: {one_line(error)}") from error
+        raise WeightsError(f"transformers cannot make the model of these weights{said(error)}") from error
     misshapen = [
         f"{name} is {shape_text(stored)} instead of {shape_text(wanted)}"
         for name, stored, wanted in sorted(found["mismatched_keys"])

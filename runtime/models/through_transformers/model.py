@@ -89,9 +89,7 @@ class TransformersModel:
         linears_bytes = _prepare_linears(causal, getattr(torch, linears))
         self.weights_bytes = linears_bytes + sum(parameter.nbytes for parameter in causal.parameters())
         self._base: nn.Module = getattr(causal, base)
-        self._given = _Given()
-        setattr(causal, base, self._given)
-        self._head = causal
+        self._head = Head(causal, base)
         cos_sin = cos_sin_table(None, 1).to(device)  # the modules turn queries and keys themselves
         self._layers = [_PagedLayer(call, cos_sin) for call in spec.calls]
 
@@ -117,16 +115,36 @@ class TransformersModel:
         return states[0, tokens]
 
     def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
-        """By the model's own head, whatever it does: its base is told to give these hidden states."""
-        if tokens is not None:
-            hidden = replace(hidden, last_hidden_state=hidden.last_hidden_state[:, tokens])
-        self._given.output = hidden
-        ids = torch.zeros(hidden.last_hidden_state.shape[:2], dtype=torch.int64, device=self.device)
-        logits: Tensor = self._head(input_ids=ids, use_cache=False).logits
+        """See `model.Model`. `hidden`: as `forward` gives it."""
+        if tokens is None:
+            return self._head.logits(hidden)
+        if not len(tokens):  # a step of chunks of prompts alone; heads need not know what to do with nothing
+            return torch.empty((0, self.spec.vocab_size), dtype=getattr(torch, self.dtype), device=self.device)
+        return self._head.logits(replace(hidden, last_hidden_state=hidden.last_hidden_state[:, tokens]))
+
+
+class Head:
+    """What makes logits of a base's output: `causal`, a causal model of transformers, whose base, its attribute `base`, gives way
+    to what the base has given before. Nobody else may use `causal` afterwards."""
+
+    def __init__(self, causal: nn.Module, base: str) -> None:
+        self._computed = _ComputedBase()
+        setattr(causal, base, self._computed)
+        self._causal = causal
+
+    def logits(self, hidden: Any) -> Tensor:
+        """The output of a base, whose last_hidden_state is [1, T, H] -> [T, V], by the model's own head, whatever it does."""
+        self._computed.output = hidden
+        states: Tensor = hidden.last_hidden_state
+        ids = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device)
+        try:
+            logits: Tensor = self._causal(input_ids=ids, use_cache=False).logits
+        finally:
+            self._computed.output = None
         return logits[0]
 
 
-class _Given(nn.Module):
+class _ComputedBase(nn.Module):
     """Stands where a model's base was, and gives what the base has given before."""
 
     output: Any = None
@@ -155,6 +173,14 @@ class _PreparedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return ops.embedding(ids.reshape(-1), self._weight).view(*ids.shape, -1)
+
+
+def round_linears(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round the weights of linear layers to `dtype`, in place: what `TransformersModel` computes with that keeps them so."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            weight = module.weight.data
+            weight.copy_(weight.to(dtype))
 
 
 def _prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:

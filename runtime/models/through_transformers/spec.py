@@ -32,7 +32,8 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class TransformersSpec:
-    """`calls`: in the order in which a forward pass makes them. `config`: transformers' own."""
+    """`calls`: in the order in which a forward pass makes them. `config`: transformers' own. `native_reason`: why our own decoder
+    does not compute this model, where it has its family."""
 
     architecture: str
     vocab_size: int
@@ -40,6 +41,7 @@ class TransformersSpec:
     num_parameters: int
     calls: tuple[AttentionCall, ...]
     config: Any
+    native_reason: str | None = None
 
     def weights_bytes(self, dtype: str) -> int:
         return ELEMENT_BYTES[dtype] * self.num_parameters

@@ -32,7 +32,7 @@ def window_of(sees: MaskFunction) -> int | None:
                 if key >= 0 and seen(query, key) != (first <= key <= query):
                     raise UnsupportedModel("a query of it sees other keys than those before it, or a window of them")
     except (RuntimeError, IndexError) as error:  # it looks at the tokens themselves
-        raise UnsupportedModel(f"its masks depend on more than positions ({error})") from error
+        raise UnsupportedModel("what a query of it sees depends on more than positions") from error
     return window
 
 

@@ -17,6 +17,7 @@ from runtime.config import WeightPolicy
 from runtime.models import implementation
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
+from runtime.models.through_transformers import agreement
 from runtime.models.through_transformers.spec import TransformersSpec
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
@@ -103,6 +104,12 @@ BART = {
         (config("bloom", "BloomForCausalLM"), "auto", "its attention is code of its own"),
         (config("moon", "MoonForCausalLM", auto_map={"AutoModel": "x.Y"}), "auto", "repository brings.*is never run"),
         (config("bert", "BertLMHeadModel"), "auto", "sees other keys than those before it"),
+        (config("opt", "OPTForCausalLM", ffn_dim=48, word_embed_proj_dim=32), "transformers", "is not apart from its layers"),
+        (config("jetmoe", "JetMoeForCausalLM"), "auto", "what they do depends on the values they compute"),
+        (config("doge", "DogeForCausalLM"), "auto", "it masks its attention in a way of its own"),
+        (config("xmod", "XmodForCausalLM"), "auto", "Input language unknown"),
+        (config("longcat_flash", "LongcatFlashForCausalLM", head_dim=8), "auto", "something in its config is missing, or does"),
+        (config("mpt", "MptForCausalLM"), "transformers", "its attention is code of its own"),
         (ARCEE | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "auto", "depend on other"),
         (ARCEE | {"max_position_embeddings": None}, "auto", "max_position_embeddings"),
         (ARCEE | {"hidden_size": "many"}, "auto", "transformers cannot read its config"),
@@ -116,6 +123,25 @@ BART = {
 def test_what_nobody_can_serve_is_refused_with_the_reason(asked, wanted, says):
     with pytest.raises(UnsupportedModel, match=says):
         implementation.describe(asked, wanted)
+
+
+INTERNALS = ("object has no attribute", "Error:", "_Given", "meta tensor", "strides")
+
+
+@pytest.mark.parametrize(
+    "architecture", ["AfmoeForCausalLM", "JetMoeForCausalLM", "Llama4ForCausalLM", "OPTForCausalLM"]
+)
+def test_a_refusal_shows_nothing_of_the_inner_trouble_of_libraries(architecture):
+    """Sizes that do not fit each other, so that something breaks in the middle of modules."""
+    kind = {"AfmoeForCausalLM": "afmoe", "JetMoeForCausalLM": "jetmoe", "Llama4ForCausalLM": "llama4_text"}.get(
+        architecture, "opt"
+    )
+    with pytest.raises(UnsupportedModel) as caught:
+        implementation.describe(
+            config(kind, architecture, num_key_value_heads=3, num_attention_heads=4), "transformers"
+        )
+    assert not [each for each in INTERNALS if each in str(caught.value)]
+    assert str(caught.value).startswith(f"{architecture} does not run through transformers: ")
 
 
 def test_without_the_package_it_is_named(monkeypatch):
@@ -159,18 +185,72 @@ def test_16_bit_weights_stay_so_where_a_kernel_multiplies_them(folder):
     assert (kept.weights_bytes < wide.weights_bytes) == bool(ops.block_types(torch.device("cpu")))
 
 
+def test_weights_may_be_kept_in_fewer_bits_than_activations(folder, monkeypatch):
+    """As --dtype bfloat16 keeps them on a CPU: rounding them is no reason to refuse a model, computing otherwise still is."""
+    exact, rounded = (logits(load(folder, weights=WeightPolicy(numbers))) for numbers in ("float32", "bfloat16"))
+    assert torch.nn.functional.cosine_similarity(rounded, exact).min() > 0.99
+    assert not torch.equal(rounded, exact)
+    compute_among_others_otherwise(monkeypatch)
+    with pytest.raises(UnsupportedModel, match="computes otherwise than alone"):
+        load(folder, weights=WeightPolicy("bfloat16"))
+
+
+def test_a_step_that_samples_nothing_has_no_logits(folder):
+    model = load(folder)
+    hidden = model.forward(Paged(model, 1, 16).next({0: IDS}))
+    none = model.compute_logits(hidden, torch.empty(0, dtype=torch.int64))
+    assert none.shape == (0, model.spec.vocab_size)
+    assert none.dtype == model.compute_logits(hidden).dtype
+
+
+def test_experts_of_odd_sizes_run(tmp_path):
+    """Their rows are no multiples of 16 bytes, which torch's kernel for groups of them asks for."""
+    torch.manual_seed(2)
+    theirs = transformers.AfmoeForCausalLM(
+        transformers.AfmoeConfig(
+            **SMALL, head_dim=8, moe_intermediate_size=13, num_experts=4, num_experts_per_tok=2, num_dense_layers=1,
+            initializer_range=0.3,
+        )
+    ).eval()  # fmt: skip
+    theirs.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        theirs.set_experts_implementation("eager")
+        expected = theirs(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(logits(load(tmp_path)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_is_refused_once_it_is_loaded_has_both_reasons(folder, monkeypatch):
+    """The one why it is not our own to compute, and the one why transformers' modules are not."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "mish",
+    }
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, hidden_act="mish")).save_pretrained(folder)
+    path.write_text(json.dumps(values))
+    monkeypatch.setattr(agreement, "_TOLERANCE", {"float32": 0.0})
+    says = "^config: hidden_act 'mish' is not supported.*; nor does it run through transformers: in steps of several"
+    with pytest.raises(UnsupportedModel, match=says):
+        load(folder)
+
+
 def test_eight_bits_are_refused(folder):
     with pytest.raises(UnsupportedModel, match="quantization int8 is for models of our own"):
         load(folder, weights=WeightPolicy("stored", online_int8=True))
 
 
-def test_a_model_that_computes_otherwise_among_others_is_refused(folder, monkeypatch):
-    """Here tokens meet their neighbours in the row outside of attention too."""
+def compute_among_others_otherwise(monkeypatch) -> None:
+    """Tokens of ArceeForCausalLM meet their neighbours in the row outside of attention too."""
 
     def shifted(self, x):
         return self.down_proj(self.act_fn(self.up_proj(x.roll(1, dims=1))))
 
     monkeypatch.setattr(transformers.models.arcee.modeling_arcee.ArceeMLP, "forward", shifted)
+
+
+def test_a_model_that_computes_otherwise_among_others_is_refused(folder, monkeypatch):
+    compute_among_others_otherwise(monkeypatch)
     with pytest.raises(UnsupportedModel, match="computes otherwise than alone"):
         load(folder)
 
