@@ -160,6 +160,7 @@ FAMILIES = {
         (17, 30, 31, 30, 49, 90),
     ),
     "phi": row("PhiConfig", SMALL),
+    "phi, tied": row("PhiConfig", SMALL, tie_word_embeddings=True),
     "phi, norms of q and k": row("PhiConfig", GROUPED, qk_layernorm=True),
     "granite": row(
         "GraniteConfig",
@@ -187,6 +188,13 @@ FAMILIES = {
     "gpt-2": row("GPT2Config", GPT2),
     "gpt-2, scaled by depth": row("GPT2Config", GPT2, scale_attn_by_inverse_layer_idx=True, n_inner=40),
     "opt": row("OPTConfig", SMALL, ffn_dim=48, word_embed_proj_dim=64),
+    "opt, 350m": row("OPTConfig", SMALL, ffn_dim=48, word_embed_proj_dim=24, do_layer_norm_before=False),
+    "opt, projected, an embedding and a head": row(
+        "OPTConfig", SMALL, ffn_dim=48, word_embed_proj_dim=24, tie_word_embeddings=False, _remove_final_layer_norm=True
+    ),
+    "gpt-j": row("GPTJConfig", GPT2, rotary_dim=8, n_inner=40),
+    "gpt-j, tied": row("GPTJConfig", GPT2, rotary_dim=16, tie_word_embeddings=True),
+    "helium": row("HeliumConfig", GROUPED, head_dim=16, attention_bias=True, mlp_bias=True),
     "pythia": row("GPTNeoXConfig", SMALL, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.25}),
     "gpt-neox, one after the other": row("GPTNeoXConfig", SMALL, use_parallel_residual=False, tie_word_embeddings=True),
     "falcon, one kv head": row("FalconConfig", SMALL),
@@ -229,6 +237,7 @@ FAMILIES = {
     "qwen 3 moe": row("Qwen3MoeConfig", EXPERTS, num_experts=9, head_dim=24, norm_topk_prob=True),
     "olmoe": row("OlmoeConfig", EXPERTS, num_experts=8, clip_qkv=1.5),
     "phi-3.5 moe": row("PhimoeConfig", GROUPED, num_local_experts=6, attention_bias=True, lm_head_bias=True),
+    "phi-3.5 moe, tied": row("PhimoeConfig", GROUPED, num_local_experts=6, lm_head_bias=True, tie_word_embeddings=True),
     "phi-3.5 moe, longrope": Row(
         lambda: transformers.PhimoeConfig(
             **GROUPED,

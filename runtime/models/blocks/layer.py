@@ -12,10 +12,19 @@ from torch import Tensor
 from runtime.models.blocks.hybrid import HybridBlock
 from runtime.models.blocks.mixer import Mixers, Tables, build_mixer
 from runtime.models.blocks.mlp import build_mlp
-from runtime.models.blocks.norm import NoNorm, NormBlock, build_norm
+from runtime.models.blocks.norm import NoNormBlock, NormBlock, build_norm
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.layer import MLP, AnyLayer, HybridLayer, Layer, Mixer, ParallelLayer, SingleLayer
+from runtime.models.spec.layer import (
+    MLP,
+    AnyLayer,
+    HybridLayer,
+    Layer,
+    Mixer,
+    ParallelLayer,
+    PostNormLayer,
+    SingleLayer,
+)
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE
 
@@ -39,7 +48,7 @@ class SequentialBlock:
             )
 
         before = norms(layer.before)
-        self._before_mixer, self._before_mlp = (NoNorm(), NoNorm()) if before is None else before
+        self._before_mixer, self._before_mlp = (NoNormBlock(), NoNormBlock()) if before is None else before
         self._after = norms(layer.after)
         self._multiplier = layer.multiplier
         self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables, first_cache)
@@ -58,6 +67,26 @@ class SequentialBlock:
             x = self._after[1].forward(x)
         if self._multiplier != 1.0:
             x *= self._multiplier
+        return x
+
+
+class PostNormBlock:
+    """The stream is what the norms give, so the residual begins anew with each."""
+
+    def __init__(
+        self, layer: PostNormLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
+    ) -> None:
+        self._mixer_norm, self._mlp_norm = (build_norm(layer.norm, f"{name}.{each}", weights) for each in layer.norms)
+        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables, first_cache)
+        self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
+
+    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        if delta is not None:
+            residual += delta
+        x = self._mixer_norm.add(self._mixers.forward(residual, step), residual)
+        residual.copy_(x)
+        x = self._mlp_norm.add(self._mlp.forward(x, step), residual)
+        residual.zero_()
         return x
 
 
@@ -113,6 +142,8 @@ def build_layer(
     match layer:
         case Layer():
             return SequentialBlock(layer, name, hidden_size, weights, tables, first_cache)
+        case PostNormLayer():
+            return PostNormBlock(layer, name, hidden_size, weights, tables, first_cache)
         case ParallelLayer():
             return ParallelBlock(layer, name, hidden_size, weights, tables, first_cache)
         case SingleLayer(block):

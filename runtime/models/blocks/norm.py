@@ -8,7 +8,7 @@ from torch import Tensor
 
 import ops
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec.norm import LayerNorm, Norm, RMSNorm
+from runtime.models.spec.norm import LayerNorm, NoNorm, Norm, RMSNorm
 
 
 class NormBlock(Protocol):
@@ -47,7 +47,7 @@ class LayerNormBlock:
         return ops.add_layer_norm(x, residual, self._weight, self._bias, self._eps)
 
 
-class NoNorm:
+class NoNormBlock:
     """Only adds: `forward` and `add` may return what they were given."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,3 +65,5 @@ def build_norm(norm: Norm, name: str, weights: Weights) -> NormBlock:
             return RMSNormBlock(weights.tensors[f"{name}.weight"], eps)
         case LayerNorm(eps):
             return LayerNormBlock(weights.tensors.get(f"{name}.weight"), weights.tensors.get(f"{name}.bias"), eps)
+        case NoNorm():
+            return NoNormBlock()

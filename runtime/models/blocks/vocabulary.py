@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ class VocabularyBlock:
         self._positions: Tensor | None = None
         if spec.positions is not None:
             self._positions = weights.tensors[f"{POSITIONS}.weight"][spec.positions.offset :]
+        projections: Sequence[ops.LinearWeight | None] = [weights.linears[each.name] for each in spec.projections]
+        self._project_in, self._project_out = projections or (None, None)
         self._norm = build_norm(spec.norm, FINAL_NORM, weights)
         self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
 
@@ -29,7 +33,7 @@ class VocabularyBlock:
         x = ops.embedding(ids, self._table)
         if self._multiplier != 1.0:
             x *= self._multiplier
-        return x
+        return x if self._project_in is None else ops.linear(x, self._project_in)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [T, H] += the learned vectors of positions [T] int64, in place, if the model has any."""
@@ -43,6 +47,8 @@ class VocabularyBlock:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`final_hidden` [S, H] -> [S, V], in the model's dtype."""
+        if self._project_out is not None:
+            hidden = ops.linear(hidden, self._project_out)
         logits = ops.linear(hidden, self._head)
         if self._scale != 1.0:
             logits *= self._scale

@@ -7,7 +7,7 @@ from dataclasses import replace
 from runtime.models.families.ernie45 import ernie45
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mixture import SEPARATE, SHARED_EXPERTS, STACKED, mixture, num_experts, with_mlps
-from runtime.models.spec.decoder import EMBEDDING, LLAMA_RULES, DecoderSpec
+from runtime.models.spec.decoder import LLAMA_RULES, TIED_HEAD_BIAS, DecoderSpec
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.moe import MoE, Router
@@ -31,9 +31,7 @@ def ernie45_moe(config: HfConfig) -> DecoderSpec:
         raise UnsupportedModel(f"config: moe_layer_end_index is {last!r}, not a layer")
     last = len(spec.layers) - 1 if last == -1 else last
     moe = mixture(MoE(num_experts(config, 64), size, router, shared))
-    # A tied head may still have a bias of its own.
-    head_bias = rename("lm_head.bias", into=f"{EMBEDDING}.bias")
-    either = (*spec.rules[len(LLAMA_RULES) :], SHARED_EXPERTS, transform(_BIAS, OneRow()), head_bias)
+    either = (*spec.rules[len(LLAMA_RULES) :], SHARED_EXPERTS, transform(_BIAS, OneRow()), TIED_HEAD_BIAS)
     return replace(
         with_mlps(spec, moe, lambda index: first <= index <= last and (index + 1) % step == 0),
         architecture="Ernie4_5_MoeForCausalLM",

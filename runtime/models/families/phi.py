@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.models.read.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
 from runtime.models.spec.attention import Attention, QKNorm
-from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.decoder import LLAMA_RULES, TIED_HEAD_BIAS, DecoderSpec
 from runtime.models.spec.layer import ParallelLayer
 from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.norm import LayerNorm
@@ -17,6 +17,7 @@ _RULES = (
     rename("mlp.fc1", into="mlp.up_proj"),
     rename("mlp.fc2", into="mlp.down_proj"),
     rename("model.final_layernorm", into="model.norm"),
+    TIED_HEAD_BIAS,
     *LLAMA_RULES[:1],
 )
 

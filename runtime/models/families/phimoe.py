@@ -7,7 +7,7 @@ from dataclasses import replace
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import HfConfig, rope_parameters, window
 from runtime.models.read.mixture import MIXTRAL, STACKED, mixture, num_experts
-from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.decoder import TIED_HEAD_BIAS, DecoderSpec
 from runtime.models.spec.layer import Layer
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.moe import MoE, Router
@@ -33,8 +33,8 @@ def phimoe(config: HfConfig) -> DecoderSpec:
         spec.with_layers(lambda _, layer: Layer(attention, moe, norm)),
         norm=norm,
         head_bias=config.flag("lm_head_bias", False),
-        rules=MIXTRAL,
-        other_rules=((*STACKED, rename("mlp.router", into="mlp.gate")),),
+        rules=(TIED_HEAD_BIAS, *MIXTRAL),
+        other_rules=((TIED_HEAD_BIAS, *STACKED, rename("mlp.router", into="mlp.gate")),),
     )
 
 

@@ -10,20 +10,24 @@ from math import prod
 from runtime.config import ELEMENT_BYTES
 from runtime.kv.layout import MemoryShape
 from runtime.models.spec.attention import Attention
-from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, ParallelLayer
+from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, ParallelLayer, PostNormLayer
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.moe import Experts, MoE
 from runtime.models.spec.norm import Norm
-from runtime.weights.rules import Parameter, Rule, merge
+from runtime.weights.rules import Parameter, Rule, merge, rename
 
 EMBEDDING = "model.embed_tokens"
 POSITIONS = "model.embed_positions"
 FINAL_NORM = "model.norm"
 HEAD = "lm_head"
+PROJECT_IN, PROJECT_OUT = "model.project_in", "model.project_out"
 LLAMA_RULES = (
     merge("q_proj k_proj v_proj", into="qkv_proj"),
     merge("gate_proj up_proj", into="gate_up_proj"),
 )
+TIED_HEAD_BIAS = rename(
+    f"{HEAD}.bias", into=f"{EMBEDDING}.bias"
+)  # a head that is the embedding may have a bias of its own
 
 
 def layer_name(index: int) -> str:
@@ -42,7 +46,8 @@ class LearnedPositions:
 class DecoderSpec:
     """`max_model_len`: the longest context, in tokens, that the model was made for and this spec computes exactly.
 
-    `norm`: of the last layer's output. `tied_embedding`: the head is the embedding matrix. Embeddings are multiplied by
+    `norm`: of the last layer's output. `tied_embedding`: the head is the embedding matrix. `embedding_size`: of both, where a
+    matrix each leads from there to the hidden size and back. Embeddings are multiplied by
     `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
     `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
     they may be."""
@@ -55,6 +60,7 @@ class DecoderSpec:
     tied_embedding: bool
     max_model_len: int
     positions: LearnedPositions | None = None
+    embedding_size: int | None = None
     embedding_multiplier: float = 1.0
     head_bias: bool = False
     logit_scale: float = 1.0
@@ -68,7 +74,7 @@ class DecoderSpec:
         """The same with the attention of each layer, by index, changed, or something recurrent put in its place."""
 
         def changed(index: int, layer: AnyLayer) -> AnyLayer:
-            if isinstance(layer, Layer | ParallelLayer) and isinstance(layer.mixer, Attention):
+            if isinstance(layer, Layer | PostNormLayer | ParallelLayer) and isinstance(layer.mixer, Attention):
                 return replace(layer, mixer=change(index, layer.mixer))
             return layer
 
@@ -96,11 +102,23 @@ class DecoderSpec:
 
     @property
     def head(self) -> Linear:
-        return Linear(EMBEDDING if self.tied_embedding else HEAD, self.vocab_size, self.hidden_size, self.head_bias)
+        size = self.embedding_size or self.hidden_size
+        return Linear(EMBEDDING if self.tied_embedding else HEAD, self.vocab_size, size, self.head_bias)
+
+    @property
+    def projections(self) -> tuple[Linear, ...]:
+        """From the embedding to the hidden size, and back; none where they are the same."""
+        if self.embedding_size is None:
+            return ()
+        return (
+            Linear(PROJECT_IN, self.hidden_size, self.embedding_size),
+            Linear(PROJECT_OUT, self.embedding_size, self.hidden_size),
+        )
 
     def linears(self) -> Iterator[Linear]:
         for name, block in self.blocks():
             yield from block.linears(name, self.hidden_size)
+        yield from self.projections
         yield self.head
 
     def experts(self) -> Iterator[Experts]:
@@ -116,12 +134,14 @@ class DecoderSpec:
     def parameters(self) -> Iterator[Parameter]:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""
         if not self.tied_embedding:
-            yield Parameter(f"{EMBEDDING}.weight", (self.vocab_size, self.hidden_size))
+            yield Parameter(f"{EMBEDDING}.weight", (self.vocab_size, self.embedding_size or self.hidden_size))
         if self.positions is not None:
             yield Parameter(f"{POSITIONS}.weight", (self.positions.rows, self.hidden_size))
         of_layers = (layer.parameters(layer_name(index), self.hidden_size) for index, layer in enumerate(self.layers))
         yield from dict.fromkeys(chain.from_iterable(of_layers))  # layers may share some
         yield from self.norm.parameters(FINAL_NORM, self.hidden_size)
+        for linear in self.projections:
+            yield from linear.parameters()
         yield from self.head.parameters()
 
     def weights_bytes(self, dtype: str) -> int:

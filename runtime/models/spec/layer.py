@@ -76,6 +76,20 @@ class Layer(_MixerAndMLP):
 
 
 @dataclass(frozen=True, slots=True)
+class PostNormLayer(_MixerAndMLP):
+    """norm(x + mixer(x)) is x, then norm(x + mlp(x)): norms of the stream itself. `norms`: their names."""
+
+    norms: tuple[str, str]
+
+    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
+        halves: tuple[tuple[Block, ...], ...] = self.mixers, (self.mlp,)
+        for norm, blocks in zip(self.norms, halves, strict=True):
+            for block in blocks:
+                yield from block.parameters(name, hidden_size)
+            yield from self.norm.parameters(f"{name}.{norm}", hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelLayer(_MixerAndMLP):
     """x + mixer(norm(x)) + mlp(norm(x)). `norms`: the name of the one before both, or of one for each."""
 
@@ -132,4 +146,4 @@ class HybridLayer:
         yield from self.mixer.parameters(name, hidden_size)
 
 
-AnyLayer = Layer | ParallelLayer | SingleLayer | HybridLayer
+AnyLayer = Layer | PostNormLayer | ParallelLayer | SingleLayer | HybridLayer

@@ -34,4 +34,12 @@ class LayerNorm:
             yield Parameter(f"{name}.bias", (sum(sizes),), sizes)
 
 
-Norm = RMSNorm | LayerNorm
+@dataclass(frozen=True, slots=True)
+class NoNorm:
+    """x as it is."""
+
+    def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
+        yield from ()
+
+
+Norm = RMSNorm | LayerNorm | NoNorm

@@ -30,7 +30,6 @@ ARCHITECTURES = (
     "GPTBigCodeForCausalLM",
     "GraniteMoeSWAForCausalLM",
     "GraniteSWAForCausalLM",
-    "HeliumForCausalLM",
     "HrmTextForCausalLM",
     "HunYuanDenseV1ForCausalLM",
     "HunYuanMoEV1ForCausalLM",

@@ -133,8 +133,11 @@ def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
         ({"layer_types": ["full_attention", "x"], "architectures": ["Qwen2ForCausalLM"]}, "layer_types is not 2 times"),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}, "no_rope_layers is not 2 times 0 or 1"),
         ({"architectures": ["FalconForCausalLM"], "alibi": True}, "alibi is not supported"),
-        ({"architectures": ["OPTForCausalLM"], "do_layer_norm_before": False}, "do_layer_norm_before"),
-        ({"architectures": ["OPTForCausalLM"], "word_embed_proj_dim": 32}, "word_embed_proj_dim"),
+        (
+            {"architectures": ["GPTJForCausalLM"], "n_embd": 64, "n_head": 4, "rotary_dim": 32},
+            "rotary_dim 32 is more than a head's 16",
+        ),
+        ({"architectures": ["GPTJForCausalLM"], "rotary_dim": None}, "rotary_dim is missing"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size is '64', not a count"),
