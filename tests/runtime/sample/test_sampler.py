@@ -9,9 +9,10 @@ import torch
 from runtime.api import SamplingParams
 from runtime.batch import NOT_FINITE, RowBinding
 from runtime.constrain.masks import RowMasks, mask_of, num_words
-from runtime.sample.logit_bias import MAX_BIASES
-from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS
+from runtime.sample.logit_bias import MAX_BIASES, LogitBias
+from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS, MinTokens
 from runtime.sample.sampler import Sampler
+from runtime.sample.stage import Record
 
 V = 50
 EOS = 3
@@ -104,6 +105,23 @@ def test_temperature_zero_takes_the_largest_logit_even_beside_a_random_row(devic
     assert ids[2] == scores[2].argmax()
 
 
+def test_the_first_of_one_is_the_first_of_equals_as_for_temperature_zero(device):
+    rows = Rows(device)
+    rows.bind(0, temperature=1.0, top_k=1)
+    scores = torch.zeros(1, V)
+    scores[0, 20:30] = 3.0
+    assert [rows.sample(scores, [0], [position])[0] for position in range(2, 8)] == [20] * 6
+
+
+def test_a_top_k_of_any_size_is_no_more_than_the_vocabulary(device):
+    rows = Rows(device)
+    rows.bind(0, temperature=1.0, top_k=2**40, seed=1)
+    rows.bind(1, temperature=1.0, seed=1)
+    scores = logits(3).repeat(2, 1)
+    ids = [rows.sample(scores, [0, 1], [position] * 2) for position in range(2, 12)]
+    assert all(first == second for first, second in ids)
+
+
 def test_what_a_row_sampled_is_its_next_input(device):
     rows = Rows(device)
     rows.bind(2, temperature=0.0)
@@ -132,6 +150,30 @@ def test_penalties_follow_their_formulas_and_count_what_is_sampled(device):
             others[0, token] = scores[0, token]
             others[0, rival] = wanted[token] + lift
             assert rows.sample(others, [0], [5]) == [rival if lift > 0 else token]
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"presence_penalty": 1.0}, {"frequency_penalty": 0.5}, {"repetition_penalty": 2.0}], ids=str
+)
+def test_each_penalty_holds_alone(device, penalty):
+    """Token 4 was drawn twice: its logit falls from 2 to 1, by any of them."""
+    rows = Rows(device)
+    rows.bind(0, output=(4, 4), temperature=0.0, **penalty)
+    for rival, drawn in ((0.9, 4), (1.1, 9)):
+        scores = torch.full((1, V), -100.0)
+        scores[0, 4], scores[0, 9] = 2.0, rival
+        rows.bind(0, output=(4, 4), temperature=0.0, **penalty)
+        assert rows.sample(scores, [0], [5]) == [drawn]
+
+
+def test_a_token_of_a_long_output_is_counted_up_to_the_largest_count_and_not_taken_for_one_of_the_prompt(device):
+    """More than 15 bits hold: one more would set the bit that says "in the prompt"."""
+    rows = Rows(device)
+    rows.bind(0, output=(4,) * 40_000, temperature=0.0, frequency_penalty=2.0**-15)
+    for rival, drawn in ((-1.1, 4), (-0.9, 9)):
+        scores = torch.full((1, V), -100.0)
+        scores[0, 4], scores[0, 9] = 0.0, rival
+        assert rows.sample(scores, [0], [5]) == [drawn]
 
 
 def test_each_token_sampled_is_penalised_once_more(device):
@@ -219,6 +261,20 @@ def test_unusable_logits_mark_their_row_only(device, bad, temperature):
     scores = logits(6, lines=2)
     scores[0, 11] = bad
     assert rows.sample(scores, [0, 1], [2, 2]) == [NOT_FINITE, int(scores[1].argmax())]
+
+
+def test_lists_in_the_tables_ascend_whatever_order_a_client_names_them_in():
+    """Kernels find a token in them by bisection."""
+    ids, values, bans = torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.int32)
+    named = (4097, 8, 40, 1)  # neither sorted nor in the order in which a set of them is walked
+    params = SamplingParams(
+        1, logit_bias={token: token / 2 for token in named}, min_tokens=1, stop_token_ids=frozenset(named)
+    )
+    binding, record = RowBinding(params, 0, (1,), ()), Record()
+    LogitBias(ids, values).bind(0, binding, record)
+    MinTokens(bans, frozenset()).bind(0, binding, record)
+    assert ids.tolist() == bans.tolist() == [sorted(named)]
+    assert values.tolist() == [[0.5, 4.0, 20.0, 2048.5]]
 
 
 def test_more_biases_or_stop_ids_than_there_is_room_for_are_an_error(device):
