@@ -19,20 +19,18 @@ from ops.delta import gated_delta_rule
 from ops.delta.heads import DeltaHeads
 from ops.embedding import embedding
 from ops.gemm import (
-    block_types,
     gated_linear,
     linear,
     linear_by_head,
-    prepare_block_linear,
+    linear_refusal,
     prepare_heads,
-    prepare_int8_linear,
     prepare_linear,
 )
-from ops.gemm.weight import BlockRows, LinearWeight
+from ops.gemm.weight import LinearWeight
 from ops.inputs import unpack
 from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
-from ops.moe import moe, prepare_experts
+from ops.moe import moe, moe_refusal, prepare_experts
 from ops.moe.routing import Routing
 from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights
 from ops.norm import add_layer_norm, add_rms_norm, gated_rms_norm, layer_norm, rms_norm
@@ -43,13 +41,13 @@ from ops.sampling import sample
 from ops.scan import selective_scan, state_space_scan
 from ops.scan.heads import ScanHeads
 from ops.start import compile_ahead, compile_together, set_num_threads
+from ops.stored import Stored, StoredWeight, WeightFormat
 from ops.symbols import NotRecordable
 
 __all__ = [
     "FRESH_FROM",
     "AttentionHeads",
     "AttentionMeta",
-    "BlockRows",
     "ClampedSwiglu",
     "DeltaHeads",
     "ExpertShape",
@@ -63,12 +61,14 @@ __all__ = [
     "ScanHeads",
     "StepSymbols",
     "StepTensors",
+    "Stored",
+    "StoredWeight",
+    "WeightFormat",
     "activate",
     "add_layer_norm",
     "add_rms_norm",
     "attend",
     "attend_latent",
-    "block_types",
     "can_record",
     "causal_conv",
     "compile_ahead",
@@ -83,12 +83,12 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_by_head",
+    "linear_refusal",
     "moe",
+    "moe_refusal",
     "paged_attention",
-    "prepare_block_linear",
     "prepare_experts",
     "prepare_heads",
-    "prepare_int8_linear",
     "prepare_linear",
     "rms_norm",
     "rope",

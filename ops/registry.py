@@ -13,18 +13,24 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ops.stored import WeightFormat
+
 logger = logging.getLogger("oneloop.ops")
 
 
 class ShapeClass(NamedTuple):
     """The facts a choice may depend on; everything else about the arguments may change from call to call.
 
-    `head_size` 0 and `kv_dtype` None where the op has neither."""
+    `head_size` 0 and `kv_dtype` None where the op has neither. `weight`: the formats of the rows of the weight it is given,
+    none where it takes none. `capability`: a CUDA device's compute capability; None elsewhere: the kernels of
+    oneloop_native choose by instruction set themselves."""
 
     device: str
     dtype: torch.dtype
     kv_dtype: torch.dtype | None = None
     head_size: int = 0
+    weight: tuple[WeightFormat, ...] = ()
+    capability: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         words = [_short(self.dtype), f"on {self.device}"]
@@ -32,6 +38,8 @@ class ShapeClass(NamedTuple):
             words.append(f"head size {self.head_size}")
         if self.kv_dtype is not None:
             words.append(f"{_short(self.kv_dtype)} cache")
+        if any(each.dtype != self.dtype for each in self.weight):
+            words.append(f"weights in {' and '.join(map(str, self.weight))}")
         return ", ".join([" ".join(words[:2]), *words[2:]])
 
 
@@ -61,14 +69,16 @@ class _Choices(dict[tuple[Any, ...], Callable[..., Any]]):
         self._decide = decide
 
     def __missing__(self, facts: tuple[Any, ...]) -> Callable[..., Any]:
-        run = self[facts] = self._decide(ShapeClass(facts[0].type, *facts[1:]))
+        case = ShapeClass(facts[0].type, *facts[1:])
+        run = self[facts] = self._decide(case._replace(capability=capability(facts[0])))
         return run
 
 
 class Op:
     """The kernels of one op, fastest first, and the choices made among them so far.
 
-    `runs[device, dtype]`, or `runs[device, dtype, kv_dtype, head_size]` where the op has these, is the function to call."""
+    `runs[device, dtype]`, or `runs[device, dtype, kv_dtype, head_size]` where the op has these, is the function to call;
+    `runs[device, dtype, None, 0, formats]` of what prepares weights."""
 
     def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], recorded: Kernel | None = None) -> None:
         """`recorded`: what notes the op while a recording is made; no choice that anyone is told of."""
@@ -90,14 +100,23 @@ class Op:
         self.runs.clear()
         self._reasons.clear()
 
+    def refusal(self, case: ShapeClass) -> str | None:
+        """Why no kernel supports `case`, None where one does; nobody is told of a choice."""
+        asked = self._asked()
+        refusals = [kernel.supports(case) for kernel in self.kernels if asked in (None, kernel.name)]
+        return None if None in refusals else "; ".join(why for why in refusals if why is not None)
+
+    def _asked(self) -> str | None:
+        """The name of the only kernels to be used, if this op has them."""
+        asked = _forced.get(self.name) or _forced.get(None)
+        return asked if asked in {kernel.name for kernel in self.kernels} else None
+
     def choose(self, case: ShapeClass) -> Callable[..., Any]:
         """The run of the first kernel that supports `case`. Raises NotImplementedError when none does."""
         if self._recorded is not None and self._recorded.supports(case) is None:
             return _resolve(self._recorded.run)
         refusals: list[str] = []
-        asked = _forced.get(self.name) or _forced.get(None)
-        if asked not in {kernel.name for kernel in self.kernels}:
-            asked = None
+        asked = self._asked()
         for kernel in self.kernels:
             if asked is not None and kernel.name != asked:
                 refusal: str | None = f"{asked} was asked for"
@@ -111,6 +130,12 @@ class Op:
                 return _resolve(kernel.run)
             refusals.append(f"not {kernel.name}: {refusal}")
         raise NotImplementedError(f"{self.name}: no kernel for {case} ({'; '.join(refusals)})")
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """Of a CUDA device; None of any other, and where no such device is there."""
+    known = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.get_device_capability(device) if known else None
 
 
 def _resolve(run: Callable[..., Any] | str) -> Callable[..., Any]:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ops import backends
-from ops import native as cpu
 from ops.activation import gated, silu_mul
 from ops.gemm import cuda, native, reference
 from ops.gemm.by_head import HeadsWeight, NativeHeadsWeight, ReferenceHeadsWeight
-from ops.gemm.weight import BlockRows, LinearWeight
-from ops.registry import USUAL, Kernel, Op, forced
+from ops.gemm.weight import LinearWeight
+from ops.registry import USUAL, Kernel, Op, ShapeClass, capability
+from ops.stored import Stored, WeightFormat, formats_of, parts_of
 
 _prepare_linear = Op(
     "linear",
     USUAL,
     [
-        backends.native("linear", native.NativeLinearWeight),
+        backends.native("linear", native.NativeLinearWeight, native.supports),
         Kernel("linear", "cuda", cuda.supports, cuda.CudaLinearWeight),
-        backends.reference("linear", reference.ReferenceLinearWeight),
+        Kernel("linear", "reference", reference.supports, reference.ReferenceLinearWeight),
     ],
 )
 _prepare_heads = Op(
@@ -34,29 +34,23 @@ _prepare_heads = Op(
 )
 
 
-def prepare_linear(weight: Tensor, bias: Tensor | None = None, activations: torch.dtype | None = None) -> LinearWeight:
-    """Bring weight [N, K] and bias [N] into the form the chosen kernel reads. Done once at load; the originals may be
-    dropped afterwards. `activations`: the dtype that it will meet, if not its own; bias is of that dtype. Where there are
-    `block_types`, float32 activations meet weights of 16 bits too."""
-    return _prepare_linear.runs[weight.device, activations or weight.dtype](weight, bias)
+def prepare_linear(stored: Stored, activations: torch.dtype | None = None) -> LinearWeight:
+    """Bring a weight and its bias into the form that the chosen kernel reads; several parts are stacked by their rows. Done once at
+    load; the originals may be dropped afterwards. `activations`: the dtype that it will meet, which its biases have: by default
+    that of plain numbers, float32 for what is quantised.
+
+    Raises NotImplementedError where no kernel takes the formats (`linear_refusal`), ValueError for numbers it cannot keep."""
+    parts = parts_of(stored)
+    formats = formats_of(parts)
+    dtype = activations or parts[0].format.dtype or torch.float32
+    made: LinearWeight = _prepare_linear.runs[parts[0].weight.device, dtype, None, 0, formats](stored)
+    return made
 
 
-def block_types(device: torch.device) -> frozenset[str]:
-    """GGUF's block types that `prepare_block_linear` takes there; none where only references compute."""
-    narrow = device.type == "cpu" and cpu.module is not None and forced() != "reference"
-    return native.BLOCK_TYPES if narrow else frozenset()
-
-
-def prepare_block_linear(parts: Sequence[BlockRows], bias: Tensor | None = None) -> LinearWeight:
-    """The same for a weight whose rows stay quantised: parts of any of `block_types` with the same in_features, stacked."""
-    return native.NativeBlockWeight(parts, bias)
-
-
-def prepare_int8_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-    """Round a float weight [N, K] to eight bits in blocks of 32 along K. Where `block_types` has "Q8_0".
-
-    Raises ValueError where it holds NaNs or infinities."""
-    return native.NativeInt8Weight(weight, bias)
+def linear_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
+    """Why `prepare_linear` takes no rows so written, for activations of this dtype on the device; None where it does."""
+    case = ShapeClass(device.type, activations, weight=tuple(formats), capability=capability(device))
+    return _prepare_linear.refusal(case)
 
 
 def linear(x: Tensor, w: LinearWeight) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ops.gemm.native import NativeLinearWeight
+from ops.gemm.weight import check_refill
+from ops.stored import StoredWeight
 
 
 class HeadsWeight(ABC):
@@ -17,11 +19,21 @@ class HeadsWeight(ABC):
     def matmul(self, x: Tensor) -> Tensor:
         """x [T, heads, K] -> [T, heads, N]."""
 
+    @abstractmethod
+    def refill(self, weight: Tensor) -> None:
+        """Take other numbers [heads, N, K] in place of its own. Raises ValueError for another shape."""
+
 
 class NativeHeadsWeight(HeadsWeight):
     def __init__(self, weight: Tensor) -> None:
-        self._heads = [NativeLinearWeight(each, None) for each in weight]
+        self._heads = [NativeLinearWeight(StoredWeight.dense(each)) for each in weight]
+        self._shape = weight.shape
         self._out_features = weight.shape[1]
+
+    def refill(self, weight: Tensor) -> None:
+        check_refill("weight", weight.shape, self._shape)
+        for head, each in zip(self._heads, weight, strict=True):
+            head.refill(StoredWeight.dense(each))
 
     def matmul(self, x: Tensor) -> Tensor:
         out = x.new_empty(x.shape[0], len(self._heads), self._out_features)
@@ -33,6 +45,10 @@ class NativeHeadsWeight(HeadsWeight):
 class ReferenceHeadsWeight(HeadsWeight):
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.transpose(1, 2).contiguous()  # [heads, K, N]
+
+    def refill(self, weight: Tensor) -> None:
+        check_refill("weight", weight.transpose(1, 2).shape, self._weight.shape)
+        self._weight.copy_(weight.transpose(1, 2))
 
     def matmul(self, x: Tensor) -> Tensor:
         return torch.bmm(x.transpose(0, 1), self._weight).transpose(0, 1)

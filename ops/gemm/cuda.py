@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops.cuda.program import missing
-from ops.gemm import few_rows, tiled
-from ops.gemm.weight import LinearWeight
+from ops.gemm import few_rows, reference, tiled
+from ops.gemm.weight import LinearWeight, overwrite
 from ops.registry import ShapeClass
+from ops.stored import Stored, only_dense
 
 # Measured on an H200 over whole layers of the 0.6B, 1.7B and 8B shapes in a graph (tests/ops/bench_cuda.py). What decides is
 # where cuBLAS cannot fill the device with its tiles, and where it needs a second launch for the activation.
@@ -29,11 +30,13 @@ def supports(case: ShapeClass) -> str | None:
         return f"it runs on CUDA, not on {case.device}"
     if case.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 or float16"
-    return missing()
+    return missing() or reference.supports(case)
 
 
 class CudaLinearWeight(LinearWeight):
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, stored: Stored) -> None:
+        weight, bias = only_dense(stored)
+        assert weight is not None
         self._weight, self._bias = weight.contiguous(), bias
         self.out_features, self.in_features = weight.shape
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
@@ -70,3 +73,9 @@ class CudaLinearWeight(LinearWeight):
         from ops.embedding.triton_embedding import embedding  # no CPU needs Triton
 
         return embedding(ids, self._weight)
+
+    def refill(self, stored: Stored) -> bool:
+        weight, bias = only_dense(stored, self._weight.dtype)
+        overwrite(self._weight, weight, "weight")
+        overwrite(self._bias, bias, "bias")
+        return True

@@ -7,7 +7,6 @@ the number of tokens beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ops.gemm.weight import BlockRows, LinearWeight
+from ops import native as built
+from ops.gemm.weight import LinearWeight, check_refill
 from ops.native import module as native
+from ops.registry import ShapeClass
+from ops.stored import INT8, Stored, StoredWeight, parts_of
 from ops.symbols import Symbol
 
 BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"})
@@ -24,14 +26,48 @@ BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K",
 _E2M1 = np.array([16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4], np.uint16) & 15
 _TWO = (_E2M1[None, :] | _E2M1[:, None] << 4).reshape(256)
 _LOW_BITS = (_TWO[None, :] | _TWO[:, None] << 8).reshape(1 << 16)
+_DENSE = (torch.float32, torch.bfloat16, torch.float16)
 _SLICE = 4096  # blocks whose conversion stays in the cache
 
 
-class NativeWeight(LinearWeight):
-    def __init__(self, packed: Any) -> None:
-        self._packed = packed
-        self.out_features, self.in_features = packed.out_features, packed.in_features
-        self.nbytes = packed.nbytes
+def supports(case: ShapeClass) -> str | None:
+    """float32 activations, and weights in 32 or 16 bits, in blocks, or to be rounded to eight bits."""
+    unread = [
+        each for each in case.weight if each.name not in BLOCK_TYPES and each != INT8 and each.dtype not in _DENSE
+    ]
+    return built.supports(case) or (f"it reads no weights in {', '.join(map(str, unread))}" if unread else None)
+
+
+class NativeLinearWeight(LinearWeight):
+    """Rows of several formats may follow each other: a merged projection's need not agree. MXFP4 is kept as Q5_0, which has all
+    of its numbers; its scales, whole powers of two, must be less than 2^16, and those below 2^-24 become zero. What is rounded
+    to eight bits has a half-precision scale for every 32 of a row."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._keep(parts_of(stored))
+
+    def _keep(self, parts: tuple[StoredWeight, ...]) -> None:
+        packed = [_packed(part) for part in parts]
+        self._packed = packed[0] if len(packed) == 1 else native.StackedLinear(packed)
+        self._biases = [part.bias for part in parts]  # for a later weight that comes without
+        self.out_features, self.in_features = self._packed.out_features, self._packed.in_features
+        self.nbytes: int = self._packed.nbytes
+
+    def refill(self, stored: Stored) -> bool:
+        """Packed beside the old weight, which then goes: recordings hold on to that."""
+        parts = parts_of(stored)
+        if any("weight" not in part.tensors for part in parts):
+            raise ValueError("the bias of a packed weight is replaced together with the weight")
+        if all(part.bias is None for part in parts) and any(bias is not None for bias in self._biases):
+            if len(parts) != len(self._biases):
+                raise ValueError(
+                    f"{len(parts)} parts where {len(self._biases)} are kept: their biases must come with them"
+                )
+            parts = tuple(part.with_bias(bias) for part, bias in zip(parts, self._biases, strict=True))
+        new = NativeLinearWeight(parts)
+        check_refill("weight", (new.out_features, new.in_features), (self.out_features, self.in_features))
+        self._packed, self._biases, self.nbytes = new._packed, new._biases, new.nbytes
+        return False
 
     def matmul(self, x: Tensor) -> Tensor:
         if isinstance(x, Symbol):
@@ -50,32 +86,25 @@ class NativeWeight(LinearWeight):
         return out
 
 
+def _packed(part: StoredWeight) -> Any:
+    if part.format == INT8:
+        return native.QuantLinear.rounded(part.weight, part.bias)
+    if part.format.dtype is not None:
+        return native.PackedLinear(part.weight, part.bias)
+    if part.format.name == "MXFP4":
+        return native.QuantLinear("Q5_0", _as_q5_0(part.weight), part.bias)
+    return native.QuantLinear(part.format.name, part.weight, part.bias)
+
+
 def _record(x: Symbol, packed: Any) -> Symbol:
     out = Symbol.of(x.program, packed.out_features)
     x.program.linear(packed, x.register, out.register)
     return out
 
 
-class NativeLinearWeight(NativeWeight):
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(native.PackedLinear(weight, bias))
-
-
-class NativeBlockWeight(NativeWeight):
-    """Rows of several types may follow each other: a merged projection's need not agree. MXFP4 is kept as Q5_0, which has
-    all of its numbers; its scales, whole powers of two, must be less than 2^16, and those below 2^-24 become zero."""
-
-    def __init__(self, parts: Sequence[BlockRows], bias: Tensor | None) -> None:
-        biases: Sequence[Tensor | None] = [bias] * len(parts)
-        if bias is not None and len(parts) > 1:
-            biases = bias.split([len(part.data) for part in parts])
-        rows = [_as_q5_0(part) if part.type == "MXFP4" else part for part in parts]
-        packed = [native.QuantLinear(part.type, part.data, b) for part, b in zip(rows, biases, strict=True)]
-        super().__init__(packed[0] if len(packed) == 1 else native.StackedLinear(packed))
-
-
-def _as_q5_0(mxfp4: BlockRows) -> BlockRows:
-    blocks = mxfp4.data.numpy().reshape(-1, 17)
+def _as_q5_0(mxfp4: Tensor) -> Tensor:
+    """Rows in the one format's blocks -> in the other's."""
+    blocks = mxfp4.numpy().reshape(-1, 17)
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
     if (scales >= 1 << 16).any():
         raise ValueError("MXFP4 with a scale of 2^16 or more")
@@ -86,16 +115,9 @@ def _as_q5_0(mxfp4: BlockRows) -> BlockRows:
         part[:, 2:4] = _bits((pairs & 15) <= 8)  # the fifth bit says that a number is not below zero
         part[:, 4:6] = _bits(pairs < 9 << 4)
         part[:, 6:] = _LOW_BITS[pairs.view(np.uint16)].view(np.uint8)
-    return BlockRows("Q5_0", torch.from_numpy(out.reshape(len(mxfp4.data), -1)))
+    return torch.from_numpy(out.reshape(len(mxfp4), -1))
 
 
 def _bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     """Each eight of them as the bits of a byte, lowest first: np.packbits, faster. A product moves flag i to bit 56 + i."""
     return (flags.view(np.uint64) * np.uint64(0x0102040810204080) >> np.uint64(56)).astype(np.uint8)
-
-
-class NativeInt8Weight(NativeWeight):
-    """A float weight rounded to eight bits, a half-precision scale for every 32 of a row."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(native.QuantLinear.rounded(weight, bias))

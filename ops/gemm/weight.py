@@ -5,17 +5,11 @@ The form belongs to the kernel that made it; callers see shapes and bytes only."
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class BlockRows:
-    """Rows of a weight as a GGUF file stores them: `type` is ggml's name of its blocks ("Q4_1"), data [rows, row bytes] uint8."""
-
-    type: str
-    data: Tensor
+from ops.stored import Stored
 
 
 class LinearWeight(ABC):
@@ -36,3 +30,28 @@ class LinearWeight(ABC):
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
         """Rows `ids` [T] int64 of the weight, [T, in_features], without bias: a tied embedding."""
+
+    @abstractmethod
+    def refill(self, stored: Stored) -> bool:
+        """Take other numbers of the same shape, a weight, a bias or both; what is not given stays. True: at the addresses of the
+        old ones, so that whatever holds them (a captured graph) computes with the new; False: elsewhere, so that recordings
+        of this weight must be made anew. No step may be under way.
+
+        Raises ValueError for another shape, or a format that this kernel does not keep."""
+
+
+def check_refill(name: str, given: Iterable[int], kept: Iterable[int]) -> None:
+    """Raises ValueError where the shapes differ."""
+    new, old = list(given), list(kept)
+    if new != old:
+        raise ValueError(f"{name} has shape {new} where {old} is kept")
+
+
+def overwrite(kept: Tensor | None, given: Tensor | None, name: str) -> None:
+    """Other numbers at the same address. Raises ValueError."""
+    if given is None:
+        return
+    if kept is None:
+        raise ValueError(f"there is no {name} to be replaced")
+    check_refill(name, given.shape, kept.shape)
+    kept.copy_(given)

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from ops import backends
+from ops.gemm import native as gemm_native
+from ops.gemm import reference as gemm_reference
 from ops.moe import native, reference
 from ops.moe.routing import Routing
 from ops.moe.weights import ExpertShape, ExpertWeights
-from ops.registry import USUAL, Op
+from ops.registry import USUAL, Kernel, Op, ShapeClass, capability
+from ops.stored import WeightFormat
+
+
+def _stacked_on_cuda(case: ShapeClass) -> str | None:
+    return backends.on_cuda(case) or gemm_reference.supports(case)
+
 
 _prepare_experts = Op(
     "moe",
     USUAL,
     [
-        backends.native("moe", native.NativeExpertWeights),
-        backends.triton("moe", "ops.moe.triton_experts:TritonExpertWeights"),
-        backends.reference("moe", reference.StackedExpertWeights),
+        backends.native("moe", native.NativeExpertWeights, gemm_native.supports),
+        backends.triton("moe", "ops.moe.triton_experts:TritonExpertWeights", _stacked_on_cuda),
+        Kernel("moe", "reference", gemm_reference.supports, reference.StackedExpertWeights),
     ],
 )
 
 
-def prepare_experts(shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> ExpertWeights:
-    """Room for the experts of one layer, each of which is then filled in, in the form that the chosen kernel reads."""
-    return _prepare_experts.runs[device, dtype](shape, dtype, device)
+def prepare_experts(
+    shape: ExpertShape, dtype: torch.dtype, device: torch.device, formats: Iterable[WeightFormat] = ()
+) -> ExpertWeights:
+    """Room for the experts of one layer, each of which is then filled in, in the form that the chosen kernel reads. `formats`:
+    those that they will come in; by default plain numbers of `dtype`.
+
+    Raises NotImplementedError where no kernel takes them (`moe_refusal`)."""
+    facts = (device, dtype, None, 0, tuple(formats))
+    made: ExpertWeights = _prepare_experts.runs[facts](shape, dtype, device)
+    return made
+
+
+def moe_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
+    """Why `ExpertWeights.fill` takes no weights so written, for activations of this dtype on the device; None where it does."""
+    case = ShapeClass(device.type, activations, weight=tuple(formats), capability=capability(device))
+    return _prepare_experts.refusal(case)
 
 
 def moe(

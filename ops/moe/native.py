@@ -4,18 +4,19 @@ A token's parts are added in the order of their experts' numbers, so its result 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ops.activation import native as activation
-from ops.gemm.native import NativeBlockWeight, NativeInt8Weight, NativeLinearWeight, NativeWeight
-from ops.gemm.weight import BlockRows
+from ops.gemm.native import NativeLinearWeight
+from ops.gemm.weight import check_refill
 from ops.moe.reference import clamped_swiglu, route
 from ops.moe.routing import Routing
 from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights, Half
+from ops.stored import Stored
 
 _GROUP = 64  # pairs of token and expert; an expert that has more is a group of its own
 
@@ -30,19 +31,17 @@ class NativeExpertWeights(ExpertWeights):
     def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.nbytes = 0
-        self._packed: dict[tuple[Half, int], NativeWeight] = {}
+        self._packed: dict[tuple[Half, int], NativeLinearWeight] = {}
 
-    def fill(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
-        self._take(half, expert, NativeLinearWeight(weight, bias))
-
-    def fill_blocks(self, half: Half, expert: int, parts: Sequence[BlockRows], bias: Tensor | None) -> None:
-        self._take(half, expert, NativeBlockWeight(parts, bias))
-
-    def fill_int8(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
-        self._take(half, expert, NativeInt8Weight(weight, bias))
-
-    def _take(self, half: Half, expert: int, packed: NativeWeight) -> None:
-        self._packed[half, expert] = packed
+    def fill(self, half: Half, expert: int, stored: Stored) -> None:
+        packed = self._packed.get((half, expert))
+        if packed is None:
+            packed = NativeLinearWeight(stored)
+            check_refill("weight", (packed.out_features, packed.in_features), self.shape.matrix(half))
+            self._packed[half, expert] = packed
+        else:
+            self.nbytes -= packed.nbytes
+            packed.refill(stored)
         self.nbytes += packed.nbytes
 
     def mix(

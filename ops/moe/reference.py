@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops.activation import reference as activation
+from ops.gemm.weight import overwrite
 from ops.moe.routing import Routing
 from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights, Half
+from ops.stored import Stored, only_dense
 
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -94,11 +96,11 @@ class StackedExpertWeights(ExpertWeights):
         kept = [*self.weights.values(), *(bias for bias in self.biases.values() if bias is not None)]
         self.nbytes = sum(tensor.nbytes for tensor in kept)
 
-    def fill(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
-        self.weights[half][expert].copy_(weight)
+    def fill(self, half: Half, expert: int, stored: Stored) -> None:
+        weight, bias = only_dense(stored, self.weights[half].dtype)
         biases = self.biases[half]
-        if biases is not None and bias is not None:
-            biases[expert].copy_(bias)
+        overwrite(self.weights[half][expert], weight, "weight")
+        overwrite(None if biases is None else biases[expert], bias, "bias")
 
     def mix(
         self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None

@@ -6,14 +6,13 @@ down_e(activation(up_e(x)))."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from ops.gemm.weight import BlockRows
 from ops.moe.routing import Routing
+from ops.stored import Stored
 
 Half = Literal["gate_up", "down"]
 
@@ -52,16 +51,11 @@ class ExpertWeights(ABC):
     nbytes: int
 
     @abstractmethod
-    def fill(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
-        """Take over one expert's matrix [out, in] and bias [out], as `shape.matrix` says; they are copied."""
+    def fill(self, half: Half, expert: int, stored: Stored) -> None:
+        """Take over one expert's matrix [out, in] and bias [out], as `shape.matrix` says; they are copied. A second time: other
+        numbers in place of the first, where what is not given stays.
 
-    def fill_blocks(self, half: Half, expert: int, parts: Sequence[BlockRows], bias: Tensor | None) -> None:
-        """The same from rows that stay quantised. Where there are `ops.block_types`."""
-        raise TypeError(f"{type(self).__name__} keeps no blocks")
-
-    def fill_int8(self, half: Half, expert: int, weight: Tensor, bias: Tensor | None) -> None:
-        """`fill`, rounded as by `ops.prepare_int8_linear`, and where that is."""
-        raise TypeError(f"{type(self).__name__} keeps no blocks")
+        Raises ValueError for another shape, or a format that this kernel does not keep."""
 
     @abstractmethod
     def mix(

@@ -22,7 +22,7 @@ from runtime.sample.sampler import Sampler
 def plan(config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
     """`stored_bytes`: of the model's weights in its files, if there are any. Raises PlanError."""
     weights, dtype = _weights(config), CPU.dtype
-    if weights.dense_dtype != "stored" and not ops.block_types(torch.device("cpu")):
+    if weights.dense_dtype != "stored" and not _native():
         dtype = weights.dense_dtype  # references compute in the type of the weights
     elif config.kv_cache_dtype == "auto" and config.dtype == "bfloat16":
         config = replace(config, kv_cache_dtype=config.dtype)
@@ -35,9 +35,14 @@ def plan(config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None)
     )  # fmt: skip
 
 
+def _native() -> bool:
+    """Whether kernels of our own read weights in other formats than the activations'."""
+    return ops.linear_refusal([ops.WeightFormat("int8")], torch.float32, torch.device("cpu")) is None
+
+
 def _weights(config: EngineConfig) -> WeightPolicy:
     """Kernels of our own read whatever is stored; references only numbers of the activations' dtype."""
-    native = bool(ops.block_types(torch.device("cpu")))
+    native = _native()
     numbers = config.dtype if config.dtype != "auto" else "stored" if native else CPU.dtype
     if config.quantization == "int8" and not native:
         raise PlanError(

@@ -276,14 +276,15 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {rest} more" if rest > 0 else "")
 
 
-BLOCKS = "blocks"  # stands beside the dtypes: quantised, as it is stored
+AS_STORED = "as stored"  # stands beside the dtypes: quantised, as the checkpoint has it
 
 
-class Blocks(NamedTuple):
-    """Rows of a stored tensor, quantised: `type` as ggml calls it, rows [rows, bytes of a row] uint8."""
+class StoredRows(NamedTuple):
+    """Rows of a weight as a checkpoint has them. `format`: ggml's name of its blocks, or that of a scheme of formats/; `arrays` by
+    role, "weight" [rows, bytes of a row] uint8 and what belongs to it."""
 
-    type: str
-    rows: Any
+    format: str
+    arrays: Mapping[str, Any]
 
 
 class TensorSource(Protocol):
@@ -300,7 +301,7 @@ class TensorSource(Protocol):
     ) -> Iterator[tuple[Parameter, Any]]:
         """Each parameter and its values, in the order of `loads`: a fresh C-contiguous numpy array, float32, float16, or
         uint16 that holds the bits of bfloat16; as `dtype` says, or `storage` for a parameter named there, or float32 where the
-        parameter does. As BLOCKS, a list of `Blocks`, one for each shard. At most a few arrays wait unread."""
+        parameter does. AS_STORED, a list of `StoredRows`, one for each shard. At most a few arrays wait unread."""
         ...
 
 

@@ -19,7 +19,17 @@ import numpy as np
 
 from runtime.api import LoadProgress
 from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
-from runtime.weights.rules import BLOCKS, Blocks, Load, Parameter, Report, Shape, Shard, UnitOffsetNorm
+from runtime.weights.rules import (
+    AS_STORED,
+    Load,
+    Parameter,
+    Report,
+    Shape,
+    Shard,
+    StoredRows,
+    Transform,
+    UnitOffsetNorm,
+)  # fmt: skip
 from runtime.weights.transforms import undo
 
 _AHEAD = 64 << 20  # bytes of finished or unfinished parameters
@@ -46,7 +56,7 @@ class TensorReader(Protocol):
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     load: Load
-    values: Array | list[Blocks]
+    values: Array | list[StoredRows]
     reads: list[Future[None]]
     stored_bytes: int
 
@@ -54,14 +64,14 @@ class _InFlight:
     def nbytes(self) -> int:
         return self.stored_bytes if isinstance(self.values, list) else self.values.nbytes
 
-    def finish(self) -> tuple[Parameter, Array | list[Blocks]]:
+    def finish(self) -> tuple[Parameter, Array | list[StoredRows]]:
         for read in self.reads:
             read.result()
         parameter, transform = self.load.parameter, self.load.transform
         if transform is None:
             return parameter, self.values
         if isinstance(self.values, list):
-            return parameter, [Blocks(kind, undo(transform, rows, rows.shape)) for kind, rows in self.values]
+            return parameter, [_undone(transform, rows) for rows in self.values]
         return parameter, undo(transform, self.values, parameter.shape)
 
 
@@ -87,7 +97,7 @@ class TensorStream:
 
     def stream(
         self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({})
-    ) -> Iterator[tuple[Parameter, Array | list[Blocks]]]:
+    ) -> Iterator[tuple[Parameter, Array | list[StoredRows]]]:
         """See `rules.TensorSource`. Progress counts stored bytes."""
         total = sum(self._stored_bytes(shard) for load in loads for shard in load.shards)
         done = ahead = 0
@@ -97,7 +107,7 @@ class TensorStream:
             for load in loads:
                 wide = load.parameter.float32 or isinstance(load.transform, UnitOffsetNorm)
                 kept = "float32" if wide else storage.get(load.parameter.name, dtype)
-                waiting.append(self._begin_blocks(load, pool) if kept == BLOCKS else self._begin(load, kept, pool))
+                waiting.append(self._begin_stored(load, pool) if kept == AS_STORED else self._begin(load, kept, pool))
                 ahead += waiting[-1].nbytes
                 while waiting and (ahead > _AHEAD or load is loads[-1]):
                     ahead -= waiting[0].nbytes
@@ -120,11 +130,11 @@ class TensorStream:
                 reads.append(pool.submit(self._checkpoint.read_rows, shard.name, first + start, part))
         return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.shards)))
 
-    def _begin_blocks(self, load: Load, pool: ThreadPoolExecutor) -> _InFlight:
+    def _begin_stored(self, load: Load, pool: ThreadPoolExecutor) -> _InFlight:
         values, reads = [], []
         for shard in load.shards:
             rows = np.empty((shard.rows[0], self._stored_bytes(shard) // shard.rows[0]), np.uint8)
-            values.append(Blocks(self.types[shard.name], rows))
+            values.append(StoredRows(self.types[shard.name], {"weight": rows}))
             out, first = (rows, 0) if shard.index is None else (rows.reshape(1, -1), shard.index)
             reads.append(pool.submit(self._checkpoint.read_rows, shard.name, first, out))
         return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.shards)))
@@ -132,6 +142,11 @@ class TensorStream:
     def _stored_bytes(self, shard: Shard) -> int:
         whole = self._checkpoint.stored_bytes(shard.name)
         return whole if shard.index is None else whole // shard.shape[0]
+
+
+def _undone(transform: Transform, stored: StoredRows) -> StoredRows:
+    arrays = {role: undo(transform, rows, rows.shape) for role, rows in stored.arrays.items()}
+    return StoredRows(stored.format, arrays)
 
 
 def _num_threads() -> int:

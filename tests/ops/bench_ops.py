@@ -55,7 +55,7 @@ def bench_linear(threads: int) -> None:
     )
     for n, k, copies in [(960, 576, 60), (576, 576, 60), (3072, 576, 30), (576, 1536, 30), (VOCAB, 576, 1)]:
         weights = [torch.randn(n, k) for _ in range(copies)]
-        packed = [ops.prepare_linear(weight) for weight in weights]
+        packed = [ops.prepare_linear(ops.StoredWeight.dense(weight)) for weight in weights]
         for m in (1, 4, 8, 16, 32, 64, 128, 512):
             if n == VOCAB and m > 32:
                 continue
@@ -134,7 +134,7 @@ def bench_small(threads: int) -> None:
         positions, cos_sin, slots = torch.arange(tokens), turns(2048), torch.arange(tokens)
         k_cache, v_cache = (torch.zeros(64, KV_HEADS, 16, HEAD_SIZE) for _ in range(2))
         gate_up = torch.randn(tokens, 2 * INNER)
-        small = ops.prepare_linear(torch.randn(16, 8))
+        small = ops.prepare_linear(ops.StoredWeight.dense(torch.randn(16, 8)))
         x8 = torch.randn(tokens, 8)
         calls: dict[str, Callable[[], object]] = {
             "rms_norm": lambda x=x, w=weight: ops.rms_norm(x, w, 1e-5),
@@ -204,8 +204,11 @@ def torch_step(layers: list[Layer], head: Tensor, batch: int, context: int) -> C
 
 def bench_step(threads: int) -> None:
     head = torch.randn(VOCAB, HIDDEN) * 0.05
-    ours, theirs = [Layer(ops.prepare_linear) for _ in range(LAYERS)], [Layer(lambda w: w) for _ in range(LAYERS)]
-    packed_head = ops.prepare_linear(head)
+    ours, theirs = (
+        [Layer(lambda w: ops.prepare_linear(ops.StoredWeight.dense(w))) for _ in range(LAYERS)],
+        [Layer(lambda w: w) for _ in range(LAYERS)],
+    )
+    packed_head = ops.prepare_linear(ops.StoredWeight.dense(head))
     for batch in (1, 4, 16, 32):
         took = measure(
             threads,

@@ -31,7 +31,7 @@ class MoeCase:
         for half, weights in self.weights.items():
             for expert, weight in enumerate(weights):
                 bias = self.biases[half][expert].to(device, dtype) if self.shape.bias else None
-                experts.fill(half, expert, weight.to(device, dtype), bias)
+                experts.fill(half, expert, ops.StoredWeight.dense(weight.to(device, dtype), bias))
         return experts
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu") -> dict:

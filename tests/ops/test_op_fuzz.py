@@ -28,7 +28,7 @@ def test_quantised_linears(isa: str, kind: str, n: int, blocks: int, tokens: int
     rows, values = random_rows(kind, n, k, seed)
     x = torch.randn(tokens, k)
     expected = rounded(x) @ values.T
-    got = ops.linear(x, ops.prepare_block_linear([rows])).numpy()
+    got = ops.linear(x, ops.prepare_linear(rows)).numpy()
     assert (abs(got - expected) <= 1e-5 * (abs(rounded(x)) @ abs(values).T + 1)).all()
 
 
@@ -39,8 +39,8 @@ def test_quantised_linears(isa: str, kind: str, n: int, blocks: int, tokens: int
 )  # fmt: skip
 def test_linears_of_floats_and_of_int8(isa: str, dtype: torch.dtype, n: int, k: int, tokens: int, int8: bool) -> None:
     weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n), torch.randn(tokens, k)
-    prepare = ops.prepare_int8_linear if int8 else lambda w, b: ops.prepare_linear(w, b, torch.float32)
-    got = ops.linear(x, prepare(weight, bias))
+    make = ops.StoredWeight.int8 if int8 else ops.StoredWeight.dense
+    got = ops.linear(x, ops.prepare_linear(make(weight, bias), torch.float32))
     exact = x.double() @ weight.double().T + bias.double()
     room = (x.double().abs() @ weight.double().abs().T + 1) * (0.02 if int8 else 1e-5)
     assert ((got - exact).abs() <= room).all()

@@ -85,15 +85,15 @@ def test_moe_is_the_weighted_sum_of_the_chosen_experts(kernel, num_tokens, shape
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q5_K", "MXFP4", "int8"])
 def test_experts_may_stay_quantised(isa, kind, biased):
     case = moe_case(9, ops.ExpertShape(4, 256, 256, bias=biased), ops.Routing(2, renormalize=True), plus=True)
-    experts = ops.prepare_experts(case.shape, torch.float32, torch.device("cpu"))
+    experts = ops.prepare_experts(case.shape, torch.float32, torch.device("cpu"), [ops.WeightFormat(kind)])
     for half, weights in case.weights.items():
         for expert, weight in enumerate(weights):
             bias = case.biases[half][expert].float() if biased else None
             if kind == "int8":
-                experts.fill_int8(half, expert, weight.float(), bias)
+                experts.fill(half, expert, ops.StoredWeight.int8(weight.float(), bias))
                 continue
             rows, values = random_rows(kind, *weight.shape, seed=expert)
-            experts.fill_blocks(half, expert, [rows], bias)
+            experts.fill(half, expert, rows.with_bias(bias))
             weight.copy_(torch.from_numpy(values))
     out = ops.moe(**case.inputs(torch.float32), experts=experts, routing=case.routing)
     expected = case.expected()

@@ -24,7 +24,7 @@ class Layer:
 
     def __init__(self, cache_dtype: torch.dtype, num_blocks: int = 12) -> None:
         def linear(n: int, k: int) -> ops.LinearWeight:
-            return ops.prepare_linear(torch.randn(n, k) / 7, torch.randn(n))
+            return ops.prepare_linear(ops.StoredWeight.dense(torch.randn(n, k) / 7, torch.randn(n)))
 
         self.qkv, self.out = linear((HEADS + 2 * KV_HEADS) * D, H), linear(H, HEADS * D)
         self.gate_up, self.down = linear(2 * 80, H), linear(H, 80)

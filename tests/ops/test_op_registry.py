@@ -102,7 +102,7 @@ def test_forcing_the_reference_is_seen_in_the_description_and_can_be_undone() ->
 def test_other_float_types_go_to_the_reference(dtype: torch.dtype) -> None:
     x = torch.randn(3, 16).to(dtype)
     assert ops.rms_norm(x, torch.ones(16, dtype=dtype), 1e-5).dtype == dtype
-    assert ops.linear(x, ops.prepare_linear(torch.randn(4, 16).to(dtype))).dtype == dtype
+    assert ops.linear(x, ops.prepare_linear(ops.StoredWeight.dense(torch.randn(4, 16).to(dtype)))).dtype == dtype
     assert ops.silu_mul(x).dtype == dtype
     assert any(line.startswith("rms_norm: reference") and str(dtype)[6:] in line for line in ops.describe())
 
@@ -160,7 +160,7 @@ def test_thread_counts_are_checked(native: object) -> None:
 WORK = """
 import os, threading, torch, ops
 def threads(): return len(os.listdir('/proc/self/task'))
-x, w = torch.randn(64, 512), ops.prepare_linear(torch.randn(1024, 512))
+x, w = torch.randn(64, 512), ops.prepare_linear(ops.StoredWeight.dense(torch.randn(1024, 512)))
 ops.set_num_threads(1); torch.set_num_threads(1); before = threads()
 """
 
@@ -190,7 +190,7 @@ def test_a_forked_child_computes_with_threads_of_its_own(native: object) -> None
 
 
 def test_calls_from_several_threads_at_once_are_all_right(native: object) -> None:
-    x, w = torch.randn(33, 256), ops.prepare_linear(torch.randn(512, 256))
+    x, w = torch.randn(33, 256), ops.prepare_linear(ops.StoredWeight.dense(torch.randn(512, 256)))
     expected = ops.linear(x, w)
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: ops.linear(x, w), range(64)))

@@ -107,7 +107,7 @@ def test_int8_is_refused_on_a_gpu():
 
 @pytest.fixture
 def native(monkeypatch):
-    monkeypatch.setattr(ops, "block_types", lambda device: frozenset({"Q4_1"}))
+    monkeypatch.setattr(ops, "linear_refusal", lambda *case: None)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(na
 
 
 def test_references_compute_in_the_type_of_the_weights(monkeypatch):
-    monkeypatch.setattr(ops, "block_types", lambda device: frozenset())
+    monkeypatch.setattr(ops, "linear_refusal", lambda *case: "there are references only")
     assert on_cpu.plan(EngineConfig(), SPEC).weights == WeightPolicy("float32")
     plan = on_cpu.plan(EngineConfig(dtype="bfloat16"), SPEC)
     assert (plan.dtype, plan.weights) == ("bfloat16", WeightPolicy("bfloat16"))

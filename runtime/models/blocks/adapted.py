@@ -22,5 +22,8 @@ class AdaptedLinear(ops.LinearWeight):
         parts = [ops.linear(ops.linear(x, first), second) for first, second in self._adapters]
         return ops.linear(x, self._weight).add_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
 
+    def refill(self, stored: ops.Stored) -> bool:
+        raise TypeError("the matrix and its adapters are refilled each by itself")
+
     def rows(self, ids: Tensor) -> Tensor:
         raise TypeError("a matrix with adapters is no embedding")

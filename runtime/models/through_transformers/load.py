@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import ops
 from runtime.api import LoadProgress
 from runtime.config import WeightPolicy
-from runtime.models.kept import NARROW
-from runtime.models.load import as_torch
+from runtime.models.keeping import NARROW
+from runtime.models.reading import as_torch
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.agreement import check_agreement, probe_ids
 from runtime.models.through_transformers.describe import PAGED, on_meta, said
@@ -54,7 +54,7 @@ def load(
     with files.open_tensors(load_format, _state_shapes(described), seed) as source:
         types = set(source.types.values())
         causal = _fill(spec, source, dtype, device, progress, _experts(described, getattr(torch, dtype)))
-    stored = _kept(weights or WeightPolicy(dtype), dtype, types)
+    stored = _kept(weights or WeightPolicy(dtype), dtype, types, device)
     ids = torch.tensor([probe_ids(spec.vocab_size)], device=device)
     causal.config._attn_implementation = "eager"
     try:
@@ -73,12 +73,14 @@ def load(
     return model
 
 
-def _kept(weights: WeightPolicy, dtype: str, types: set[str]) -> str:
+def _kept(weights: WeightPolicy, dtype: str, types: set[str], device: str) -> str:
     """The dtype of linear layers. What a checkpoint has in one type of 16 bits loses nothing in it."""
     if weights.dense_dtype != "stored":
         return weights.dense_dtype
     narrow = {NARROW.get(each, dtype) for each in types}
-    return narrow.pop() if len(narrow) == 1 and ops.block_types(torch.device("cpu")) else dtype
+    formats = [ops.WeightFormat(each) for each in narrow]
+    refusal = ops.linear_refusal(formats, getattr(torch, dtype), torch.device(device))
+    return narrow.pop() if len(narrow) == 1 and refusal is None else dtype
 
 
 def _state_shapes(model: nn.Module) -> dict[str, Shape]:

@@ -195,7 +195,8 @@ def _prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:
     for *_, child in children:
         if type(child) is nn.Linear and child not in ours:
             weight = ops.prepare_linear(
-                child.weight.data.to(dtype), None if child.bias is None else child.bias.data, child.weight.dtype
+                ops.StoredWeight.dense(child.weight.data.to(dtype), None if child.bias is None else child.bias.data),
+                child.weight.dtype,
             )
             num_bytes += weight.nbytes
             ours[child] = _PreparedLinear(weight, child.weight.data)

@@ -155,7 +155,8 @@ def test_gguf_and_safetensors_of_the_same_weights_compute_the_same(tmp_path):
     assert torch.equal(logits(load(tmp_path)), logits(load(smollm2.files().path)))
 
 
-NATIVE = pytest.mark.skipif("Q4_1" not in ops.block_types(torch.device("cpu")), reason="oneloop_native is not built")
+REFUSAL = ops.linear_refusal([ops.WeightFormat("Q4_1")], torch.float32, torch.device("cpu"))
+NATIVE = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 STORED = WeightPolicy("stored", keep_quantized=True)
 
 

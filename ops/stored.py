@@ -1,0 +1,102 @@
+"""StoredWeight: a matrix as a checkpoint holds it, on its way into the form that a kernel reads.
+
+A format is data: which formats a kernel takes it says in its `supports`, and nobody asks which scheme wrote the file. Knows no
+files and no kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WeightFormat:
+    """How the numbers of a matrix are written. `name`: torch's of a dtype for plain numbers ("bfloat16"), ggml's of its blocks
+    ("Q4_K", "MXFP4"), or "int8" for plain numbers that the kernel is to round to eight bits. A format that has more to say than
+    a name, such as how many columns share a scale, derives from this."""
+
+    name: str
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of plain numbers; None of any other format."""
+        return DENSE.get(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+INT8 = WeightFormat("int8")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWeight:
+    """Rows of a matrix. `tensors` by role: "weight", [rows, columns] of plain numbers or [rows, bytes of a row] uint8 of blocks;
+    whatever belongs to it in its format ("scales", "zeros", "order"); and "bias" [rows], where the layer has one. A
+    `LinearWeight.refill` may be given a bias alone."""
+
+    format: WeightFormat
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def dense(cls, weight: Tensor, bias: Tensor | None = None) -> StoredWeight:
+        """weight [rows, columns] of plain numbers, bias [rows]."""
+        return cls(WeightFormat(str(weight.dtype).removeprefix("torch.")), {"weight": weight}).with_bias(bias)
+
+    @classmethod
+    def int8(cls, weight: Tensor, bias: Tensor | None = None) -> StoredWeight:
+        """weight [rows, columns] of plain numbers that are to be rounded to eight bits."""
+        return cls(INT8, {"weight": weight}).with_bias(bias)
+
+    @classmethod
+    def blocks(cls, kind: str, rows: Tensor, bias: Tensor | None = None) -> StoredWeight:
+        """rows [rows, bytes of a row] uint8 in ggml's blocks of this type ("Q4_1")."""
+        return cls(WeightFormat(kind), {"weight": rows}).with_bias(bias)
+
+    def with_bias(self, bias: Tensor | None) -> StoredWeight:
+        """The same rows, and this bias if there is one."""
+        return self if bias is None else StoredWeight(self.format, {**self.tensors, "bias": bias})
+
+    @property
+    def weight(self) -> Tensor:
+        return self.tensors["weight"]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.tensors.get("bias")
+
+
+Stored = StoredWeight | Sequence[StoredWeight]  # several: their rows are stacked, whatever the format of each
+
+
+def parts_of(stored: Stored) -> tuple[StoredWeight, ...]:
+    return (stored,) if isinstance(stored, StoredWeight) else tuple(stored)
+
+
+def formats_of(parts: Iterable[StoredWeight]) -> tuple[WeightFormat, ...]:
+    """Each once, in an order that depends on nothing else."""
+    return tuple(sorted({part.format for part in parts}, key=str))
+
+
+def only_dense(stored: Stored, dtype: torch.dtype | None = None) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias of a kernel that keeps plain numbers as they come, in one piece; either may be missing of a refill.
+
+    Raises ValueError for what is not plain numbers, or not of `dtype`."""
+    parts = parts_of(stored)
+    for part in parts:
+        if part.format.dtype is None or dtype not in (None, part.format.dtype):
+            raise ValueError(
+                f"a weight in {part.format} where {dtype or 'plain numbers'} are kept".replace("torch.", "")
+            )
+    weights = [part.weight for part in parts if "weight" in part.tensors]
+    biases = [part.bias for part in parts if part.bias is not None]
+    return _joined(weights), _joined(biases)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor | None:
+    return None if not tensors else tensors[0] if len(tensors) == 1 else torch.cat(tensors)

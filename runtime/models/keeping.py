@@ -1,0 +1,49 @@
+"""Keeping: as what each matrix of a model is read and kept, a decision about names and formats before a byte is read.
+
+Matrices alone have a choice, since only their kernels read more than one format; all else comes in the activations' dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from runtime.config import WeightPolicy
+from runtime.weights.rules import AS_STORED, Load, moves_rows
+
+NARROW = {"BF16": "bfloat16", "F16": "float16"}
+_PLAIN = frozenset({"F32", *NARROW})
+
+Refusal = Callable[[frozenset[str]], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """`policy`: how matrices are to be kept. `dtype`: of activations. `types`: of the checkpoint's tensors."""
+
+    policy: WeightPolicy
+    dtype: str
+    types: Mapping[str, str]
+
+    def storage(self, load: Load, refusal: Refusal) -> str:
+        """A dtype or AS_STORED. `refusal`: why no kernel multiplies rows of these formats, None where one does."""
+        types = self._types(load)
+        if self._stays(load) and refusal(types) is None:
+            return AS_STORED
+        if self.policy.dense_dtype != "stored":
+            return self.policy.dense_dtype
+        narrow = {NARROW.get(each, self.dtype) for each in types}
+        return narrow.pop() if len(narrow) == 1 and refusal(frozenset(narrow)) is None else self.dtype
+
+    def widened(self, load: Load, refusal: Refusal) -> str | None:
+        """What to tell of quantised rows that become plain numbers though they should not; None where nothing does."""
+        if not self.policy.keep_quantized or self._types(load) <= _PLAIN or self.storage(load, refusal) == AS_STORED:
+            return None
+        why = refusal(self._types(load)) if self._stays(load) else "they are stored in another order"
+        return f"weights in {', '.join(sorted(self._types(load)))} become {self.storage(load, refusal)}: {why}"
+
+    def _types(self, load: Load) -> frozenset[str]:
+        return frozenset(self.types[shard.name] for shard in load.shards)
+
+    def _stays(self, load: Load) -> bool:
+        whole_rows = load.transform is None or (moves_rows(load.transform) and len(load.shards) == 1)
+        return whole_rows and self.policy.keep_quantized and not self._types(load) & _PLAIN

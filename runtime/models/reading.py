@@ -1,0 +1,127 @@
+"""Reading: a checkpoint's tensors as the parameters of a decoder, one after the other, each as it is to be kept.
+
+The plan is checked against what the checkpoint holds before anything is read. Knows formats and names; what kernels make of a
+weight is theirs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ops
+from runtime.config import WeightPolicy
+from runtime.models.keeping import Keeping, Refusal
+from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
+from runtime.models.spec.moe import MoE
+from runtime.weights.rules import AS_STORED, Load, Parameter, Report, StoredRows, TensorSource, fitting, plan
+
+log = logging.getLogger("oneloop.start")
+
+TABLE = f"{EMBEDDING}.weight"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ParameterReader:
+    """What `source` holds of the model that `spec` describes. `dtype`: of activations; matrices are kept as `policy` says, as far
+    as kernels for the device go along; where they do not, that is said in the log once.
+
+    Raises WeightsError naming missing, surplus and wrong-shape tensors."""
+
+    def __init__(
+        self, spec: DecoderSpec, source: TensorSource, policy: WeightPolicy, dtype: str, device: torch.device
+    ) -> None:
+        self._source, self._dtype, self._device = source, dtype, device
+        self._linears = {f"{linear.name}.weight" for linear in spec.linears()}
+        halves = (
+            half
+            for experts in spec.experts()
+            for number in range(experts.num_experts)
+            for half in experts.halves(number)
+        )
+        self._halves = {f"{half.name}.weight" for half in halves}
+        exact = {f"{linear.name}.weight" for linear in spec.linears() if linear.float32} | _routers(spec)
+        self._rounded = (self._linears | self._halves) - exact if policy.online_int8 else frozenset()
+        self._loads = _plan(spec, source)
+        keeping = Keeping(policy, dtype, source.types)
+        matrices = [(load, self._refusal(load)) for load in self._loads if self._is_matrix(load.parameter.name)]
+        self.storage = {load.parameter.name: keeping.storage(load, refusal) for load, refusal in matrices}
+        self._types = {load.parameter.name: [source.types[shard.name] for shard in load.shards] for load in self._loads}
+        for line in dict.fromkeys(filter(None, (keeping.widened(load, refusal) for load, refusal in matrices))):
+            log.info(line)
+
+    def formats(self, name: str) -> frozenset[str]:
+        """In which the weight of this name will come, by the names of `ops.WeightFormat`."""
+        if self.storage[name] == AS_STORED:
+            return frozenset(self._types[name])
+        return frozenset({"int8" if name in self._rounded else self.storage[name]})
+
+    def read(self, progress: Report) -> Iterator[tuple[str, ops.Stored]]:
+        """Each parameter's name and what it holds, in the order of their use; a matrix comes with its bias. `progress` counts
+        stored bytes."""
+        biases: dict[str, Tensor] = {}
+        for parameter, values in self._source.stream(self._loads, self._dtype, progress, self.storage):
+            name = parameter.name
+            weight_name = name.removesuffix("bias") + "weight"
+            if name.endswith(".bias") and weight_name in self._linears | self._halves:
+                biases[weight_name] = as_torch(values).to(self._place(weight_name))
+            else:
+                yield name, self._stored(parameter, values, biases.pop(name, None))
+
+    def _stored(self, parameter: Parameter, values: Any, bias: Tensor | None) -> ops.Stored:
+        if isinstance(values, list):
+            return _parts(values, bias)
+        weight = as_torch(values).to(self._place(parameter.name))
+        make = ops.StoredWeight.int8 if parameter.name in self._rounded else ops.StoredWeight.dense
+        return make(weight, bias)
+
+    def _place(self, name: str) -> torch.device:
+        """Experts are copied to where they belong, wherever that is."""
+        return torch.device("cpu") if name in self._halves else self._device
+
+    def _is_matrix(self, name: str) -> bool:
+        return name in self._linears or name in self._halves or name == TABLE
+
+    def _refusal(self, load: Load) -> Refusal:
+        refusal = ops.moe_refusal if load.parameter.name in self._halves else ops.linear_refusal
+        activations = DTYPES[self._dtype]
+        return lambda names: refusal([ops.WeightFormat(name) for name in sorted(names)], activations, self._device)
+
+
+def _plan(spec: DecoderSpec, source: TensorSource) -> list[Load]:
+    parameters = tuple(spec.parameters())
+    # Some checkpoints carry a second copy of a tied embedding.
+    ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
+    rules = fitting(parameters, (spec.rules, *spec.other_rules), source.shapes)
+    return plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
+
+
+def _routers(spec: DecoderSpec) -> set[str]:
+    """Rounded, they might choose other experts."""
+    return {
+        f"{block.router_linear(layer, spec.hidden_size).name}.weight"
+        for layer, block in spec.blocks()
+        if isinstance(block, MoE)
+    }
+
+
+def _parts(rows: list[StoredRows], bias: Tensor | None) -> list[ops.StoredWeight]:
+    """Each with the share of the bias that is its rows'."""
+    parts = [
+        ops.StoredWeight(
+            ops.WeightFormat(part.format), {role: torch.from_numpy(each) for role, each in part.arrays.items()}
+        )
+        for part in rows
+    ]
+    sizes = [len(part.weight) for part in parts]
+    biases = [None] * len(parts) if bias is None else bias.split_with_sizes(sizes)
+    return [part.with_bias(each) for part, each in zip(parts, biases, strict=True)]
+
+
+def as_torch(values: Any) -> Tensor:
+    """16-bit integers are the bits of bfloat16."""
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
