@@ -10,10 +10,10 @@ prompt was chunked, and of the number of threads."""
 from __future__ import annotations
 
 from ops.activation import activate, gated, silu_mul
-from ops.attention import attend, attend_latent, paged_attention
+from ops.attention import attend, attend_latent, min_planned_prefill, paged_attention
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
-from ops.attention.meta import FRESH_FROM, AttentionMeta
+from ops.attention.meta import AttentionMeta
 from ops.conv import causal_conv
 from ops.delta import gated_delta_rule
 from ops.delta.heads import DeltaHeads
@@ -45,7 +45,6 @@ from ops.stored import Stored, StoredWeight, WeightFormat
 from ops.symbols import NotRecordable
 
 __all__ = [
-    "FRESH_FROM",
     "AttentionHeads",
     "AttentionMeta",
     "ClampedSwiglu",
@@ -84,6 +83,7 @@ __all__ = [
     "linear",
     "linear_by_head",
     "linear_refusal",
+    "min_planned_prefill",
     "moe",
     "moe_refusal",
     "paged_attention",

@@ -22,12 +22,6 @@ def overlap(device: torch.device) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True}
 
 
-@functools.cache
-def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; a small number elsewhere, so that an interpreter does not run idle programs."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-
-
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
     # The next kernel may start at once: its own wait is for this one to end, which is after those before.

@@ -15,8 +15,9 @@ from ops.registry import forced
 def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
     """Begin to compile what this dtype needs on a CUDA device, beside whatever else start-up does."""
     if device.type == "cuda":
-        from ops.attention import cuda as _registers_its_program  # noqa: F401
+        from ops.attention import cuda as decode  # which no CPU needs
 
+        decode.program_of(device)  # from now on among those that are compiled
         program.compile_ahead(dtype, device)
 
 

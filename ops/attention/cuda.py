@@ -11,30 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ops import tuning
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda.program import Kernel, Program
+from ops.tuning.numbers import DecodeBlock, DecodeTuning
 
 HEAD_SIZES = (64, 96, 128, 256)
 BLOCK_SIZE = 16  # keys that one warp takes at a time, so what a block of the cache must hold
 MAX_GROUP = 8  # query heads of one kv head
 LOG2E = 1.4426950408889634
-
-# Warps of a block, and how many blocks the registers of a multiprocessor must hold. Measured on an H200 by pairs of line and kv
-# head, contexts of 576 keys and mixed ones of 100 to 2048 with the longest first: wide blocks even out long contexts, narrow
-# ones are quicker where pairs fill the device twice or three times; few pairs get a cluster of blocks each.
-_WIDE, _NARROW, _LARGE = (8, 2), (4, 4), (4, 2)
-_NARROW_PAIRS = range(1000, 1600)
-_CLUSTERED_PAIRS, _MOST_SPLITS = 200, 8
-
-_PROGRAM = Program(
-    [Path(__file__).with_name("decode.cu")],
-    {
-        f"decode_{size}_{warps}": f"DECODE(decode_{size}_{warps}, {size}, {warps}, {blocks})"
-        for size in HEAD_SIZES
-        for warps, blocks in ([_LARGE] if size == 256 else [_WIDE, _NARROW])
-    },
-)
 
 
 def refusal(heads: AttentionHeads, k_cache: Tensor) -> str | None:
@@ -67,17 +53,42 @@ def decode(
     qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches. `fused`: q and k are raw, k and v not yet stored."""
     num_lines = meta.context_lens.shape[0]
     pairs = num_lines * heads.num_kv_heads
-    warps, _ = _LARGE if heads.head_size == 256 else _NARROW if pairs in _NARROW_PAIRS else _WIDE
-    splits = max(1, min(_MOST_SPLITS, _CLUSTERED_PAIRS // pairs))
+    block, splits = choose(pairs, heads.head_size, tuning.of(qkv.device).attention.decode)
     q_norm, k_norm = heads.norms or (None, None)
-    _kernel(heads.head_size, warps, qkv.dtype, qkv.device).launch(
-        (splits, heads.num_kv_heads, num_lines), warps * 32, 0,
+    _kernel(heads.head_size, block, qkv.dtype, qkv.device).launch(
+        (splits, heads.num_kv_heads, num_lines), block.warps * 32, 0,
         qkv, qkv.stride(0), q_norm, k_norm, heads.norm_eps, heads.cos_sin, heads.cos_sin.shape[1], int(fused),
         k_cache, v_cache, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_starts, meta.context_lens,
         out, heads.scale * LOG2E, heads.num_heads // heads.num_kv_heads, cluster=splits,
     )  # fmt: skip
 
 
+def choose(pairs: int, head_size: int, by: DecodeTuning) -> tuple[DecodeBlock, int]:
+    """The block, and how many of them share a pair of request and kv head."""
+    narrow = by.min_narrow_pairs <= pairs <= by.max_narrow_pairs
+    block = by.head_size_256 if head_size == 256 else by.narrow if narrow else by.wide
+    return block, max(1, min(by.max_splits, by.clustered_pairs // pairs))
+
+
+def program_of(device: torch.device) -> Program:
+    """decode.cu with the blocks that the device's tuning may choose."""
+    return _program(tuning.of(device).attention.decode)
+
+
 @functools.cache
-def _kernel(head_size: int, warps: int, dtype: torch.dtype, device: torch.device) -> Kernel:
-    return _PROGRAM.kernel(f"decode_{head_size}_{warps}", dtype, device)
+def _program(by: DecodeTuning) -> Program:
+    instances = {
+        _name(size, block): f"DECODE({_name(size, block)}, {size}, {block.warps}, {block.num_blocks})"
+        for size in HEAD_SIZES
+        for block in ([by.head_size_256] if size == 256 else [by.wide, by.narrow])
+    }
+    return Program([Path(__file__).with_name("decode.cu")], instances)
+
+
+def _name(head_size: int, block: DecodeBlock) -> str:
+    return f"decode_{head_size}_{block.warps}_{block.num_blocks}"
+
+
+@functools.cache
+def _kernel(head_size: int, block: DecodeBlock, dtype: torch.dtype, device: torch.device) -> Kernel:
+    return program_of(device).kernel(_name(head_size, block), dtype, device)

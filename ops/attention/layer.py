@@ -1,16 +1,17 @@
 """A layer's attention on CUDA, from the qkv projection's output to the mixed heads: which kernel takes which lines.
 
 A step of single queries is one kernel. Else norms, rotation and storing come first, for all tokens; then lines of one query,
-long fresh prompts (on the host's plan, so not in a captured graph) and all other spans each have a kernel of their own."""
+long prompts that are whole in the step (planned on the host: in no captured graph) and all other spans each have a kernel."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ops import tuning
 from ops.attention import cuda, sdpa, triton_paged
 from ops.attention.heads import AttentionHeads
-from ops.attention.meta import FRESH_FROM, AttentionMeta
+from ops.attention.meta import AttentionMeta
 from ops.cuda import program
 from ops.rope.triton_qkv import norm_rope_store
 
@@ -36,10 +37,12 @@ def attend(
         qkv, heads.num_heads, heads.num_kv_heads, heads.head_size, heads.norms, heads.norm_eps, positions, heads.cos_sin,
         k_cache, v_cache, slots,
     )  # fmt: skip
-    fresh_from = triton_paged.NEVER
+    prefill_from = triton_paged.NEVER
     if meta.spans is not None and qkv.dtype in HALVES and not sdpa.refusal(heads):
-        sdpa.prefill_attention(qkv, out, heads.num_heads, heads.num_kv_heads, heads.head_size, meta, heads.scale)
-        fresh_from = FRESH_FROM
+        prefill_from = tuning.of(qkv.device).attention.min_planned_prefill
+        sdpa.prefill_attention(
+            qkv, out, heads.num_heads, heads.num_kv_heads, heads.head_size, meta, heads.scale, prefill_from
+        )
     has_singles = meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)
     if own and has_singles:
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=False)
@@ -54,7 +57,7 @@ def attend(
         heads.softcap,
         heads.sinks,
         out=out,
-        fresh_from=fresh_from,
+        prefill_from=prefill_from,
         singles=not own,
     )
     return out.flatten(1)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-FRESH_FROM = 1024  # a prompt this long, all in one step, has a kernel that is planned on the host: no captured graph's
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionMeta:

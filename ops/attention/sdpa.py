@@ -1,7 +1,7 @@
-"""Long fresh prompts through torch's own attention: cuDNN's kernel on Hopper, FlashAttention where it is missing.
+"""Long prompts, whole in one step, through torch's own attention: cuDNN's kernel on Hopper, FlashAttention where it is missing.
 
 Serves only lines whose whole context stands in this step's qkv, read in place: no paged cache, no copies of the inputs. It
-plans on the host, so it is for eager steps. What it leaves over goes to the paged kernels, told `fresh_from=FRESH_FROM`."""
+plans on the host, so it is for eager steps. What it leaves over goes to the paged kernels, told `prefill_from` too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ops.attention.heads import AttentionHeads
-from ops.attention.meta import FRESH_FROM, AttentionMeta
+from ops.attention.meta import AttentionMeta
 
 _BACKENDS = {
     "cuda": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
@@ -32,9 +32,10 @@ def refusal(heads: AttentionHeads) -> str | None:
 
 
 def prefill_attention(
-    qkv: Tensor, out: Tensor, num_heads: int, num_kv_heads: int, head_size: int, meta: AttentionMeta, scale: float
-) -> list[tuple[int, int, int]]:
-    """Causal attention of the lines that are fresh and at least FRESH_FROM long, into their rows of out [T, Hq, D].
+    qkv: Tensor, out: Tensor, num_heads: int, num_kv_heads: int, head_size: int, meta: AttentionMeta, scale: float,
+    prefill_from: int,
+) -> list[tuple[int, int, int]]:  # fmt: skip
+    """Causal attention of the lines that are prompts of at least `prefill_from` tokens, whole, into their rows of out [T, Hq, D].
 
     qkv [T, (Hq + 2 * Hkv) * D], heads already normed and rotated. Returns the spans (start, end, context length) of
     the lines still to do, empty ones left out: all of them where torch has no fused kernel (float32 on CUDA). Raises
@@ -44,11 +45,11 @@ def prefill_attention(
     spans = [span for span in meta.spans if span[0] < span[1]]
     if qkv.is_cuda and (qkv.dtype == torch.float32 or head_size > 256):
         return spans
-    fresh = [span for span in spans if is_fresh(*span)]
-    if not fresh:
+    whole = [span for span in spans if is_whole_prompt(*span, prefill_from)]
+    if not whole:
         return spans
     with sdpa_kernel(_BACKENDS[qkv.device.type], set_priority=True):
-        for length, group in itertools.groupby(fresh, key=lambda span: span[2]):
+        for length, group in itertools.groupby(whole, key=lambda span: span[2]):
             for start, end in _joined(group):
                 heads = qkv[start:end].view(-1, length, num_heads + 2 * num_kv_heads, head_size).transpose(1, 2)
                 q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -56,12 +57,12 @@ def prefill_attention(
                     q, k, v, is_causal=True, scale=scale, enable_gqa=num_heads != num_kv_heads
                 )
                 out[start:end].view(-1, length, num_heads, head_size).copy_(mixed.transpose(1, 2))
-    return [span for span in spans if not is_fresh(*span)]
+    return [span for span in spans if not is_whole_prompt(*span, prefill_from)]
 
 
-def is_fresh(start: int, end: int, context: int) -> bool:
-    """Whether this line is ours: all of its context in this step, and long. Below that the host's cost per call shows."""
-    return end - start == context >= FRESH_FROM
+def is_whole_prompt(start: int, end: int, context: int, prefill_from: int) -> bool:
+    """Whether this line is ours: all of its context in this step, and long."""
+    return end - start == context >= prefill_from
 
 
 def _joined(spans: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:

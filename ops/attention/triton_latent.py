@@ -5,19 +5,17 @@ their context over programs, longer spans are cut into tiles of queries. A row o
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops import tuning
 from ops.attention.latent import LatentHeads
 from ops.attention.meta import AttentionMeta
 from ops.attention.triton_walk import (
     HIDDEN,
     LOG2E,
-    MOST_SPLITS,
     NONE_YET,
     fold,
     is_wide,
@@ -29,20 +27,6 @@ from ops.attention.triton_walk import (
     table_of,
 )
 from ops.launch import overlap, wait_for_previous
-
-
-class Tiles(NamedTuple):
-    """What a program works on: `rows` queries times heads, `keys` at a time. `least`: keys of a split."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    least: int = 256
-
-
-DECODE, SPANS = Tiles(16, 32, 4, 3), Tiles(64, 32, 8, 2)
-FLOAT32_DECODE = FLOAT32_SPANS = Tiles(16, 16, 4, 2)
 
 
 @triton.jit
@@ -222,7 +206,8 @@ def attend_latent(
 def _run_spans(
     q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, common: dict[str, object], out: Tensor
 ) -> None:
-    how = FLOAT32_SPANS if q.dtype == torch.float32 else SPANS
+    by = tuning.of(q.device).attention.latent
+    how = by.float32_prefill if q.dtype == torch.float32 else by.prefill
     num_tokens, num_lines = q.shape[0], meta.context_lens.shape[0]
     pack = min(how.rows, triton.next_power_of_2(heads.num_heads))
     tokens = how.rows // pack
@@ -238,9 +223,11 @@ def _run_spans(
 def _run_decode(
     q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, common: dict[str, object], out: Tensor
 ) -> None:
-    how = FLOAT32_DECODE if q.dtype == torch.float32 else DECODE
+    by = tuning.of(q.device)
+    tiles = by.attention.latent
+    how = tiles.float32_decode if q.dtype == torch.float32 else tiles.decode
     num_lines, shares = meta.context_lens.shape[0], triton.cdiv(heads.num_heads, how.rows)
-    splits = num_splits_for(num_lines * shares, meta.max_context_len, how.least, q.device)
+    splits = num_splits_for(num_lines * shares, meta.max_context_len, how.min_keys, by)
     shape = (num_lines, heads.num_heads, splits) if splits > 1 else (1,)
     part = torch.empty((*shape, heads.rank), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -252,6 +239,6 @@ def _run_decode(
     if splits > 1:
         join[(heads.num_heads, num_lines)](
             part, lse, meta.query_starts, meta.context_lens, None, out, splits, HEADS=heads.num_heads, HEAD=heads.rank,
-            LANES=triton.next_power_of_2(heads.rank), TILE=how.keys, WINDOW=0, SPLITS=MOST_SPLITS, num_warps=4,
+            LANES=triton.next_power_of_2(heads.rank), TILE=how.keys, WINDOW=0, SPLITS=by.attention.max_splits, num_warps=4,
             **overlap(q.device),
         )  # fmt: skip

@@ -8,18 +8,18 @@ keys that every query of the tile sees, unmasked, then those on the diagonal."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops import tuning
 from ops.attention.meta import AttentionMeta
 from ops.attention.triton_walk import (
     HIDDEN,
     LOG2E,
-    MOST_SPLITS,
     NONE_YET,
     fold,
     is_wide,
@@ -31,7 +31,8 @@ from ops.attention.triton_walk import (
     table_of,
     with_sink,
 )
-from ops.launch import num_processors, overlap, wait_for_previous
+from ops.launch import overlap, wait_for_previous
+from ops.tuning.numbers import PagedTuning, QueryTiles
 
 NEVER = 2**31 - 1
 
@@ -41,32 +42,6 @@ class Limits(TypedDict):
 
     WINDOW: int
     SOFTCAP: float
-
-
-class Tiles(NamedTuple):
-    """How one program of the spans kernel works: on `rows` queries (times heads, when a group is packed), `keys` at a time."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    packed: bool = False
-
-
-class Splits(NamedTuple):
-    """The same for decode: `keys` at a time, at least `least` keys a split."""
-
-    keys: int
-    warps: int
-    stages: int
-    least: int = 128
-
-
-# By lanes of a head (its size, up to a power of two). FEW: steps whose tiles would leave multiprocessors idle.
-SPANS = {64: Tiles(128, 128, 8, 3), 128: Tiles(128, 64, 8, 3, packed=True), 256: Tiles(128, 64, 8, 2)}
-FEW_SPANS = {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 64, 4, 3), 256: Tiles(64, 32, 4, 3)}
-FLOAT32_SPANS = {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 4, 2), 256: Tiles(16, 16, 4, 2)}
-DECODE = {64: Splits(64, 4, 3), 128: Splits(64, 4, 3), 256: Splits(32, 4, 3)}
 
 
 @triton.jit
@@ -150,9 +125,9 @@ def _decode(
         tl.store(lse_ptr + part, best + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit(do_not_specialize=["num_lines", "fresh_from"])
+@triton.jit(do_not_specialize=["num_lines", "prefill_from"])
 def _spans(
-    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, scale_log2, num_lines, fresh_from,
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, scale_log2, num_lines, prefill_from,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, WINDOW: tl.constexpr,
@@ -169,7 +144,7 @@ def _spans(
     start = tl.load(starts_ptr + each, mask=is_line, other=0)
     num_queries = tl.load(starts_ptr + each + 1, mask=is_line, other=0) - start
     context = tl.load(lens_ptr + each, mask=is_line, other=0)
-    ours = (num_queries > 1) & ((num_queries < fresh_from) | (num_queries < context))
+    ours = (num_queries > 1) & ((num_queries < prefill_from) | (num_queries < context))
     upto = tl.cumsum(tl.where(ours, tl.cdiv(num_queries, TOKENS), 0) * (KV_HEADS * SHARES), 0)
     line = tl.sum((upto <= program).to(tl.int32), 0)
     if line >= num_lines:
@@ -258,13 +233,13 @@ def paged_attention(
     sinks: Tensor | None = None,
     *,
     out: Tensor | None = None,
-    fresh_from: int = NEVER,
+    prefill_from: int = NEVER,
     singles: bool = True,
 ) -> Tensor:
     """q [T, Hq, D] with its last dim contiguous; see `ops.paged_attention`. `scale` is positive. What no line holds (padding)
     is left as it is. `out` [T, Hq, D] contiguous: written to instead of a new tensor.
 
-    Lines of at least `fresh_from` queries that are their whole context are left out: they are somebody else's. So are lines
+    Lines of at least `prefill_from` queries that are their whole context are left out: they are somebody else's. So are lines
     of one query unless `singles`."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -274,10 +249,10 @@ def paged_attention(
     limits: Limits = {"WINDOW": window or 0, "SOFTCAP": softcap or 0.0}
     lengths = None
     if meta.spans is not None:
-        fresh = (end - start >= fresh_from and end - start == context for start, end, context in meta.spans)
-        lengths = [end - start for (start, end, _), left_out in zip(meta.spans, fresh, strict=True) if not left_out]
+        whole = (end - start >= prefill_from and end - start == context for start, end, context in meta.spans)
+        lengths = [end - start for (start, end, _), left_out in zip(meta.spans, whole, strict=True) if not left_out]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, out, fresh_from, lengths)
+        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, out, prefill_from, lengths)
     if singles and num_lines and (lengths is None or 1 in lengths):
         _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, out)
     return out
@@ -290,9 +265,10 @@ def _run_decode(
     num_lines, (num_heads, head_size) = meta.context_lens.shape[0], q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
     lanes = max(64, triton.next_power_of_2(head_size))
-    how = DECODE[lanes]
+    by = tuning.of(q.device)
+    how = by.attention.paged.decode[lanes]
     most_keys = min(meta.max_context_len, limits["WINDOW"] + how.keys - 1 if limits["WINDOW"] else NEVER)
-    splits = num_splits_for(num_lines * kv_heads, most_keys, how.least, q.device)
+    splits = num_splits_for(num_lines * kv_heads, most_keys, how.min_keys, by)
     shape = (num_lines, num_heads, splits) if splits > 1 else (1,)
     part = torch.empty((*shape, head_size), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -308,19 +284,20 @@ def _run_decode(
     if splits > 1:
         join[(num_heads, num_lines)](
             part, lse, meta.query_starts, meta.context_lens, sinks, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
-            TILE=how.keys, WINDOW=limits["WINDOW"], SPLITS=MOST_SPLITS, num_warps=4, **launch,
+            TILE=how.keys, WINDOW=limits["WINDOW"], SPLITS=by.attention.max_splits, num_warps=4, **launch,
         )  # fmt: skip
 
 
 def _run_spans(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
-    sinks: Tensor | None, out: Tensor, fresh_from: int, lengths: list[int] | None,
+    sinks: Tensor | None, out: Tensor, prefill_from: int, lengths: list[int] | None,
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
     group, num_lines = num_heads // kv_heads, meta.context_lens.shape[0]
     lanes = max(64, triton.next_power_of_2(head_size))
-    how = _span_tiles(q, lanes)
+    by = tuning.of(q.device)
+    how = choose_tiles(q.dtype, lanes, num_tokens * num_heads, by.attention.paged, by.multiprocessors)
     pack = triton.next_power_of_2(group) if how.packed else 1
     tokens = max(1, how.rows // pack)
     if lengths is None:  # each span has at least two queries and at most one tile that is not full
@@ -329,15 +306,16 @@ def _run_spans(
         num_tiles = sum(triton.cdiv(length, tokens) for length in lengths if length > 1)
     _spans[(num_tiles * (kv_heads if how.packed else num_heads),)](
         q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, out, scale_log2,
-        num_lines, fresh_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
+        num_lines, prefill_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
         LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), **limits, WIDE=is_wide(k_cache),
         PRECISION=precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),
     )  # fmt: skip
 
 
-def _span_tiles(q: Tensor, lanes: int) -> Tiles:
-    if q.dtype == torch.float32:
-        return FLOAT32_SPANS[lanes]
-    many = SPANS[lanes]
-    return many if q.shape[0] * q.shape[1] >= many.rows * num_processors(q.device) else FEW_SPANS[lanes]
+def choose_tiles(dtype: torch.dtype, lanes: int, num_rows: int, by: PagedTuning, multiprocessors: int) -> QueryTiles:
+    """Tiles for `num_rows` queries times heads: large ones where there is one for each multiprocessor."""
+    if dtype == torch.float32:
+        return by.float32_prefill[lanes]
+    large = by.prefill[lanes]
+    return large if num_rows >= large.rows * multiprocessors else by.small_prefill[lanes]

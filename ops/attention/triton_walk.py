@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ops.launch import num_processors, wait_for_previous
+from ops.launch import wait_for_previous
+from ops.tuning.numbers import Tuning
 
 LOG2E = 1.4426950408889634  # exp2 is one instruction on the device, exp two
-MOST_SPLITS = 32
 HIDDEN = tl.constexpr(-1e30)  # the score of a key that is not seen
 # The largest score of a row that has seen none. Were it HIDDEN too, a hidden key's weight would be 2 to the difference of two
 # equal, enormous numbers, one of them not rounded: infinity as soon as a multiply-add is fused.
@@ -111,10 +111,9 @@ def is_wide(cache: Tensor) -> bool:
     return cache.numel() >= 2**31
 
 
-def num_splits_for(num_programs: int, max_context: int, least: int, device: torch.device) -> int:
-    """A power of two: two programs a multiprocessor where the batch does not give as many, `least` keys a split."""
-    wanted = 2 * num_processors(device) // max(1, num_programs)
-    return max(
-        1,
-        min(1 << max(0, wanted.bit_length() - 1), triton.next_power_of_2(triton.cdiv(max_context, least)), MOST_SPLITS),
-    )
+def num_splits_for(num_programs: int, max_context: int, min_keys: int, by: Tuning) -> int:
+    """A power of two: as many programs a multiprocessor as `by` says where the batch does not give them, `min_keys` keys a
+    split."""
+    wanted = by.attention.programs_per_multiprocessor * by.multiprocessors // max(1, num_programs)
+    most = triton.next_power_of_2(triton.cdiv(max_context, min_keys))
+    return max(1, min(1 << max(0, wanted.bit_length() - 1), most, by.attention.max_splits))

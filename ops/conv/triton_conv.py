@@ -8,11 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops import tuning
 from ops.attention.meta import AttentionMeta
 from ops.launch import overlap, wait_for_previous
 from ops.scan.triton_lines import line_span
-
-_TOKENS, _LANES = 16, 128  # of one program
 
 
 @triton.jit
@@ -123,14 +122,15 @@ def causal_conv(
     if not num_tokens:
         return out
     step = slots, meta.query_starts, meta.context_lens, x.stride(0), states.stride(0)
-    shape = {"CHANNELS": channels, "TAPS": weight.shape[0], "LANES": _LANES, **overlap(x.device)}
-    by_line = (num_lines, triton.cdiv(channels, _LANES))
+    by = tuning.of(x.device).recurrent
+    shape = {"CHANNELS": channels, "TAPS": weight.shape[0], "LANES": by.conv_channels, **overlap(x.device)}
+    by_line = (num_lines, triton.cdiv(channels, by.conv_channels))
     if meta.max_query_len == 1:
         _one_token[by_line](x, weight, bias, out, states, *step, SILU=silu, **shape)
         return out
-    _outputs[(triton.cdiv(num_tokens, _TOKENS), by_line[1])](
+    _outputs[(triton.cdiv(num_tokens, by.conv_tokens), by_line[1])](
         x, weight, bias, out, states, *step, num_tokens, num_lines, (num_lines - 1).bit_length(),
-        SILU=silu, TOKENS=_TOKENS, **shape,
+        SILU=silu, TOKENS=by.conv_tokens, **shape,
     )  # fmt: skip
     _remember[by_line](x, states, *step, **shape)
     return out

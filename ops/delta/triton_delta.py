@@ -11,13 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops import tuning
 from ops.attention.meta import AttentionMeta
 from ops.delta.heads import DeltaHeads
 from ops.delta.reference import NORM_EPS
 from ops.launch import overlap, wait_for_previous
 from ops.scan.triton_lines import EXACT, chunk_size, lanes, line_span, precision, softplus
-
-_COLS_OF_ONE, _COLS = 16, 32  # value dims of one program, for lines of one token and of more
 
 
 @triton.jit
@@ -147,10 +146,13 @@ def gated_delta_rule(
         "KEY_HEADS": heads.num_key_heads, "HEADS": heads.num_value_heads, "KEY": heads.key_size, "VALUE": heads.value_size,
         "KEY_LANES": lanes(heads.key_size), **overlap(qkv.device),
     }  # fmt: skip
-    grid = slots.shape[0], heads.num_value_heads
-    _one_token[(*grid, triton.cdiv(heads.value_size, _COLS_OF_ONE))](*tensors, COLS=_COLS_OF_ONE, num_warps=2, **shape)
+    grid, by = (slots.shape[0], heads.num_value_heads), tuning.of(qkv.device).recurrent
+    _one_token[(*grid, triton.cdiv(heads.value_size, by.single_delta_columns))](
+        *tensors, COLS=by.single_delta_columns, num_warps=by.single_delta_warps, **shape
+    )
     if meta.max_query_len > 1:
-        _chunks[(*grid, triton.cdiv(heads.value_size, _COLS))](
-            *tensors, COLS=_COLS, CHUNK=chunk_size(qkv), PRECISION=precision(qkv), INVERSION=EXACT, num_warps=8, **shape
-        )
+        _chunks[(*grid, triton.cdiv(heads.value_size, by.delta_columns))](
+            *tensors, COLS=by.delta_columns, CHUNK=chunk_size(qkv), PRECISION=precision(qkv), INVERSION=EXACT,
+            num_warps=by.delta_warps, **shape,
+        )  # fmt: skip
     return out

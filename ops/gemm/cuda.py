@@ -11,18 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ops import tuning
 from ops.cuda.program import missing
 from ops.gemm import few_rows, reference, tiled
 from ops.gemm.weight import LinearWeight, overwrite
 from ops.registry import ShapeClass
 from ops.stored import Stored, only_dense
-
-# Measured on an H200 over whole layers of the 0.6B, 1.7B and 8B shapes in a graph (tests/ops/bench_cuda.py). What decides is
-# where cuBLAS cannot fill the device with its tiles, and where it needs a second launch for the activation.
-_FEW = 8  # rows up to which the stream of few_rows.cu wins at every size
-_SMALL = 1 << 24  # elements; smaller matrices are streamed up to its last row
-_NARROW, _HUGE = 2048, 65536  # out features: cuBLAS leaves the device half empty; the head of a vocabulary
-_SHALLOW = 2048  # in features
+from ops.tuning.numbers import LinearTuning
 
 
 def supports(case: ShapeClass) -> str | None:
@@ -42,6 +37,7 @@ class CudaLinearWeight(LinearWeight):
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         self._few = few_rows.fits(self._weight)
         self._tiled = tiled.missing() is None and tiled.fits(self._weight)
+        self._tuning = tuning.of(weight.device).linear
 
     def matmul(self, x: Tensor) -> Tensor:
         own = self._own(x.shape[0], gated=False)
@@ -55,19 +51,12 @@ class CudaLinearWeight(LinearWeight):
 
     def _own(self, num_rows: int, *, gated: bool) -> Callable[..., Tensor] | None:
         """The kernel of ours that beats cuBLAS at so many rows."""
-        small = self.out_features * self.in_features <= _SMALL
-        if self._few and 0 < num_rows <= (few_rows.MOST_ROWS if small else _FEW):
-            return few_rows.few_rows
-        if not self._tiled or num_rows == 0:
+        if num_rows == 0:
             return None
-        if self.out_features <= _NARROW and not gated:
-            most_rows = tiled.MOST_ROWS
-        elif gated or small or self.out_features >= _HUGE:
-            most_rows = 64
-        else:
-            most_rows = 0
-        shallow = small and not gated and self.in_features < _SHALLOW and num_rows <= 32
-        return tiled.tiled if num_rows <= most_rows and not shallow else None
+        if self._few and num_rows <= max_streamed_rows(self.in_features, self.out_features, self._tuning):
+            return few_rows.few_rows
+        wins = self._tiled and tiled_wins(num_rows, self.in_features, self.out_features, gated, self._tuning)
+        return tiled.tiled if wins else None
 
     def rows(self, ids: Tensor) -> Tensor:
         from ops.embedding.triton_embedding import embedding  # no CPU needs Triton
@@ -79,3 +68,21 @@ class CudaLinearWeight(LinearWeight):
         overwrite(self._weight, weight, "weight")
         overwrite(self._bias, bias, "bias")
         return True
+
+
+def max_streamed_rows(in_features: int, out_features: int, by: LinearTuning) -> int:
+    """Rows up to which few_rows.cu beats everything else."""
+    return few_rows.MOST_ROWS if out_features * in_features <= by.small_weight else by.max_streamed_rows
+
+
+def tiled_wins(num_rows: int, in_features: int, out_features: int, gated: bool, by: LinearTuning) -> bool:
+    """Whether tiled.cu beats cuBLAS, at more rows than few_rows.cu takes."""
+    small = out_features * in_features <= by.small_weight
+    if out_features <= by.narrow_out_features and not gated:
+        most_rows = tiled.MOST_ROWS
+    elif gated or small or out_features >= by.huge_out_features:
+        most_rows = by.max_tiled_rows
+    else:
+        most_rows = 0
+    shallow = small and not gated and in_features < by.shallow_in_features and num_rows <= by.max_shallow_rows
+    return num_rows <= most_rows and not shallow

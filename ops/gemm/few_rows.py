@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ops import tuning
 from ops.cuda.program import Kernel, Program
 
 MOST_ROWS = 16
-_FEW_SLABS = 132  # a multiprocessor each: below this, more warps share a slab
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +56,28 @@ def fits(weight: Tensor) -> bool:
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, variant: Variant | None = None) -> Tensor:
     """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MOST_ROWS, and `fits(weight)`."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
-    variant = variant or choose(num_rows, in_features, out_features, gated)
+    multiprocessors = tuning.of(x.device).multiprocessors
+    variant = variant or choose(num_rows, in_features, out_features, gated, multiprocessors)
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
-    kernel, resident = _kernel(variant, x.dtype, x.device)
+    kernel, blocks = _kernel(variant, x.dtype, x.device)
     kernel.launch(
-        (min(out_features // 16, resident), 1, 1), variant.warps * 32, variant.shared_bytes,
+        (min(out_features // 16, blocks * multiprocessors), 1, 1), variant.warps * 32, variant.shared_bytes,
         x.contiguous(), weight, bias, out, num_rows, out_features, in_features,
     )  # fmt: skip
     return out
 
 
-def choose(num_rows: int, in_features: int, out_features: int, gated: bool) -> Variant:
+def choose(num_rows: int, in_features: int, out_features: int, gated: bool, multiprocessors: int) -> Variant:
+    """The quickest instance: more warps share a slab where there are not as many slabs as multiprocessors."""
     tiles = 1 if num_rows <= 8 else 2
-    warps = 16 if out_features // 16 < _FEW_SLABS else 8
+    warps = 16 if out_features // 16 < multiprocessors else 8
     batches = -(-in_features // (32 * 4 * warps))  # in a warp's share of K; more queue than that is wasted
     return Variant(warps, min(2, batches), tiles, gated)
 
 
 @functools.cache
 def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[Kernel, int]:
-    """The kernel, and how many blocks of it are resident at once."""
+    """The kernel, and how many blocks of it a multiprocessor holds at once."""
     kernel = _PROGRAM.kernel(variant.name, dtype, device)
     kernel.allow_shared_bytes(variant.shared_bytes)
-    blocks = kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)
-    return kernel, blocks * torch.cuda.get_device_properties(device).multi_processor_count
+    return kernel, kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ops import tuning
 from ops.cuda import program
 from ops.cuda.program import Kernel, Program
 from ops.cuda.tensor_map import TensorMap, tensor_map
@@ -22,8 +23,6 @@ _TILE_ROWS = 128  # of the weight, in one block
 _COLUMNS = 64  # of one stage
 _THREADS = 288
 _ALIGNMENT = 1024
-_MULTIPROCESSORS = 132  # of an H100 or H200; more or fewer cost speed only
-_MOST_SPLIT_BLOCKS = 100  # measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +96,10 @@ def tiled(
     `splits`: into so many parts K is cut, up to 8, and no more than K has stages of 64."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     x = x.contiguous()
-    splits = splits or choose_splits(in_features, out_features)
+    by = tuning.of(x.device)
+    splits = splits or choose_splits(in_features, out_features, by.linear.max_split_blocks)
     num_blocks = -(-out_features // _TILE_ROWS) * splits
-    tile = tile or choose(num_rows, num_blocks, gated)
+    tile = tile or choose(num_rows, num_blocks, gated, by.multiprocessors)
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     _kernel(tile, x.dtype, x.device).launch(
         (num_blocks, 1, 1), _THREADS, tile.shared_bytes, _weight_map(weight, gated), _x_map(x, tile.rows), bias, out,
@@ -108,16 +108,17 @@ def tiled(
     return out
 
 
-def choose(num_rows: int, num_blocks: int, gated: bool) -> Tile:
+def choose(num_rows: int, num_blocks: int, gated: bool, multiprocessors: int) -> Tile:
+    """The quickest instance: with all of a multiprocessor's shared memory for one block where there is no second."""
     rows = min(rows for rows in STAGES if rows >= num_rows)
-    return Tile(rows, STAGES[rows][num_blocks <= _MULTIPROCESSORS], gated)
+    return Tile(rows, STAGES[rows][num_blocks <= multiprocessors], gated)
 
 
-def choose_splits(in_features: int, out_features: int) -> int:
+def choose_splits(in_features: int, out_features: int, max_blocks: int) -> int:
     """A cluster costs two barriers, so K is cut only while that gives idle multiprocessors something to do, and four stages of
     work to each."""
     tiles = -(-out_features // _TILE_ROWS)
-    return max(s for s in (1, 2, 4, 8) if s == 1 or (tiles * s <= _MOST_SPLIT_BLOCKS and in_features >= 256 * s))
+    return max(s for s in (1, 2, 4, 8) if s == 1 or (tiles * s <= max_blocks and in_features >= 256 * s))
 
 
 def _weight_map(weight: Tensor, gated: bool) -> TensorMap:

@@ -7,8 +7,6 @@ are added in the order of its ranks: the same bits every time."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -19,16 +17,7 @@ from ops.launch import overlap, wait_for_previous
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.triton_route import Routed
 from ops.moe.weights import ClampedSwiglu, Half
-
-
-class Tiles(NamedTuple):
-    """What one program computes: `rows` pairs of one expert by `columns`, in steps of `depth` along the sum."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
+from ops.tuning.numbers import ProductTiles
 
 
 @triton.jit
@@ -144,7 +133,7 @@ def add_parts(parts: Tensor, top_k: int, plus: Tensor | None) -> Tensor:
     return out
 
 
-def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed, tiles: Tiles) -> Tensor:
+def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles) -> Tensor:
     """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted."""
     shape, weight, bias = experts.shape, experts.weights[half], experts.biases[half]
     first = half == "gate_up"

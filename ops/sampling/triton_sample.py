@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops import tuning
 from ops.launch import overlap, wait_for_previous
 from ops.sampling import noise, tables
 from ops.sampling.tables import SamplingTables
+from ops.tuning.numbers import SamplingTuning
 
 GROUP = 32  # tokens surveyed together: 64 bytes of bfloat16
-POOL = 8192  # tokens that _filter holds in registers
-PREPARERS = 512  # programs of _prepare, about: some four for each multiprocessor
 
 _RECORD = tl.constexpr(tables.RECORD)
 _FLAGS = tl.constexpr(tables.FLAGS)
@@ -427,7 +427,8 @@ def sample(
     ids = torch.empty(lines, dtype=torch.int64, device=logits.device)
     if not lines:
         return ids
-    tile = _tile_size(lines, vocab_size)
+    by = tuning.of(logits.device).sampling
+    tile = choose_tile(lines, vocab_size, by)
     num_tiles = triton.cdiv(vocab_size, tile)
     num_groups = triton.cdiv(vocab_size, GROUP)
     floats = {"dtype": torch.float32, "device": logits.device}
@@ -442,7 +443,7 @@ def sample(
     num_biases, num_bans = tables.bias_ids.shape[1], tables.ban_ids.shape[1]
     launch = overlap(logits.device)
     warps = tile // 512  # 16 logits per thread: two 16-byte loads of bfloat16
-    _prepare[(min(num_tiles, triton.cdiv(PREPARERS, lines)), lines)](
+    _prepare[(min(num_tiles, triton.cdiv(by.prepare_programs, lines)), lines)](
         logits, logits.stride(0), *records, tables.counts, tables.bias_ids, tables.bias_values, tables.ban_ids,
         tables.masks, adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
         WORDS=tables.masks.shape[1],
@@ -451,7 +452,7 @@ def sample(
     )  # fmt: skip
     _filter[(lines,)](
         logits, logits.stride(0), *records, adjusted, group_max, group_mass, lists, thresholds, V=vocab_size,
-        GROUPS=num_groups, GROUPS_PAD=triton.next_power_of_2(num_groups), GROUP=GROUP, POOL=POOL,
+        GROUPS=num_groups, GROUPS_PAD=triton.next_power_of_2(num_groups), GROUP=GROUP, POOL=by.pool,
         SHIFT=_EQUAL_LOW_BITS[logits.dtype], num_warps=16, **launch,
     )  # fmt: skip
     _choose[(num_tiles, lines)](
@@ -465,6 +466,7 @@ def sample(
     return ids
 
 
-def _tile_size(lines: int, vocab_size: int) -> int:
-    """Tiles as large as leaves some two programs for each multiprocessor; a batch of one spreads over more than a hundred."""
-    return next((tile for tile in (4096, 2048) if lines * triton.cdiv(vocab_size, tile) >= 256), 1024)
+def choose_tile(lines: int, vocab_size: int, by: SamplingTuning) -> int:
+    """Tiles as large as leaves the device busy; a batch of one spreads over more than a hundred programs."""
+    *larger, smallest = by.tiles
+    return next((tile for tile in larger if lines * triton.cdiv(vocab_size, tile) >= by.min_programs), smallest)

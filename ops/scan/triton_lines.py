@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops import tuning
+
 EXACT = "tf32x3"
 
 
@@ -35,8 +37,9 @@ def precision(x: Tensor) -> str:
 
 
 def chunk_size(x: Tensor) -> int:
-    """Tokens multiplied at once. Three products each need their parts of a float32 matrix in shared memory at the same time."""
-    return 16 if x.dtype == torch.float32 else 64
+    """Tokens multiplied at once."""
+    by = tuning.of(x.device).recurrent
+    return by.float32_chunk if x.dtype == torch.float32 else by.chunk
 
 
 def lanes(size: int) -> int:

@@ -8,12 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops import tuning
 from ops.attention.meta import AttentionMeta
 from ops.launch import overlap, wait_for_previous
 from ops.scan.heads import ScanHeads
 from ops.scan.triton_lines import chunk_size, lanes, line_span, precision, softplus
-
-_ROWS_OF_ONE, _ROWS = 16, 64  # dims of a head in one program, for lines of one token and of more
 
 
 @triton.jit
@@ -117,12 +116,13 @@ def state_space_scan(
         "HEADS": heads.num_heads, "HEAD": heads.head_size, "GROUPS": heads.num_groups, "STATE": heads.state_size,
         "STATE_LANES": lanes(heads.state_size), **overlap(xbc.device),
     }  # fmt: skip
-    grid = slots.shape[0], heads.num_heads
-    _one_token[(*grid, triton.cdiv(heads.head_size, _ROWS_OF_ONE))](*tensors, ROWS=_ROWS_OF_ONE, num_warps=2, **shape)
+    grid, by = (slots.shape[0], heads.num_heads), tuning.of(xbc.device).recurrent
+    _one_token[(*grid, triton.cdiv(heads.head_size, by.single_scan_rows))](
+        *tensors, ROWS=by.single_scan_rows, num_warps=by.single_scan_warps, **shape
+    )
     if meta.max_query_len > 1:
-        # A state of [64, 128] is what 8 warps keep in registers beside the tiles it meets.
-        rows = min(lanes(heads.head_size), max(16, _ROWS * 128 // shape["STATE_LANES"]))
+        rows = min(lanes(heads.head_size), max(16, by.scan_rows * 128 // shape["STATE_LANES"]))
         _chunks[(*grid, triton.cdiv(heads.head_size, rows))](
-            *tensors, ROWS=rows, CHUNK=chunk_size(xbc), PRECISION=precision(xbc), num_warps=8, **shape
+            *tensors, ROWS=rows, CHUNK=chunk_size(xbc), PRECISION=precision(xbc), num_warps=by.scan_warps, **shape
         )
     return out

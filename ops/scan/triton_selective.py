@@ -7,11 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops import tuning
 from ops.attention.meta import AttentionMeta
 from ops.launch import overlap, wait_for_previous
 from ops.scan.triton_lines import line_span, softplus
-
-_LANES = 32  # channels of one program
 
 
 @triton.jit
@@ -56,10 +55,12 @@ def selective_scan(
     (num_tokens, channels), state_size = x.shape, a.shape[1]
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     if num_tokens:
-        _scan[(slots.shape[0], triton.cdiv(channels, _LANES))](
+        by = tuning.of(x.device).recurrent
+        _scan[(slots.shape[0], triton.cdiv(channels, by.selective_channels))](
             x, steps, b, c, a, d, gate, out, states, slots, meta.query_starts, meta.context_lens, x.stride(0),
             steps.stride(0), b.stride(0), c.stride(0), gate.stride(0), states.stride(0), CHANNELS=channels,
-            STATE=state_size, LANES=_LANES, STATE_LANES=triton.next_power_of_2(state_size), num_warps=2,
+            STATE=state_size, LANES=by.selective_channels, STATE_LANES=triton.next_power_of_2(state_size),
+            num_warps=by.selective_warps,
             **overlap(x.device),
         )  # fmt: skip
     return out

@@ -154,8 +154,9 @@ class CudaRunner:
                 self._logprobs.bind(row.row, row.binding)
         # A new row may share blocks that its neighbours fill in this very step, so it must be stored before it is read.
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
+        least = ops.min_planned_prefill(self._inputs.last_ids.device)
         planned = eager or any(
-            row.prompt_logprobs is not None or (row.start == 0 and row.num_tokens >= ops.FRESH_FROM) for row in rows
+            row.prompt_logprobs is not None or (row.start == 0 and row.num_tokens >= least) for row in rows
         )
         shape = None if planned else self._graphs.find(num_tokens, len(rows), uniform=uniform)
         if shape is not None:

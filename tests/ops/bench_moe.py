@@ -15,10 +15,11 @@ from typing import NamedTuple
 import torch
 
 import ops
-from ops.moe.triton_experts import Grouped, TritonExpertWeights, mix
-from ops.moe.triton_grouped import Tiles, add_parts, product
+from ops.moe.triton_experts import TritonExpertWeights, mix
+from ops.moe.triton_grouped import add_parts, product
 from ops.moe.triton_route import Routed, route
 from ops.moe.weights import Half
+from ops.tuning.numbers import ExpertTiles, ProductTiles
 from tests.ops.bench_cuda import COPY_BYTES_PER_US, us
 
 SHAPE = ops.ExpertShape(128, 2048, 768)
@@ -36,10 +37,10 @@ class Step(NamedTuple):
     logits: torch.Tensor
     routed: Routed
 
-    def mixed(self, choice: Grouped) -> torch.Tensor:
+    def mixed(self, choice: ExpertTiles) -> torch.Tensor:
         return mix(self.experts, self.x, self.logits, ROUTING, None, None, choice)
 
-    def half(self, half: Half, how: Tiles) -> None:
+    def half(self, half: Half, how: ProductTiles) -> None:
         product(self.experts, half, self.x if half == "gate_up" else self.inner, self.routed, how)
 
 
@@ -89,23 +90,23 @@ def table(counts: list[int], layers: list[TritonExpertWeights]) -> None:
     print("us a layer")
 
 
-def candidates(num_tokens: int) -> Iterator[Tiles]:
+def candidates(num_tokens: int) -> Iterator[ProductTiles]:
     per_expert = num_tokens * ROUTING.top_k / SHAPE.num_experts
     if per_expert <= 16:
         for columns, depth, warps in ((32, 128, 4), (32, 256, 2), (64, 64, 4), (64, 128, 4), (128, 64, 4)):
-            yield from (Tiles(16, columns, depth, warps, stages) for stages in (3, 5))
+            yield from (ProductTiles(16, columns, depth, warps, stages) for stages in (3, 5))
     if 4 <= per_expert <= 64:
-        yield from (Tiles(32, columns, depth, 4, 4) for columns in (64, 128) for depth in (64, 128))
-        yield from (Tiles(64, columns, 64, 4, stages) for columns in (64, 128) for stages in (3, 4))
+        yield from (ProductTiles(32, columns, depth, 4, 4) for columns in (64, 128) for depth in (64, 128))
+        yield from (ProductTiles(64, columns, 64, 4, stages) for columns in (64, 128) for stages in (3, 4))
     if per_expert >= 32:
-        yield from (Tiles(128, columns, 64, 8, stages) for columns in (64, 128, 256) for stages in (3, 4))
+        yield from (ProductTiles(128, columns, 64, 8, stages) for columns in (64, 128, 256) for stages in (3, 4))
 
 
 def try_tiles(counts: list[int], layers: list[TritonExpertWeights]) -> None:
     for num_tokens in counts:
         steps = steps_of(num_tokens, layers)
         for half in HALVES:
-            times: dict[Tiles, float] = {}
+            times: dict[ProductTiles, float] = {}
             for how in candidates(num_tokens):
                 try:
                     times[how] = each(steps, lambda step, half=half, how=how: step.half(half, how))
@@ -125,7 +126,7 @@ def compile_all(counts: list[int], layers: list[TritonExpertWeights], *, tiles: 
     if tiles:
         wanted |= {(half, how) for count in counts for how in candidates(count) for half in HALVES}
 
-    def compile_one(half: Half, how: Tiles) -> None:
+    def compile_one(half: Half, how: ProductTiles) -> None:
         with suppress(Exception):  # too large for the device: said where it is measured
             step.half(half, how)
 

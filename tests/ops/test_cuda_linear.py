@@ -104,14 +104,14 @@ def test_a_tied_embedding_is_read_out_of_the_weight():
 
 def test_what_is_chosen_exists_and_holds_all_rows():
     for num_rows, features, gated in itertools.product(range(1, few_rows.MOST_ROWS + 1), FEATURES, (False, True)):
-        variant = few_rows.choose(num_rows, features, features, gated)
+        variant = few_rows.choose(num_rows, features, features, gated, 132)
         assert variant in few_rows.VARIANTS
         assert variant.tiles * 8 >= num_rows
         assert variant.shared_bytes <= SHARED_BYTES
     for num_rows, num_blocks, gated in itertools.product(
         range(1, tiled.MOST_ROWS + 1), (8, 132, 133, 1000), (False, True)
     ):
-        tile = tiled.choose(num_rows, num_blocks, gated)
+        tile = tiled.choose(num_rows, num_blocks, gated, 132)
         assert tile in tiled.TILES
         assert tile.rows >= num_rows
         assert tile.shared_bytes * (2 if num_blocks > 132 else 1) <= SHARED_BYTES
@@ -119,5 +119,5 @@ def test_what_is_chosen_exists_and_holds_all_rows():
 
 def test_k_is_cut_into_whole_stages_of_enough_work():
     for in_features, out_features in itertools.product(FEATURES, (16, 1024, 4096, 28672, 151_936)):
-        splits = tiled.choose_splits(in_features, out_features)
+        splits = tiled.choose_splits(in_features, out_features, 100)
         assert splits == 1 or in_features // splits >= 256

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ops import tuning
 from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
+from ops.tuning.numbers import QueryTiles
 from tests.ops.places import DEVICES, interpreted_once, places
 
 PLACES = places(1e-5, 2e-3, 1e-2)
@@ -73,20 +75,30 @@ def test_matches_the_reference(device, spans, heads, kv_heads, head_size, dtype,
     check(*case(device, spans, heads, kv_heads, head_size, dtype), tolerance)
 
 
+def with_tiles(monkeypatch, **tiles):
+    """Paged attention by these tiles instead of the device's."""
+    real = tuning.of
+
+    def of(device):
+        by = real(device)
+        return replace(by, attention=replace(by.attention, paged=replace(by.attention.paged, **tiles)))
+
+    monkeypatch.setattr(tuning, "of", of)
+
+
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), [place for place in PLACES if "float32" not in place.id])
 @pytest.mark.parametrize("head_size", [64, 96, 128])
 def test_large_tiles_match_the_reference(monkeypatch, device, dtype, tolerance, head_size):
     """Those of steps with many tokens of 16 bits, which the small steps of the other tests would never choose."""
-    monkeypatch.setattr(triton_paged, "FEW_SPANS", triton_paged.SPANS)
+    with_tiles(monkeypatch, small_prefill=tuning.read("default").groups["attention"].paged.prefill)
     check(*case(device, [(150, 301), (1, 7), (64, 64), (128, 140)], 6, 2, head_size, dtype), tolerance)
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1), (8, 1)])
 def test_a_group_packed_into_one_tile_matches_the_reference(monkeypatch, device, dtype, tolerance, heads, kv_heads):
-    packed = {64: triton_paged.Tiles(32, 32, 4, 2, packed=True)}
-    monkeypatch.setattr(triton_paged, "FEW_SPANS", packed)
-    monkeypatch.setattr(triton_paged, "FLOAT32_SPANS", packed)
+    packed = {64: QueryTiles(32, 32, 4, 2, packed=True)}
+    with_tiles(monkeypatch, small_prefill=packed, float32_prefill=packed)
     check(*case(device, [(40, 75), (1, 3), (7, 7), (2, 90)], heads, kv_heads, 64, dtype), tolerance)
 
 
@@ -178,7 +190,7 @@ def test_long_fresh_lines_are_left_alone_when_somebody_else_does_them(device, on
     wanted = out.clone()
     for start, end in untouched:
         out[start:end] = wanted[start:end] = 7.0
-    got = triton_paged.paged_attention(q, k, v, meta, 0.125, out=out, fresh_from=20)
+    got = triton_paged.paged_attention(q, k, v, meta, 0.125, out=out, prefill_from=20)
     assert got is out
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 

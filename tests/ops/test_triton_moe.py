@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import ops
+from ops import tuning
 from ops.moe import reference
-from ops.moe.triton_experts import FLOAT32_GROUPED, GROUPED, Grouped, TritonExpertWeights, mix
-from ops.moe.triton_grouped import Tiles
+from ops.moe.triton_experts import TritonExpertWeights, mix
 from ops.moe.triton_route import route
+from ops.tuning.numbers import ExpertTiles, ProductTiles
 from tests.ops.moe_case import moe_case
 from tests.ops.places import DEVICES, places
 
@@ -103,13 +104,15 @@ def test_moe_matches_the_definition(shape, num_tokens, dtype, tolerance, device)
     assert error(out, case.expected()) < tolerance
 
 
-EVERY_CHOICE = [*GROUPED, *FLOAT32_GROUPED, Grouped(0, Tiles(64, 16, 16, 4, 2), Tiles(16, 128, 32, 4, 2))]
+TILES = tuning.read("nvidia-h200").groups["experts"]
+ODD = ExpertTiles(1, ProductTiles(64, 16, 16, 4, 2), ProductTiles(16, 128, 32, 4, 2))
+EVERY_CHOICE = [*TILES.half, *TILES.float32, ODD]
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
 @pytest.mark.parametrize("choice", EVERY_CHOICE, ids=str)
 def test_every_choice_of_kernels_gives_the_same_result(choice, dtype, tolerance, device):
-    if device == "cuda" and dtype == torch.float32 and choice in GROUPED:
+    if device == "cuda" and dtype == torch.float32 and choice in TILES.half:
         pytest.skip("tiles for half precision do not fit shared memory in float32")
     case = moe_case(20, ops.ExpertShape(3, 136, 72), ops.Routing(2), plus=True)
     out = mix(filled(case, dtype, device), **case.inputs(dtype, device), routing=case.routing, choice=choice)
@@ -121,7 +124,7 @@ def test_every_choice_of_kernels_gives_the_same_result(choice, dtype, tolerance,
 def test_experts_of_real_width_match_the_definition(num_tokens):
     case = moe_case(num_tokens, ops.ExpertShape(8, 2048, 768), ops.Routing(5, renormalize=True), plus=True)
     experts, inputs = filled(case, torch.bfloat16, "cuda"), case.inputs(torch.bfloat16, "cuda")
-    for choice in GROUPED:
+    for choice in TILES.half:
         assert error(mix(experts, **inputs, routing=case.routing, choice=choice), case.expected()) < 2e-2
 
 

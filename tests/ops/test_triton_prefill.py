@@ -38,22 +38,21 @@ def step(lines, heads, kv_heads, head_size, dtype, device):
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), places(1e-5, 2e-3, 1e-2))
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(4, 2, 64), (3, 3, 128), (4, 1, 96)])
-def test_the_two_share_a_step(monkeypatch, device, dtype, tolerance, heads, kv_heads, head_size):
-    monkeypatch.setattr(sdpa, "FRESH_FROM", 64)
+def test_the_two_share_a_step(device, dtype, tolerance, heads, kv_heads, head_size):
     lines = [(64, 64), (64, 64), (1, 30), (80, 80), (70, 90), (63, 63), (0, 0), (64, 64)]
     qkv, k_cache, v_cache, meta = step(lines, heads, kv_heads, head_size, dtype, device)
     scale = head_size**-0.5
     q = qkv[:, : heads * head_size].unflatten(1, (heads, head_size))
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
-    rest = sdpa.prefill_attention(qkv, out, heads, kv_heads, head_size, meta, scale)
+    rest = sdpa.prefill_attention(qkv, out, heads, kv_heads, head_size, meta, scale, 64)
     if device == "cpu" or dtype != torch.float32:
         assert rest == [(128, 129, 30), (209, 279, 90), (279, 342, 63)]
         assert out.isnan().any(-1).any(-1).nonzero().flatten().tolist() == [128, *range(209, 342)]
-        fresh_from = sdpa.FRESH_FROM
+        prefill_from = 64
     else:
         assert rest == [span for span in meta.spans if span[0] < span[1]]
-        fresh_from = triton_paged.NEVER
-    triton_paged.paged_attention(q, k_cache, v_cache, meta, scale, out=out, fresh_from=fresh_from)
+        prefill_from = triton_paged.NEVER
+    triton_paged.paged_attention(q, k_cache, v_cache, meta, scale, out=out, prefill_from=prefill_from)
     wanted = reference.paged_attention(q.double(), k_cache.double(), v_cache.double(), meta, scale)
     assert ((out.double() - wanted).norm() / wanted.norm()) < tolerance
 
@@ -62,4 +61,4 @@ def test_without_spans_on_the_host_there_is_no_plan():
     qkv, _, _, meta = step([(3, 3)], 2, 2, 64, torch.float32, "cpu")
     bare = AttentionMeta(meta.query_starts, meta.context_lens, meta.block_tables, 3, 3)
     with pytest.raises(ValueError, match="spans"):
-        sdpa.prefill_attention(qkv, qkv.new_empty(3, 2, 64), 2, 2, 64, bare, 0.125)
+        sdpa.prefill_attention(qkv, qkv.new_empty(3, 2, 64), 2, 2, 64, bare, 0.125, 64)

@@ -1,0 +1,190 @@
+"""What is measured of a device and then chosen by: each number with its meaning, its unit, and how it was measured.
+
+The values are in *.json beside this file. Here are the types only; what no measurement decides (what a kernel can do at all, how
+its source is cut) is not a tuning and stays with the kernel. Nothing here changes a result beyond the order of a sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTuning:
+    """Which kernel takes a linear layer [out_features, in_features], by its rows of x. Measured in a captured graph over whole
+    layers of the 0.6B, 1.7B and 8B shapes (tests/ops/bench_cuda.py): where cuBLAS cannot fill the device with its tiles, and
+    where it needs a second launch for the activation."""
+
+    max_streamed_rows: int  # rows up to which few_rows.cu, a stream of the weight, wins at every size
+    small_weight: int  # elements up to which a weight is streamed at as many rows as few_rows.cu takes
+    narrow_out_features: (
+        int  # out features up to which cuBLAS leaves the device half empty: tiled.cu takes all its rows
+    )
+    huge_out_features: int  # out features, as of a vocabulary's head, from which tiled.cu wins again
+    max_tiled_rows: (
+        int  # rows up to which it does, and where a gate's activation is in the same launch, and for small weights
+    )
+    shallow_in_features: int  # in features below which cuBLAS wins back small weights ...
+    max_shallow_rows: int  # ... up to so many rows
+    max_split_blocks: int  # blocks of tiled.cu up to which K is cut in two: a cluster's barriers cost more beyond
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBlock:
+    """A block of decode.cu: its warps, and how many such blocks the registers of a multiprocessor must hold."""
+
+    warps: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTuning:
+    """decode.cu, by pairs of request and kv head. Measured with contexts of 576 keys, and with mixed ones of 100 to 2048 keys, the
+    longest first: wide blocks even out long contexts, narrow ones are quicker where pairs fill the device twice or three times, few
+    pairs get a cluster of blocks each."""
+
+    wide: DecodeBlock
+    narrow: DecodeBlock
+    head_size_256: DecodeBlock  # at any number of pairs
+    min_narrow_pairs: int  # the first number of pairs that narrow blocks take
+    max_narrow_pairs: int  # and the last
+    clustered_pairs: int  # a pair gets this over the number of pairs, rounded down, blocks, one at least
+    max_splits: int  # blocks of a pair
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTiles:
+    """A program over queries of prompts (triton_paged.py): `rows` queries (times heads, if a group is packed), `keys` at a time."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    packed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeySplits:
+    """A program over the keys of one query (triton_paged.py): `keys` at a time, at least `min_keys` of them to a split."""
+
+    keys: int
+    warps: int
+    stages: int
+    min_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagedTuning:
+    """Paged attention in Triton, by lanes of a head (its size, up to a power of two): 64, 128, 256."""
+
+    prefill: dict[int, QueryTiles]  # 16-bit queries, where tiles fill the device
+    small_prefill: dict[int, QueryTiles]  # where `prefill` would leave multiprocessors idle
+    float32_prefill: dict[int, QueryTiles]
+    decode: dict[int, KeySplits]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTiles:
+    """A program of latent attention: `rows` queries times heads, `keys` at a time, at least `min_keys` of them to a split."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    min_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTuning:
+    """Latent attention in Triton: 16-bit and float32, one query and many."""
+
+    prefill: LatentTiles
+    decode: LatentTiles
+    float32_prefill: LatentTiles
+    float32_decode: LatentTiles
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTuning:
+    """All kernels of attention over the paged cache.
+
+    min_planned_prefill: tokens of a prompt, whole in one step, from which torch's own attention, planned on the host, beats the
+    paged kernel; below, the host's cost of a call shows."""
+
+    min_planned_prefill: int
+    max_splits: int  # of one context over Triton's programs: more cost more to join than they save
+    programs_per_multiprocessor: int  # that a context is split to reach
+    paged: PagedTuning
+    latent: LatentTuning
+    decode: DecodeTuning
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """One program of a grouped matrix product: `rows` pairs of token and expert by `columns`, in steps of `depth` along the sum."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """The products of a step that brings an expert up to `max_pairs` pairs on average (None: any number)."""
+
+    max_pairs: float | None
+    gate_up: ProductTiles
+    down: ProductTiles
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTuning:
+    """Mixture of experts in Triton; `max_pairs` rise, the last is None. Measured by tests/ops/bench_moe.py."""
+
+    half: tuple[ExpertTiles, ...]  # 16-bit weights
+    float32: tuple[ExpertTiles, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTuning:
+    """Sampling in Triton, over rows of logits."""
+
+    pool: int  # logits that the program which filters a row holds in registers
+    prepare_programs: int  # of the pass that adjusts all rows, about: some four a multiprocessor
+    tiles: tuple[int, ...]  # logits of a program, falling: the first that leaves `min_programs` programs, or the last
+    min_programs: int  # some two a multiprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentTuning:
+    """Recurrent layers in Triton: sizes of one program, with its warps. `single`: for requests of one token in the step."""
+
+    conv_tokens: int
+    conv_channels: int
+    scan_rows: (
+        int  # Mamba-2: dims of a head of a state of [rows, 128]; 64 are what the warps keep beside the tiles it meets
+    )
+    scan_warps: int
+    single_scan_rows: int
+    single_scan_warps: int
+    selective_channels: int  # Mamba
+    selective_warps: int
+    delta_columns: int  # gated delta rule: value dims
+    delta_warps: int
+    single_delta_columns: int
+    single_delta_warps: int
+    chunk: int  # tokens multiplied at once
+    float32_chunk: int  # of three products each, whose parts are in shared memory at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """All numbers of one device."""
+
+    multiprocessors: int  # read from the device, not from a file
+    linear: LinearTuning
+    attention: AttentionTuning
+    experts: ExpertTuning
+    sampling: SamplingTuning
+    recurrent: RecurrentTuning
