@@ -71,13 +71,16 @@ class Grammars:
     async def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         await self._slots.acquire()
         work = asyncio.wrap_future(_on_large_stack(lambda: self._compile(grammar)))
-        work.add_done_callback(
-            lambda _: self._slots.release()
-        )  # it cannot be interrupted, and keeps its place till then
+        work.add_done_callback(self._leave)  # it cannot be interrupted, and keeps its place till then
         try:
             return await asyncio.wait_for(asyncio.shield(work), MAX_COMPILE_S)
         except TimeoutError:
             raise GrammarError(f"compiling it takes longer than {MAX_COMPILE_S:g} s") from None
+
+    def _leave(self, work: asyncio.Future[llguidance.LLMatcher]) -> None:
+        self._slots.release()
+        if not work.cancelled():
+            work.exception()  # of what took too long nobody asks: asyncio would log it as forgotten
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         self.warm()

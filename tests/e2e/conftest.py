@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 
-START_LIMIT_S = 600  # the first start downloads the model
-
 
 class Server:
     """A server process with its log; `stop` must leave nothing behind."""
@@ -38,7 +36,7 @@ class Server:
 
     def get(self, path: str) -> tuple[int, dict]:
         try:
-            with urllib.request.urlopen(self.base + path, timeout=30) as answer:
+            with urllib.request.urlopen(self.base + path) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -46,8 +44,7 @@ class Server:
     def wait_until_healthy(self) -> list[tuple[int, dict]]:
         """Every answer of /health on the way, the 200 last."""
         answers: list[tuple[int, dict]] = []
-        deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
+        while True:  # the first start downloads the model; a hang is the test's to end
             assert self.process.poll() is None, "".join(self.log)
             try:
                 answers.append(self.get("/health"))
@@ -57,18 +54,17 @@ class Server:
             if answers[-1][0] == 200:
                 return answers
             time.sleep(0.02)
-        raise AssertionError("".join(self.log))
 
     def post(self, path: str, body: object) -> tuple[int, dict]:
         ask = urllib.request.Request(self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(ask, timeout=60) as answer:
+            with urllib.request.urlopen(ask) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.base + "/v1", api_key="none", max_retries=0, timeout=120)
+        return openai.OpenAI(base_url=self.base + "/v1", api_key="none", max_retries=0)
 
     def kill(self) -> None:
         if self.process.poll() is None:

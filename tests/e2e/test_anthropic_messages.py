@@ -22,7 +22,7 @@ WEATHER = {
 
 def anthropic_ask(server: Any, **fields: Any) -> tuple[anthropic.Anthropic, dict]:
     """A client, and what to ask with it: greedily, since what is asked has one answer."""
-    client = anthropic.Anthropic(base_url=server.base, api_key="none", max_retries=0, timeout=120)
+    client = anthropic.Anthropic(base_url=server.base, api_key="none", max_retries=0, timeout=None)
     model = server.get("/v1/models")[1]["data"][0]["id"]
     ask = {"model": model, "messages": QUESTION, "max_tokens": 24, "extra_body": {"temperature": 0}}
     return client, {**ask, **fields}

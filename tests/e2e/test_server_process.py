@@ -98,7 +98,7 @@ def test_bad_requests_get_an_error_in_openais_shape(server, change, kind, param)
 
 
 def test_metrics_count_what_was_served(server):
-    with urllib.request.urlopen(server.base + "/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(server.base + "/metrics") as answer:
         text = answer.read().decode()
     assert 'oneloop:request_success_total{engine="0",finished_reason="length"' in text
     assert "oneloop:time_to_first_token_seconds_bucket" in text
@@ -107,11 +107,14 @@ def test_metrics_count_what_was_served(server):
 def test_an_idle_server_uses_no_cpu(server):
     """Not a timing: a process that polls is scheduled, one that waits is not."""
     process = psutil.Process(server.process.pid)
-    time.sleep(2.5)  # let keep-alive timers of earlier clients run out of the way
-    before = process.num_ctx_switches()
-    time.sleep(2.0)
-    after = process.num_ctx_switches()
-    assert after.voluntary - before.voluntary <= 10
+
+    def switches_in_two_seconds() -> int:
+        before = process.num_ctx_switches().voluntary
+        time.sleep(2.0)
+        return process.num_ctx_switches().voluntary - before
+
+    # Keep-alive timers of earlier clients run out within some of these.
+    assert any(switches_in_two_seconds() <= 10 for _ in range(10))
 
 
 def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_behind(start):
@@ -134,7 +137,7 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_behind(start):
     assert "retry-after" in refused.value.response.headers
     chunks += stream
     assert chunks[-1].choices[0].finish_reason == "length"
-    assert server.process.wait(60) == 0
+    assert server.process.wait() == 0
     assert not [child for child in children if child.is_running()]
 
 
@@ -154,7 +157,7 @@ def test_a_second_signal_ends_at_once(start):
     while server.get("/health")[1]["status"] != "draining":
         assert server.process.poll() is None
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(30) != 0
+    assert server.process.wait() != 0
 
 
 def test_a_cached_model_needs_no_network(server, start):
@@ -163,9 +166,7 @@ def test_a_cached_model_needs_no_network(server, start):
 
 
 def test_an_unknown_option_is_refused_by_name():
-    ended = subprocess.run(
-        [sys.executable, "-m", "server", "--max-modle-len", "5"], capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run([sys.executable, "-m", "server", "--max-modle-len", "5"], capture_output=True, text=True)
     assert ended.returncode == 2
     assert "--max-modle-len" in ended.stderr
     assert "--max-model-len" in ended.stderr.split("--max-modle-len", 1)[1]

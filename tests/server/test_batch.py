@@ -272,7 +272,7 @@ def test_the_command_is_reached_by_its_name_and_tells_how_it_is_used():
     for arguments, code, words in ((["--help"], 0, "custom_id"), ([], 2, "batch IN OUT")):
         ended = subprocess.run(
             [sys.executable, "-X", "importtime", "-m", "server", "batch", *arguments],
-            cwd=ROOT, capture_output=True, text=True, timeout=60,
+            cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         assert ended.returncode == code
         assert words in ended.stdout + ended.stderr

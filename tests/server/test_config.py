@@ -176,7 +176,7 @@ def test_help_and_version_import_nothing_heavy(flag):
         f"sys.argv = ['oneloop', {flag!r}]\n"
         "runpy.run_module('server', run_name='__main__')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "HEAVY []"
     assert ("--served-model-name" in ended.stdout) == (flag == "--help")
@@ -201,7 +201,7 @@ def test_the_version_is_the_package_version(capsys):
 
 def test_a_bad_option_ends_the_program_with_2_and_one_line():
     ended = subprocess.run(
-        [sys.executable, "-m", "server", "--max-modle-len", "5"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "server", "--max-modle-len", "5"], cwd=ROOT, capture_output=True, text=True
     )
     assert ended.returncode == 2
     assert ended.stderr.splitlines() == ["oneloop: unknown option --max-modle-len (did you mean --max-model-len?)"]

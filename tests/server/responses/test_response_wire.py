@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,8 +65,29 @@ def test_items_are_read_or_refused(items):
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
 @settings(max_examples=60, deadline=None)
-def test_fields_are_read_or_refused(fields):
-    with contextlib.suppress(ApiError):
-        wire = RESPONSES.decode(json.dumps({"input": "Hi", **fields}).encode(), [])
+def test_fields_are_read_or_refused_as_the_client_s_fault_and_by_name(fields):
+    body, refusal, chat = {"input": "Hi", **fields}, None, None
+    try:
+        wire = RESPONSES.decode(json.dumps(body).encode(), [])
         if isinstance(wire.input, str):
-            chat_request(wire, messages_of([], wire.instructions))
+            chat = chat_request(wire, messages_of([], wire.instructions))
+    except ApiError as error:
+        refusal = error
+    if refusal is not None:
+        assert refusal.status == 400
+        assert refusal.message
+        assert refusal.param is None or re.split(r"[.\[]", refusal.param)[0] in body
+    elif chat is not None:
+        assert chat.max_completion_tokens == fields.get("max_output_tokens")
+        for name in {"temperature", "top_p", "top_k", "seed", "stop", "priority", "cache_salt"} & fields.keys():
+            assert getattr(chat, name) == fields[name]
+
+
+@pytest.mark.parametrize(
+    ("fields", "taken"), [({"top_k": 3, "stop": ["x"], "max_output_tokens": 5}, True), ({"top_k": "x"}, False)]
+)
+def test_some_fields_are_read_and_some_refused(fields, taken):
+    """So that neither half of the above is about nothing."""
+    with contextlib.nullcontext() if taken else pytest.raises(ApiError):
+        wire = RESPONSES.decode(json.dumps({"input": "Hi", **fields}).encode(), [])
+        assert chat_request(wire, messages_of([], None)).max_completion_tokens == 5
