@@ -26,6 +26,7 @@ from ops.gemm import (
     prepare_heads,
     prepare_linear,
 )
+from ops.gemm.by_head import HeadsWeight
 from ops.gemm.weight import LinearWeight
 from ops.inputs import unpack
 from ops.inputs.tensors import StepTensors
@@ -51,6 +52,7 @@ __all__ = [
     "DeltaHeads",
     "ExpertShape",
     "ExpertWeights",
+    "HeadsWeight",
     "LatentHeads",
     "LinearWeight",
     "NotRecordable",

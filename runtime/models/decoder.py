@@ -16,8 +16,9 @@ from torch import Tensor
 import ops
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.blocks.layer import build_layer
+from runtime.models.blocks.parameters import Parameters
 from runtime.models.blocks.rope import cos_sin_table
-from runtime.models.blocks.stack import LayerStack
+from runtime.models.blocks.stack import LayerStack, TracedStack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
@@ -42,8 +43,8 @@ class Decoder:
     graph_unsupported_reason: str | None = None
 
     def __init__(
-        self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, *, dtype: str, device: str,
-        num_parameters: int, weights_bytes: int,
+        self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, *, dtype: str,
+        device: str, num_parameters: int, weights_bytes: int,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.dtype = dtype
@@ -51,7 +52,9 @@ class Decoder:
         self.num_parameters = num_parameters
         self.weights_bytes = weights_bytes
         self._vocabulary = vocabulary
-        self._stack = stack
+        self._layers = stack
+        self._stack: LayerStack | TracedStack = stack
+        self._parameters = parameters
 
     @classmethod
     def build(cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int) -> Decoder:
@@ -69,25 +72,30 @@ class Decoder:
             spec,
             VocabularyBlock(spec, weights, dtype),
             LayerStack(layers, keeps_embedding=any(isinstance(layer, HybridLayer) for layer in spec.layers)),
+            Parameters(spec, weights),
             dtype=dtype,
             device=device,
             num_parameters=sum(prod(parameter.shape) for parameter in spec.parameters()),
-            weights_bytes=sum(each.nbytes for kind in weights for each in kind.values()),
+            weights_bytes=weights.nbytes,
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
         """The same for these caches alone: a native CPU step of its layers is as few calls as `ops.Recorder` allows."""
         if not ops.can_record(torch.device(self.device), getattr(torch, self.dtype)):
             return self
-        return Decoder(
-            self.spec,
-            self._vocabulary,
-            self._stack.traced(kv_caches, self.spec.hidden_size),
-            dtype=self.dtype,
-            device=self.device,
-            num_parameters=self.num_parameters,
-            weights_bytes=self.weights_bytes,
-        )
+        decoder = Decoder(
+            self.spec, self._vocabulary, self._layers, self._parameters, dtype=self.dtype, device=self.device,
+            num_parameters=self.num_parameters, weights_bytes=self.weights_bytes,
+        )  # fmt: skip
+        decoder._stack = TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters)
+        return decoder
+
+    def load_parameter(self, name: str, stored: ops.Stored) -> None:
+        """Replace the numbers of a parameter of `spec.parameters()`: for this decoder and all that were traced of it, from the next
+        step on. A matrix may bring its bias. No step may be under way.
+
+        Raises WeightsError for a name that the model has not, another shape, or a format that is not kept there."""
+        self._parameters.load(name, stored)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, H], as `ForwardStep.input_embeds` takes them, for callers who put others among them."""

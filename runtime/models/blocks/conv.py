@@ -12,8 +12,8 @@ class Convolution:
     """`name`: of a Conv1d in the weights. `silu`: taken of what it gives."""
 
     def __init__(self, name: str, weights: Weights, *, silu: bool) -> None:
-        weight = weights.tensors[f"{name}.weight"]  # [channels, 1, taps]
-        self._weight = weight[:, 0].T.contiguous()
+        # of [channels, 1, taps]
+        self._weight = weights.derive(f"{name}.weight", lambda weight: weight[:, 0].T.contiguous())
         self._bias = weights.tensors.get(f"{name}.bias")
         self._silu = silu
 

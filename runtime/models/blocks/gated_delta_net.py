@@ -21,9 +21,9 @@ class GatedDeltaNetBlock:
         self._conv = Convolution(f"{name}.conv1d", weights, silu=True)
         self._heads = ops.DeltaHeads(
             net.num_key_heads, net.num_value_heads, net.key_size, net.value_size,
-            -weights.tensors[f"{name}.A_log"].exp(), weights.tensors[f"{name}.dt_bias"],
+            weights.derive(f"{name}.A_log", lambda a_log: -a_log.exp()), weights.tensors[f"{name}.dt_bias"],
         )  # fmt: skip
-        self._norm = weights.tensors[f"{name}.norm.weight"].repeat(net.num_value_heads)
+        self._norm = weights.derive(f"{name}.norm.weight", lambda norm: norm.repeat(net.num_value_heads))
         self._eps, self._value_size = net.norm.eps, net.value_size
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:

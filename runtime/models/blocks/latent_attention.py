@@ -31,10 +31,13 @@ class LatentAttentionBlock:
         self._query_norm = (
             None if attention.query_rank is None else build_norm(attention.norm, f"{name}.q_a_layernorm", weights)
         )
-        out_of_latent = weights.tensors[f"{name}.kv_b_proj.weight"]
-        by_head = out_of_latent.view(attention.num_heads, -1, attention.rank)
-        keys, values = by_head.split_with_sizes([attention.key_size, attention.value_size], dim=1)
-        self._from_queries, self._to_values = ops.prepare_heads(keys.transpose(1, 2)), ops.prepare_heads(values)
+
+        def by_head(out_of_latent: Tensor) -> Tensor:  # of each, rows of its key, then of its value
+            return out_of_latent.view(attention.num_heads, -1, attention.rank)
+
+        size, out_of_latent = attention.key_size, f"{name}.kv_b_proj.weight"
+        self._from_queries = weights.derive_heads(out_of_latent, lambda w: by_head(w)[:, :size].transpose(1, 2))
+        self._to_values = weights.derive_heads(out_of_latent, lambda w: by_head(w)[:, size:])
         self._heads = ops.LatentHeads(attention.num_heads, attention.rank, attention.scale, cos_sin)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:

@@ -21,7 +21,8 @@ class MambaBlock:
         name = f"{layer}.mamba"
         self._conv = Convolution(f"{name}.conv1d", weights, silu=True)
         self._sizes = [mamba.rank, mamba.state_size, mamba.state_size]
-        self._a, self._d = -weights.tensors[f"{name}.A_log"].exp(), weights.tensors[f"{name}.D"]
+        self._a = weights.derive(f"{name}.A_log", lambda a_log: -a_log.exp())
+        self._d = weights.tensors[f"{name}.D"]
         self._norms = [] if mamba.norm is None else _norms(mamba, mamba.norm, name, weights)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:

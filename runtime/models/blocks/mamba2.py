@@ -20,9 +20,10 @@ class Mamba2Block:
         self._into, self._output = weights.linears[into.name], weights.linears[output.name]
         self._sizes = [mamba.inner_size, mamba.channels, mamba.num_heads]
         self._conv = Convolution(f"{layer}.mamba.conv1d", weights, silu=True)
-        a_log, d, step_bias = (weights.tensors[f"{layer}.mamba.{name}"] for name in ("A_log", "D", "dt_bias"))
+        a = weights.derive(f"{layer}.mamba.A_log", lambda a_log: -a_log.exp())
+        d, step_bias = (weights.tensors[f"{layer}.mamba.{name}"] for name in ("D", "dt_bias"))
         self._heads = ops.ScanHeads(
-            mamba.num_heads, mamba.head_size, mamba.num_groups, mamba.state_size, -a_log.exp(), d, step_bias
+            mamba.num_heads, mamba.head_size, mamba.num_groups, mamba.state_size, a, d, step_bias
         )
         self._norm, self._gate_first = mamba.norm, mamba.gate_first
         self._norm_weight = weights.tensors.get(f"{layer}.mamba.norm.weight")

@@ -13,6 +13,7 @@ from torch import Tensor
 import ops
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.blocks.layer import LayerBlock
+from runtime.models.blocks.parameters import Parameters
 from runtime.models.forward_step import ForwardStep
 
 log = logging.getLogger("oneloop.models")
@@ -61,6 +62,26 @@ class LayerStack:
                 recorder = fresh
         parts.extend([] if recorder is None else [recorder.finish()])
         return LayerStack(self._layers, keeps_embedding=self._keeps_embedding, parts=parts)
+
+
+class TracedStack:
+    """A stack for these caches alone, traced, and traced anew once weights have moved."""
+
+    def __init__(
+        self, stack: LayerStack, kv_caches: Sequence[LayerKV], hidden_size: int, parameters: Parameters
+    ) -> None:
+        self._stack, self._kv_caches, self._hidden_size = stack, kv_caches, hidden_size
+        self._traced: LayerStack | None = stack.traced(kv_caches, hidden_size)
+        parameters.recordings.add(self)
+
+    def forget(self) -> None:
+        self._traced = None
+
+    def forward(self, residual: Tensor, step: ForwardStep) -> Tensor | None:
+        """See `LayerStack`."""
+        if self._traced is None:
+            self._traced = self._stack.traced(self._kv_caches, self._hidden_size)
+        return self._traced.forward(residual, step)
 
 
 def _call(block: LayerBlock, kv_caches: Sequence[LayerKV]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:

@@ -1,8 +1,11 @@
-"""Weights: what blocks take theirs from when they are built, by the names that the spec gives them."""
+"""Weights: what blocks take theirs from when they are built, by the names that the spec gives them.
+
+What a block computes from a parameter once and keeps (`derive`) it leaves a recipe of, so that the parameter can be loaded
+again (parameters.py) though it is gone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -13,11 +16,33 @@ from runtime.models.spec.decoder import DecoderSpec
 
 class Weights(NamedTuple):
     """`linears`: prepared matrices by the names of `spec.linears()`. `experts`: by those of `spec.experts()`. `tensors`:
-    everything else, by parameter."""
+    everything else, by parameter. `recipes`: by parameter, what writes other values of it into all that was derived of it."""
 
     linears: Mapping[str, ops.LinearWeight]
     tensors: Mapping[str, Tensor]
     experts: Mapping[str, ops.ExpertWeights]
+    recipes: dict[str, list[Callable[[Tensor], None]]]
+
+    @property
+    def nbytes(self) -> int:
+        kinds = (self.linears, self.tensors, self.experts)
+        return sum(each.nbytes for kind in kinds for each in kind.values())
+
+    def derive(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """What `make` computes of parameter `name`; it is written anew, at the same address, when that is loaded again."""
+        made = make(self.tensors[name])
+
+        def write(values: Tensor) -> None:
+            made.copy_(make(values))
+
+        self.recipes.setdefault(name, []).append(write)
+        return made
+
+    def derive_heads(self, name: str, make: Callable[[Tensor], Tensor]) -> ops.HeadsWeight:
+        """The same, prepared as matrices of heads."""
+        heads = ops.prepare_heads(make(self.tensors[name]))
+        self.recipes.setdefault(name, []).append(lambda values: heads.refill(make(values)))
+        return heads
 
 
 class ExpertHalf(NamedTuple):

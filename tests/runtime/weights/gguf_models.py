@@ -260,10 +260,10 @@ def round_weights(model) -> None:
         weight.copy_(values.transpose(1, 2) if in_turn else values)
 
 
-def make(family: str, path) -> transformers.PreTrainedModel:
+def make(family: str, path, seed: int = 3) -> transformers.PreTrainedModel:
     """The model, with the weights that the file holds."""
     config, arch = FAMILIES[family]
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()

@@ -1,0 +1,79 @@
+"""Parameters of a living decoder, by name: what is written into one is what the decoder computes with from then on.
+
+Numbers change where they lie, so graphs captured on a device stay right; only weights that a CPU packs move, which those are
+told who hold recordings of them. Knows no files and no rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakSet
+
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.weights import Weights, expert_halves
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.weights.rules import WeightsError, shape_text
+
+
+class HoldsRecordings(Protocol):
+    def forget(self) -> None:
+        """Let go of what was recorded: it would keep the old weights in memory beside the new."""
+        ...
+
+
+class Parameters:
+    """Those of `spec.parameters()`, in the form in which `weights` keeps them."""
+
+    def __init__(self, spec: DecoderSpec, weights: Weights) -> None:
+        self.recordings: WeakSet[HoldsRecordings] = WeakSet()
+        self._shapes = {parameter.name: parameter.shape for parameter in spec.parameters()}
+        self._linears = {f"{name}.weight": linear for name, linear in weights.linears.items()}
+        self._halves, self._experts = expert_halves(spec), weights.experts
+        self._recipes: dict[str, list[Callable[[Tensor], None]]] = weights.recipes
+        self._tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in self._recipes}
+        self._dtypes = {name: weights.tensors[name].dtype for name in self._recipes}
+
+    def load(self, name: str, stored: ops.Stored) -> None:
+        """Replace a parameter's numbers. A matrix may bring its bias, or a bias come by itself, under its own name. No step may be
+        under way.
+
+        Raises WeightsError for a name that the model has not, another shape, or a format that is not kept there."""
+        if name not in self._shapes:
+            raise WeightsError(f"the model has no parameter {name}")
+        weight_name = name.removesuffix(".bias") + ".weight" if name.endswith(".bias") else name
+        try:
+            if weight_name in self._linears or weight_name in self._halves:
+                self._refill(weight_name, stored if weight_name == name else _as_bias(stored))
+            else:
+                self._overwrite(name, stored)
+        except ValueError as error:
+            raise WeightsError(f"{name}: {error}") from error
+
+    def _refill(self, name: str, stored: ops.Stored) -> None:
+        if name in self._halves:
+            experts, half, number = self._halves[name]
+            self._experts[experts].fill(half, number, stored)
+        elif not self._linears[name].refill(stored):
+            for holder in self.recordings:
+                holder.forget()
+
+    def _overwrite(self, name: str, stored: ops.Stored) -> None:
+        kept = self._tensors.get(name)
+        dtype = self._dtypes[name] if kept is None else kept.dtype
+        if not isinstance(stored, ops.StoredWeight) or stored.format.dtype != dtype:
+            raise ValueError(f"only plain numbers in {dtype} can take the place of what is there".replace("torch.", ""))
+        if stored.weight.shape != self._shapes[name]:
+            shapes = shape_text(tuple(stored.weight.shape)), shape_text(self._shapes[name])
+            raise ValueError(f"its shape is {shapes[0]} instead of {shapes[1]}")
+        if kept is not None:
+            kept.copy_(stored.weight)
+        for write in self._recipes.get(name, ()):
+            write(stored.weight)
+
+
+def _as_bias(stored: ops.Stored) -> ops.StoredWeight:
+    if not isinstance(stored, ops.StoredWeight):
+        raise ValueError("a bias is one vector")
+    return ops.StoredWeight(stored.format, {"bias": stored.weight})
