@@ -74,25 +74,39 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """One vector for a whole prompt, and no tokens. `kind` "last": what the model's last layer has, normed, at the last token."""
+
+    kind: Literal["last"] = "last"
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to generate. `prompt_ids` is never written to by anyone after construction.
+    """One sequence to generate, or a prompt to be made a vector of. `prompt_ids` is never written to by anyone after construction.
 
     `priority`: lower runs first (only under the priority policy). `cache_salt` keeps prefix-cache hits within its own
     tenants. `arrival_s` is `time.monotonic()` when the request reached the server: queue time and TTFT count from it."""
 
     id: str
     prompt_ids: Sequence[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     priority: int = 0
     cache_salt: str | None = None
     arrival_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The params of a request to generate. Raises TypeError for one that is pooled."""
+        if not isinstance(self.params, SamplingParams):
+            raise TypeError(f"request {self.id} is pooled, not sampled")
+        return self.params
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
 class FinishReason(StrEnum):
-    STOP = "stop"  # end-of-sequence id or a stop token id
+    STOP = "stop"  # end-of-sequence id or a stop token id; or the vector is there
     LENGTH = "length"  # max_tokens or the context length
     ABORT = "abort"  # the client left, or the server is shutting down
     ERROR = "error"  # the engine failed on it; `Output.error` says how
@@ -119,7 +133,8 @@ class Output:
     sequence is `complete`: a matcher had nothing to add, and the reason is STOP without a token that says so.
     `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
     `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked.
-    `prompt_logprobs`: if asked, with the request's first Output, one for each token of the prompt but the first."""
+    `prompt_logprobs`: if asked, with the request's first Output, one for each token of the prompt but the first.
+    `pooled`: for a request with PoolingParams, with its only Output: the vector, float32 numbers."""
 
     index: int
     token_ids: list[int]
@@ -130,6 +145,7 @@ class Output:
     logprobs: list[TokenLogprobs] | None = None
     complete: bool = False
     prompt_logprobs: list[TokenLogprobs] | None = None
+    pooled: Sequence[float] | None = None
 
 
 class TokenStream(Protocol):

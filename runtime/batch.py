@@ -4,7 +4,7 @@ Plain data: a row names its sequence by number and nothing here holds a live obj
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class RowBinding:
 
     params: SamplingParams
     seed: int
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]  # the request's own, not a copy
     output_ids: tuple[int, ...]
     num_computed: int = 0
     masked: bool = False

@@ -28,6 +28,7 @@ from runtime.api import (
     ModelInfo,
     QueueFull,
     Request,
+    SamplingParams,
     TokenLogprobs,
 )
 from runtime.batch import ScheduledBatch, ScheduledRow
@@ -47,6 +48,11 @@ T = TypeVar("T")
 
 STALL_S = 120.0  # a step older than this is a hang, not a long prompt
 NOT_FINITE_ERROR = "the model's output for this request is not finite"
+
+
+def _least_output(request: Request) -> int:
+    """Tokens that there must be room for behind the prompt."""
+    return min(request.params.max_tokens, 1) if isinstance(request.params, SamplingParams) else 0
 
 
 class _Sink(NamedTuple):
@@ -113,7 +119,7 @@ class Engine:
                 raise ValueError("a prompt needs at least one token")
             if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._model.vocab_size:
                 raise ValueError(f"token ids go from 0 to {self._model.vocab_size - 1}")
-            if len(request.prompt_ids) + min(request.params.max_tokens, 1) > self._model.max_model_len:
+            if len(request.prompt_ids) + _least_output(request) > self._model.max_model_len:
                 raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
         waiting = self._num_queued
         if waiting >= self._max_queue and not continues:
@@ -138,10 +144,6 @@ class Engine:
             if age_s > STALL_S:
                 reason = f"a step has been running for {age_s:.0f} s"
         return EngineHealth(reason is None, reason, len(self._scheduler.running), len(self._scheduler.waiting))
-
-    def most_blocks(self, num_tokens: int) -> int:
-        """KV blocks that a sequence of so many tokens has at a time."""
-        return self._scheduler.most_blocks(num_tokens)
 
     def metrics(self) -> list[Metric]:
         scheduler = self._scheduler
@@ -308,8 +310,8 @@ class Engine:
         for row, entries in zip(rows, prompt_logprobs, strict=True):
             self._hold(row.number, entries)
         logprobs = result.logprobs  # nearly always empty
-        for settled in self._scheduler.settle(step.batch, result.tokens):
-            self._deliver(settled, now, logprobs[settled.place] if logprobs else None)
+        for settled in self._scheduler.settle(step.batch, result.tokens, result.pooled):
+            self._deliver(settled, now, logprobs[settled.place] if logprobs and settled.token_ids else None)
         self._throughput.maybe(now, self._scheduler)
 
     async def _fail(self) -> None:
@@ -328,7 +330,8 @@ class Engine:
 
     def _sequence(self, request: Request) -> Sequence:
         self._num_requests += 1
-        seed = request.params.seed
+        params = request.params
+        seed = params.seed if isinstance(params, SamplingParams) else 0
         return Sequence(
             request,
             number=self._num_requests,
@@ -339,14 +342,12 @@ class Engine:
     def _deliver(self, settled: Settled, now: float, logprobs: list[TokenLogprobs] | None) -> None:
         sequence, token_ids, finish = settled.sequence, settled.token_ids, settled.finish
         _, stream, index = self._sinks[sequence.number]
-        if finish is FinishReason.ERROR:
-            self._forget(sequence)
-            stream.put(index, [], 0, finish, error=NOT_FINITE_ERROR)
-            return
+        error = NOT_FINITE_ERROR if finish is FinishReason.ERROR else None
         if not token_ids:
-            self._note_prompt(sequence, now)
+            if error is None:
+                self._note_prompt(sequence, now)
             self._forget(sequence)
-            stream.put(index, [], sequence.num_cached_tokens, finish)
+            stream.put(index, [], sequence.num_cached_tokens, finish, error=error, pooled=settled.pooled)
             return
         self._note_tokens(sequence, len(token_ids), now)
         if sequence.has_matchers:
@@ -354,11 +355,11 @@ class Engine:
         stop_token_id = None
         if finish is not None:
             self._forget(sequence)
-            if finish is FinishReason.STOP and token_ids[-1] in sequence.request.params.stop_token_ids:
+            if finish is FinishReason.STOP and token_ids[-1] in sequence.sampling.stop_token_ids:
                 stop_token_id = token_ids[-1]
         if logprobs is not None:
             logprobs = logprobs[: len(token_ids)]
-        stream.put(index, token_ids, sequence.num_cached_tokens, finish, stop_token_id, logprobs=logprobs)
+        stream.put(index, token_ids, sequence.num_cached_tokens, finish, stop_token_id, error, logprobs)
 
     def _hold(self, number: int, entries: list[TokenLogprobs] | None) -> None:
         """What a step told of a prompt, None where it was no number."""
@@ -403,7 +404,7 @@ class Engine:
         stats.request_num_preemptions.observe(sequence.num_preemptions)
         stats.request_prompt_tokens.observe(sequence.num_prompt_tokens)
         stats.request_generation_tokens.observe(sequence.num_output_tokens)
-        stats.request_max_tokens.observe(sequence.request.params.max_tokens)
+        stats.request_max_tokens.observe(sequence.sampling.max_tokens)
         if sequence.first_scheduled_s is not None:
             stats.inference_time.observe(now - sequence.first_scheduled_s)
         if sequence.first_token_s is not None:

@@ -2,13 +2,19 @@
 
 There is no prefill phase and no decode phase: in every step each sequence catches up its computed tokens with its known
 ones, within one token budget. Counts advance when a step is scheduled, so `schedule` can run ahead of the device; `settle`
-brings the sampled ids back and drops those of sequences that ended meanwhile.
+brings the sampled ids back, drops those of sequences that ended meanwhile, and corrects the counts.
+
+A row with drafts, guesses of a Proposer, is counted as if all of them were right: blocks, positions and ids in flight are
+reserved for the most. Which were, the device knows first: what is scheduled behind unsettled drafts says the greatest position
+that it can have, and brings no ids. When a step settles, its sequence's counts go back by what it gained less than was reserved;
+blocks beyond stay with the sequence, for its next tokens. Only known tokens are offered to the prefix cache. A sequence for which
+the proposer has a guess while ids are in flight waits for them, to have drafts behind them; without one it goes on as any other.
 
 Why it cannot deadlock: running sequences are served in policy order and only later ones are preempted for earlier ones; the
 first in line therefore keeps its blocks, and the pool holds at least one sequence of the greatest length.
 Why blocks may be freed while a launched step still reads or writes them: steps execute in the order they are launched, so a
 new owner's writes come after. That goes for a window's blocks too: a sequence gives up, before its next step is decided, those
-that this step and all later ones do not see."""
+that this step and all later ones do not see, wherever unsettled steps really ended."""
 
 from __future__ import annotations
 
@@ -21,17 +27,18 @@ from typing import NamedTuple
 from runtime.api import FinishReason
 from runtime.batch import (
     NOT_FINITE,
-    SAMPLE,
-    SAMPLE_MASKED,
     PromptLogprobsSpan,
     RowBinding,
+    Sample,
     ScheduledBatch,
     ScheduledRow,
 )
+from runtime.block_copies import BlockCopies
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import Policy
+from runtime.proposer import Proposer
 from runtime.sequence import Sequence, Status
 
 _TILE = 64  # tokens
@@ -57,22 +64,35 @@ def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
     return total if num_prompt_tokens < 2 * _TILE else total - total % _TILE
 
 
+def _num_reserved(row: ScheduledRow) -> int:
+    """Ids that `row` brings at most."""
+    work = row.work
+    return 1 + work.num_drafts if type(work) is Sample else 0
+
+
 class Settled(NamedTuple):
-    """What a step brought a sequence: the sampled tokens that count, none where the model failed to give one or none was wanted;
-    and how they ended it, if they did. `place`: which of the step's sampling rows it was."""
+    """What a step brought a sequence: the sampled tokens that count, none where the model failed to give one or none was wanted,
+    or the pooled vector; and how it ended, if it did. `place`: which of the step's sampling or pooling rows it was."""
 
     sequence: Sequence
     token_ids: list[int]
     finish: FinishReason | None
     place: int
+    pooled: Several[float] | None = None
 
 
 class Scheduler:
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy,
+        proposer: Proposer | None = None,
+    ) -> None:  # fmt: skip
         self.limits = limits
         self.pool = pool
         self.cache = cache
         self.policy = policy
+        self.copies = BlockCopies(pool, cache)
+        self._proposer = proposer
+        self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
         self._blocks_per_entry = sum(group.width for group in cache.groups if not group.state)
         self._sequences: dict[int, Sequence] = {}  # by number: those that have not finished
@@ -106,44 +126,83 @@ class Scheduler:
             num_tokens = min(wanted, budget - decodes)
             if num_tokens:
                 sequence = self.running[index]
+                draft_ids: tuple[int, ...] = ()
+                if self._proposer is not None and wanted == 1:
+                    guess = self._guess(self._proposer, sequence, budget - decodes - 1)
+                    if guess is None:
+                        continue
+                    draft_ids, num_tokens = guess, 1 + len(guess)
                 if not self._grow(sequence, num_tokens):
                     break  # it was the last in line and preempted itself
-                rows.append(self._advance(sequence, num_tokens))
+                rows.append(self._advance(sequence, num_tokens, draft_ids))
                 budget -= num_tokens
         if self.num_preemptions == preemptions_before:
             self._admit(rows, budget)
-        if not rows:
+        copies = self.copies.take()
+        if not rows and not copies:
             return None
         num_preempted = self.num_preemptions - preemptions_before
-        return ScheduledBatch(tuple(rows), sum(row.num_tokens for row in rows), num_preempted)
+        return ScheduledBatch(tuple(rows), sum(row.num_tokens for row in rows), num_preempted, copies)
 
     def sequence(self, number: int) -> Sequence | None:
         """None where it has finished."""
         return self._sequences.get(number)
 
-    def settle(self, batch: ScheduledBatch, tokens: Several[list[int]]) -> list[Settled]:
-        """Take in what each sampling row of `batch` gained, in row order; sequences that end here are finished."""
-        settled = []
-        for index, (row, token_ids) in enumerate(zip(batch.sampling_rows, tokens, strict=True)):
+    def settle(
+        self, batch: ScheduledBatch, tokens: Several[list[int]], pooled: Several[Several[float] | None] = ()
+    ) -> list[Settled]:
+        """Take in what each sampling and each pooling row of `batch` gained, in row order. Sequences that end here are finished;
+        what they sampled behind their end is dropped. A row that gained nothing computes its last token again."""
+        self.copies.release(batch.copies)
+        sampling, settled = batch.sampling_rows, []
+        for place, (row, token_ids) in enumerate(zip(sampling, tokens, strict=True)):
             sequence = self._sequences.get(row.number)
             if sequence is None:
-                continue  # it ended while this step ran: one token too many was computed
-            sequence.num_in_flight -= 1
-            (token_id,) = token_ids
-            if token_id == NOT_FINITE:
-                self.finish(sequence, FinishReason.ERROR)
-                settled.append(Settled(sequence, [], FinishReason.ERROR, index))
-                continue
-            if not sequence.request.params.max_tokens:
-                self.finish(sequence, FinishReason.LENGTH)
-                settled.append(Settled(sequence, [], FinishReason.LENGTH, index))
-                continue
-            sequence.token_ids.append(token_id)
-            finish = self._finish_reason(sequence, token_id)
+                continue  # it ended while this step ran: tokens too many were computed
+            reserved = _num_reserved(row)
+            sequence.num_in_flight -= reserved
+            if len(token_ids) != reserved:
+                self._roll_back(sequence, reserved - len(token_ids))
+                if not token_ids:
+                    continue
+            num, finish = self._take_in(sequence, token_ids)
             if finish is not None:
                 self.finish(sequence, finish)
-            settled.append(Settled(sequence, token_ids, finish, index))
+                token_ids = token_ids[:num]
+            settled.append(Settled(sequence, token_ids, finish, place))
+        if len(sampling) < len(batch.rows):
+            settled += self._settle_pooled(batch, pooled)
         return settled
+
+    def _settle_pooled(self, batch: ScheduledBatch, pooled: Several[Several[float] | None]) -> list[Settled]:
+        settled = []
+        for place, (row, vector) in enumerate(zip(batch.pooling_rows, pooled, strict=True)):
+            sequence = self._sequences.get(row.number)
+            if sequence is not None:
+                finish = FinishReason.ERROR if vector is None else FinishReason.STOP
+                self.finish(sequence, finish)
+                settled.append(Settled(sequence, [], finish, place, vector))
+        return settled
+
+    def _take_in(self, sequence: Sequence, token_ids: list[int]) -> tuple[int, FinishReason | None]:
+        """How many of `token_ids` count, and how they end the sequence."""
+        for num, token_id in enumerate(token_ids):
+            if token_id == NOT_FINITE:
+                return num, FinishReason.ERROR
+            if not sequence.sampling.max_tokens:
+                return num, FinishReason.LENGTH
+            sequence.output_ids.append(token_id)
+            finish = self._finish_reason(sequence, token_id)
+            if finish is not None:
+                return num + 1, finish
+        return len(token_ids), None
+
+    def _roll_back(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many fewer than were reserved came. One that has been preempted meanwhile starts over anyway."""
+        if num_tokens < 0:
+            raise ValueError(f"a row gained {-num_tokens} tokens more than were reserved for it")
+        if sequence.row is not None:
+            sequence.num_computed_tokens -= num_tokens
 
     def defer(self, sampling: ScheduledBatch) -> None:
         """`sampling`, split off its step, comes later: until then its sequences have nothing to compute and are in no step."""
@@ -166,11 +225,6 @@ class Scheduler:
         for row in sampling.rows:
             self._sequences[row.number].num_in_flight += 1
 
-    def most_blocks(self, num_tokens: int) -> int:
-        """That a sequence of so many tokens has at a time."""
-        size, most_new = self.cache.block_size, self.limits.max_num_batched_tokens
-        return sum(group.most_blocks(num_tokens, most_new, size) for group in self.cache.groups)
-
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End it now, whatever it was doing: its row and blocks are free when this returns."""
         if sequence.status is Status.RUNNING:
@@ -185,11 +239,12 @@ class Scheduler:
     def forget_step(self, batches: Iterable[ScheduledBatch]) -> None:
         """`batches` did not run: nothing they were to write can be trusted. Survivors among their sequences start over."""
         for batch in batches:
+            self.copies.release(batch.copies)
             for row in batch.rows:
                 sequence = self._sequences.get(row.number)
                 if sequence is None:
                     continue
-                sequence.num_in_flight -= row.samples
+                sequence.num_in_flight -= _num_reserved(row)
                 if row.prompt_logprobs is not None:
                     sequence.next_prompt_logprob = min(sequence.next_prompt_logprob, row.prompt_logprobs.start)
                 if sequence.status is Status.RUNNING:
@@ -200,15 +255,35 @@ class Scheduler:
 
     # --- running --------------------------------------------------------------------------------------------------
 
+    def _guess(self, proposer: Proposer, sequence: Sequence, room: int) -> tuple[int, ...] | None:
+        """Drafts for a decode, `room` at most; they cost nobody a block. None where it should wait for ids in flight."""
+        num_in_flight, most = sequence.num_in_flight, self.limits.max_num_batched_tokens
+        if num_in_flight >= most:
+            return None  # a window could not be sure of what it shows
+        # No step computes what lies beyond the last token; and with what may be computed anew it stays within the budget.
+        room = min(room, sequence.max_tokens_total - sequence.num_tokens - 1, most - num_in_flight - 1)
+        if room <= 0 or sequence.has_matchers or self._has_states:  # a state cannot go back
+            return ()
+        draft_ids = tuple(proposer.propose(sequence.prompt_ids, sequence.output_ids))[:room]
+        if draft_ids and num_in_flight:
+            return None
+        missing = self._num_missing(sequence, sequence.num_computed_tokens + 1 + len(draft_ids))
+        return draft_ids if missing <= self.pool.num_free else ()
+
+    def _num_missing(self, sequence: Sequence, end: int) -> int:
+        """Blocks to allocate before tokens up to `end` fit."""
+        missing = 0
+        for table in sequence.tables:
+            if end > table.num_slots:
+                missing += table.num_missing(end)
+        return missing
+
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Blocks for `num_tokens` more, at the cost of sequences later in line; False where it had to go itself."""
         if self._has_windows:
             self._give_up_unseen(sequence)
         end = sequence.num_computed_tokens + num_tokens
-        missing = 0
-        for table in sequence.tables:
-            if end > table.num_slots:
-                missing += table.num_missing(end)
+        missing = self._num_missing(sequence, end)
         if missing:
             while self.pool.num_free < missing:
                 victim = self.running[-1]
@@ -220,8 +295,9 @@ class Scheduler:
         return True
 
     def _give_up_unseen(self, sequence: Sequence) -> None:
+        first = sequence.num_computed_tokens - sequence.num_in_flight  # if no unsettled step gained anything
         for table in sequence.tables:
-            unseen = table.take_unseen(sequence.num_computed_tokens)
+            unseen = table.take_unseen(first)
             if unseen:
                 self.pool.release(unseen, worth_keeping=self.cache.__contains__)
 
@@ -232,26 +308,29 @@ class Scheduler:
             table.append(block_ids)
             sequence.has_new_blocks = True
 
-    def _advance(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
+    def _advance(self, sequence: Sequence, num_tokens: int, draft_ids: tuple[int, ...] = ()) -> ScheduledRow:
         assert sequence.row is not None
         start = sequence.num_computed_tokens
         end = start + num_tokens
-        samples = end == sequence.num_tokens
+        known_end = end - len(draft_ids)
+        work = sequence.work if known_end == sequence.num_tokens else None
+        if draft_ids:
+            work = Sample(len(draft_ids))
         row = ScheduledRow(
             sequence.number,
             sequence.row,
             start,
             num_tokens,
-            tuple(sequence.token_ids[start:end]),
-            (),
+            sequence.known_ids(start, known_end),
+            draft_ids,
             self._take_new_blocks(sequence) if sequence.has_new_blocks else (),
-            (SAMPLE_MASKED if sequence.has_matchers else SAMPLE) if samples else None,
+            work,
             self._binding(sequence) if sequence.needs_bind else None,
             self._prompt_logprobs(sequence, end) if sequence.next_prompt_logprob < sequence.num_prompt_tokens else None,
         )
         sequence.needs_bind = False
         sequence.num_computed_tokens = end
-        sequence.num_in_flight += samples
+        sequence.num_in_flight += _num_reserved(row)
         self._register_blocks(sequence)
         return row
 
@@ -261,37 +340,44 @@ class Scheduler:
         return tuple(new for new in taken if new.ids)
 
     def _binding(self, sequence: Sequence) -> RowBinding:
-        ids, num_prompt, params = sequence.token_ids, sequence.num_prompt_tokens, sequence.request.params
         return RowBinding(
-            replace(params, matchers=()) if sequence.has_matchers else params,
+            replace(sequence.sampling, matchers=()) if sequence.has_matchers else sequence.sampling,
             sequence.seed,
-            tuple(ids[:num_prompt]),
-            tuple(ids[num_prompt:]),
+            sequence.prompt_ids,
+            tuple(sequence.output_ids),
             sequence.num_computed_tokens,
             sequence.has_matchers,
         )
 
     def _prompt_logprobs(self, sequence: Sequence, end: int) -> PromptLogprobsSpan | None:
         """What a step that computes up to `end` tells for the first time: a sequence that is computed again tells nothing twice."""
-        start, count = sequence.next_prompt_logprob, sequence.request.params.prompt_logprobs
+        start, count = sequence.next_prompt_logprob, sequence.sampling.prompt_logprobs
         if count is None or end < start:
             return None
         sequence.next_prompt_logprob = min(end + 1, sequence.num_prompt_tokens)
-        return PromptLogprobsSpan(start, tuple(sequence.token_ids[start : sequence.next_prompt_logprob]), count)
+        return PromptLogprobsSpan(start, sequence.known_ids(start, sequence.next_prompt_logprob), count)
 
     def _register_blocks(self, sequence: Sequence) -> None:
         """Offer the blocks that this step fills. Before they are written: whoever hits them runs in this step or later,
         and within a step every layer stores all keys before any query reads."""
         if not self.cache.enabled:
             return
-        full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.cache.block_size
+        full = min(sequence.num_computed_tokens, sequence.num_known_tokens) // self.cache.block_size
         if full > sequence.num_registered_blocks:
-            self.cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)
+            self._extend_chain(sequence)
             for group, table in enumerate(sequence.tables):
                 # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
                 for index in range(max(sequence.num_registered_blocks, table.first_entry), full):
                     self.cache.insert(sequence.chain[index], group, table.entry(index))
             sequence.num_registered_blocks = full
+
+    def _extend_chain(self, sequence: Sequence) -> None:
+        """The hashes of all its full blocks of known tokens."""
+        chain, num_tokens = sequence.chain, sequence.num_known_tokens
+        start = len(chain) * self.cache.block_size
+        if num_tokens - start >= self.cache.block_size:
+            ids = sequence.known_ids(start, num_tokens)
+            chain += self.cache.hash_blocks(ids, sequence.request.cache_salt, chain[-1] if chain else None)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the waiting line, to be recomputed. Ids still in flight arrive later and are kept."""
@@ -335,7 +421,7 @@ class Scheduler:
         """Tables for all its known tokens, cached blocks shared, or nothing. Reserving the whole of it means that a prompt
         which starts can finish; one spare entry for each running sequence keeps it from being preempted at once."""
         cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
-        cache.extend_chain(sequence.chain, sequence.token_ids, sequence.request.cache_salt)
+        self._extend_chain(sequence)
         num_hits, hits = cache.match(sequence.chain, sequence.num_reusable // size)
         start = num_hits * size
         tables = tuple(BlockTable(size, group, start) for group in cache.groups)
@@ -366,11 +452,11 @@ class Scheduler:
     # --- ending ---------------------------------------------------------------------------------------------------
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        params = sequence.request.params
+        params = sequence.sampling
         if token_id in params.stop_token_ids:
             return FinishReason.STOP
         if token_id in self.limits.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
-        if len(sequence.token_ids) >= sequence.max_tokens_total:
+        if sequence.num_prompt_tokens + len(sequence.output_ids) >= sequence.max_tokens_total:
             return FinishReason.LENGTH
         return None

@@ -1,17 +1,21 @@
 """Sequence: the mutable life of a Request: its ids, its counts, its place in the device tables. Written by the Scheduler only.
 
-Counts: `token_ids` are known; `num_in_flight` more were sampled by steps that have not settled, so their ids are still on
-the device; `num_computed_tokens` advances when a step is scheduled. What is left to compute is always
-`num_tokens - num_computed_tokens`: a fresh prompt, a chunk of it, one decode or a resumed sequence alike. Nothing is left only
-where all is computed and the next token, whose mask is late, has not been drawn."""
+Counts: the prompt's and the output's ids are known; steps that have not settled will bring `num_in_flight` more at most, whose
+ids are still on the device: one for each time it samples, and one for each draft. `num_computed_tokens` advances when a step is
+scheduled, as if all its drafts were right; `settle` corrects both. What is left to compute is always `num_tokens -
+num_computed_tokens`: a fresh prompt, a chunk of it, one decode or a resumed sequence alike. Nothing is left only where all is
+computed and the next token, whose mask is late, has not been sampled, or where a pooled vector is awaited."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-from runtime.api import FinishReason, Request
+from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
+from runtime.batch import SAMPLE, SAMPLE_MASKED, Pool, Sample
 from runtime.kv.block_table import BlockTable
 from runtime.kv.prefix_cache import BlockHash
+
+_NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
 
 
 class Status(Enum):
@@ -22,20 +26,27 @@ class Status(Enum):
 
 class Sequence:
     def __init__(self, request: Request, *, number: int, max_model_len: int, seed: int) -> None:
+        params = request.params
         self.request = request
         self.number = number  # order of arrival
         self.seed = seed
-        self.has_matchers = bool(request.params.matchers)
-        self.token_ids = list(request.prompt_ids)
-        self.num_prompt_tokens = len(self.token_ids)
-        max_tokens = request.params.max_tokens
+        self.sampling = _NOTHING if isinstance(params, PoolingParams) else params
+        self.has_matchers = bool(self.sampling.matchers)
+        # What the row that computes its last known token is for.
+        self.work: Sample | Pool = SAMPLE_MASKED if self.has_matchers else SAMPLE
+        if isinstance(params, PoolingParams):
+            self.work = Pool(params.kind)
+        self.prompt_ids = request.prompt_ids  # not a copy: nobody writes to it
+        self.output_ids: list[int] = []
+        self.num_prompt_tokens = len(self.prompt_ids)
+        max_tokens = self.sampling.max_tokens
         # A prompt that is only computed may fill the context; it ends with the token it would be followed by, which is dropped.
         self.max_tokens_total = (
             min(self.num_prompt_tokens + max_tokens, max_model_len) if max_tokens else 1 + self.num_prompt_tokens
         )
         self.num_computed_tokens = 0
         # The first token of the prompt whose log-probability is wanted and which no step has been asked for.
-        self.next_prompt_logprob = self.num_prompt_tokens if request.params.prompt_logprobs is None else 1
+        self.next_prompt_logprob = self.num_prompt_tokens if self.sampling.prompt_logprobs is None else 1
         self.num_in_flight = 0
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
@@ -44,7 +55,7 @@ class Sequence:
         self.row: int | None = None
         self.tables: tuple[BlockTable, ...] = ()  # while it has a row: one for each group of layers
         self.has_new_blocks = False  # that the device has not been told of
-        self.chain: list[BlockHash] = []  # hashes of the full blocks of token_ids
+        self.chain: list[BlockHash] = []  # hashes of the full blocks of what is known
         self.num_registered_blocks = 0  # entries of the tables already offered to the prefix cache
         self.needs_bind = False  # the row is new: its next batch must carry everything about it
         self.first_scheduled_s: float | None = None
@@ -52,17 +63,36 @@ class Sequence:
         self.last_token_s: float | None = None
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids) + self.num_in_flight
+    def token_ids(self) -> list[int]:
+        """All that are known, copied."""
+        return [*self.prompt_ids, *self.output_ids]
+
+    def known_ids(self, start: int, end: int) -> tuple[int, ...]:
+        """What is known of tokens [start, end)."""
+        num_prompt = self.num_prompt_tokens
+        if start >= num_prompt:
+            return tuple(self.output_ids[start - num_prompt : end - num_prompt])
+        if end <= num_prompt:
+            return tuple(self.prompt_ids[start:end])
+        return (*self.prompt_ids[start:], *self.output_ids[: end - num_prompt])
+
+    @property
+    def num_known_tokens(self) -> int:
+        return self.num_prompt_tokens + len(self.output_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        return len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known or in flight: at most so many when all has settled."""
+        return self.num_prompt_tokens + len(self.output_ids) + self.num_in_flight
 
     @property
     def num_to_compute(self) -> int:
         """Tokens between what is computed and what is known; 0 where nothing more is wanted."""
-        num_tokens = len(self.token_ids) + self.num_in_flight
+        num_tokens = self.num_prompt_tokens + len(self.output_ids) + self.num_in_flight
         return 0 if num_tokens >= self.max_tokens_total else num_tokens - self.num_computed_tokens
 
     @property

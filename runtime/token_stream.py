@@ -7,7 +7,7 @@ aborts what is unfinished; that is the only clean-up there is, and it cannot be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -41,6 +41,7 @@ class EngineTokenStream:
         error: str | None = None,
         logprobs: list[TokenLogprobs] | None = None,
         complete: bool = False,
+        pooled: Sequence[float] | None = None,
     ) -> None:
         """The stream owns both lists from now on."""
         if index not in self._open:
@@ -48,7 +49,7 @@ class EngineTokenStream:
         output = self._fresh.get(index)
         if output is None:
             self._fresh[index] = Output(
-                index, token_ids, finish, stop_token_id, num_cached_tokens, error, logprobs, complete
+                index, token_ids, finish, stop_token_id, num_cached_tokens, error, logprobs, complete, None, pooled
             )
         else:
             output.token_ids += token_ids

@@ -105,7 +105,7 @@ class _Search:
     """The beams of one prompt. Over when `answers` has something to say."""
 
     def __init__(self, number: int, request: Request, params: BeamParams, eos_token_ids: frozenset[int]) -> None:
-        asked = request.params
+        asked = request.sampling
         self._request = request
         self._params = params
         self._first_index = number * params.num_best
@@ -127,7 +127,7 @@ class _Search:
         if self._params.early_stopping is True:
             return True
         grows = self._params.early_stopping == "never" and self._params.length_penalty > 0
-        length = self._request.params.max_tokens if grows else self._length
+        length = self._request.sampling.max_tokens if grows else self._length
         return self._score(self._running[0].score, length) <= self._complete[-1][0]
 
     def questions(self) -> Iterator[Request]:
@@ -135,7 +135,7 @@ class _Search:
         request, banned = self._request, len(self._ends) if self._must_go_on else 0
         params = SamplingParams(1, temperature=0.0, ignore_eos=True, logprobs=self._num_candidates + banned)
         if not self._length:
-            yield replace(request, params=replace(params, prompt_logprobs=request.params.prompt_logprobs))
+            yield replace(request, params=replace(params, prompt_logprobs=request.sampling.prompt_logprobs))
             return
         now = time.monotonic()
         for number, beam in enumerate(self._running):
@@ -176,7 +176,7 @@ class _Search:
                 yield Output(index, [], self._failed.finish, num_cached_tokens=cached, error=self._failed.error)
                 continue
             beam = self._complete[place][1]
-            last, asked = beam.token_ids[-1], self._request.params
+            last, asked = beam.token_ids[-1], self._request.sampling
             yield Output(
                 index, list(beam.token_ids), beam.finish,
                 last if beam.finish is FinishReason.STOP and last in asked.stop_token_ids else None,
@@ -187,7 +187,7 @@ class _Search:
 
     @property
     def _must_go_on(self) -> bool:
-        return self._length < self._request.params.min_tokens
+        return self._length < self._request.sampling.min_tokens
 
     def _score(self, logprob: float, length: int) -> float:
         return float(logprob / length**self._params.length_penalty)
@@ -202,7 +202,7 @@ class _Search:
             finish = None
             if token_id in self._ends:
                 finish = FinishReason.STOP
-            elif self._length == self._request.params.max_tokens:
+            elif self._length == self._request.sampling.max_tokens:
                 finish = FinishReason.LENGTH
             logprobs = (*beam.logprobs, TokenLogprobs(logprob, rank, top))
             yield _Beam((*beam.token_ids, token_id), beam.score + logprob, logprobs, finish)

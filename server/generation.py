@@ -319,12 +319,12 @@ class Generation:
 
     def _choice(self, index: int) -> Choice:
         request, end = self.requests[index], partial(self._abort, index)
-        tells_prompt = self.requests[index - index % self._per_prompt].params.prompt_logprobs is not None
+        tells_prompt = self.requests[index - index % self._per_prompt].sampling.prompt_logprobs is not None
         echo = self._echoes[index // self._per_prompt] if self._echoes else None
         if not tells_prompt and echo is None:
             return Choice(self.tokenizer, self.options, end)
         teller = None
-        if request.params.prompt_logprobs is None and index % self._per_prompt:
+        if request.sampling.prompt_logprobs is None and index % self._per_prompt:
             first = self.choices[index - index % self._per_prompt]
             teller = first if isinstance(first, PromptChoice) else None
         return PromptChoice(self.tokenizer, self.options, end, request.prompt_ids, echo, teller)
@@ -347,8 +347,8 @@ class Generation:
         """What log-probabilities cost to write, in characters of text that would take as long to tokenise."""
         tables = 0 if self.options.logprobs is None else (2 + self.options.logprobs) * self.num_completion_tokens
         for request in self.requests[:: self._per_prompt]:
-            if request.params.prompt_logprobs is not None:
-                tables += (2 + request.params.prompt_logprobs) * len(request.prompt_ids)
+            if request.sampling.prompt_logprobs is not None:
+                tables += (2 + request.sampling.prompt_logprobs) * len(request.prompt_ids)
         return 4 * tables
 
     @property

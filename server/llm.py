@@ -269,7 +269,7 @@ def _increment(generation: Generation, output: Output, said: Transcript) -> Comp
     )
     if generation.options.logprobs is not None:
         found = list(zip(ids, output.logprobs or (), strict=False))
-        by_id = bool(generation.requests[output.index].params.logprob_token_ids)
+        by_id = bool(generation.requests[output.index].sampling.logprob_token_ids)
         more.logprobs = [_shown(generation.tokenizer, id, entry, ranked=not by_id) for id, entry in found]
         more.cumulative_logprob = sum(entry.logprob for _, entry in found)
     return more

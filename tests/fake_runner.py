@@ -17,6 +17,7 @@ from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
+from runtime.proposer import Proposer
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.step import ForwardOutput, Step, StepResult
@@ -63,6 +64,7 @@ class FakeRunner:
         self.tenants: dict[int, int] = {}  # by row: the number of the sequence that has it
         self.names: dict[int, str] = {}  # request ids by number; and how long their prompts are
         self.num_prompt_tokens: dict[int, int] = {}
+        self.lengths: dict[int, int] = {}  # by row: tokens that the device knows
         self.launched = asyncio.Event()
         self.closed = False
 
@@ -83,6 +85,7 @@ class FakeRunner:
             if row.binding is not None:
                 self.tenants[row.row] = row.number
                 self.num_prompt_tokens[row.number] = len(row.binding.prompt_ids)
+                self.lengths[row.row] = len(row.binding.prompt_ids) + len(row.binding.output_ids)
         self.launched.set()
 
     def _unsampled(self, sampled: list[ScheduledBatch], batch: ScheduledBatch) -> ForwardOutput:
@@ -100,12 +103,28 @@ class FakeRunner:
         ids = []
         for row in batch.sampling_rows:
             assert self.tenants[row.row] == row.number, "a row was sampled for whoever had it before"
-            ids.append([self.choose(row, by_row[row.row]) if row.masked else self.sample(row)])
+            ids.append([self.choose(row, by_row[row.row])] if row.masked else self.accept(row))
+            self.lengths[row.row] += len(ids[-1])
+        vectors = [self.pool(row) for row in batch.pooling_rows]
         sampled.append(batch)
         self.events.append(event)
         if not self.manual:
             event.complete()
-        return Step(batch, event, lambda: StepResult(ids))
+        return Step(batch, event, lambda: StepResult(ids, pooled=vectors))
+
+    def accept(self, row: ScheduledRow) -> list[int]:
+        """What a row gains: drafts as long as they are what it samples, and one more."""
+        length, ids = self.lengths[row.row], []
+        for guess in (*row.draft_ids, None):
+            here = row._replace(start=length + len(ids) - 1, num_tokens=1)
+            ids.append(self.sample(row if row.end == here.end else here))
+            if ids[-1] != guess:
+                break
+        return ids
+
+    def pool(self, row: ScheduledRow) -> list[float] | None:
+        """A pooling row's vector: its sequence's number and how long its prompt is."""
+        return [float(row.number), float(row.end)]
 
     def choose(self, row: ScheduledRow, mask: Words) -> int:
         """What a masked row draws."""
@@ -203,13 +222,14 @@ def make_engine(
     max_num_seqs=8,
     budget=32,
     policy="fcfs",
+    proposer: Proposer | None = None,
     model: ModelInfo | None = None,
     **options,
 ) -> Engine:
     """`model` says what the engine is to believe; its rows and blocks are those given here."""
     model = replace(model or model_info(), max_num_seqs=max_num_seqs, num_kv_blocks=num_blocks)
     limits = SchedulerLimits(max_num_seqs, budget, model.eos_token_ids)
-    scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy])
+    scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy], proposer)
     if isinstance(runner, FakeRunner):
         scheduler.names = runner.names
     return Engine(scheduler, runner, model, **options)

@@ -7,16 +7,17 @@ from runtime.sequence import Sequence, Status
 
 
 def check_pool(scheduler: Scheduler) -> None:
-    """Every block is counted once for each table it stands in; free means count 0."""
+    """Every block is counted once for each table it stands in and each copy under way; free means count 0."""
     uses = Counter(block_id for sequence in scheduler.running for block_id in _ids(sequence))
+    uses.update(scheduler.copies.block_ids)
     for block_id in range(scheduler.pool.num_blocks):
         assert scheduler.pool.count(block_id) == uses[block_id]
     assert scheduler.pool.num_free == scheduler.pool.num_blocks - len(uses)
 
 
-def check_tables(scheduler: Scheduler) -> None:
+def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
     """Running sequences have a row each and, for every group of layers, blocks for what a next query sees of what they computed,
-    and no more than planned for; no other sequence has any."""
+    and no more than planned for; no other sequence has any. `drafting`: some may have blocks for drafts that were wrong."""
     rows = [sequence.row for sequence in scheduler.running]
     assert None not in rows
     assert len(set(rows)) == len(rows) <= scheduler.limits.max_num_seqs
@@ -25,11 +26,14 @@ def check_tables(scheduler: Scheduler) -> None:
         assert len(set(_ids(sequence))) == len(_ids(sequence))
         for group, table in zip(scheduler.cache.groups, sequence.tables, strict=True):
             assert table.num_slots >= sequence.num_computed_tokens
-            assert table.first_entry * table.entry_tokens <= group.first_seen(sequence.num_computed_tokens)
+            first = sequence.num_computed_tokens - sequence.num_in_flight
+            assert table.first_entry * table.entry_tokens <= group.first_seen(max(0, first))
             assert len(table.ids) == (table.num_slots // table.entry_tokens - table.first_entry) * group.width
             budget = scheduler.limits.max_num_batched_tokens
-            assert len(table.ids) <= group.most_blocks(sequence.num_tokens, budget, scheduler.cache.block_size)
+            num_tokens = sequence.max_tokens_total if drafting else sequence.num_tokens
+            assert len(table.ids) <= group.most_blocks(num_tokens, budget, scheduler.cache.block_size)
         assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens
+        assert sequence.num_in_flight >= 0
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING
         assert sequence.row is None

@@ -133,7 +133,7 @@ class Constraints:
 
 class _Constraint:
     def __init__(self, sequence: Sequence, words: int, eos_token_ids: frozenset[int]) -> None:
-        params = sequence.request.params
+        params = sequence.sampling
         ends = params.stop_token_ids | (frozenset() if params.ignore_eos else eos_token_ids)
         self.sequence = sequence
         self.fresh_ids: list[int] = []  # settled, and not yet shown to the matchers
@@ -151,7 +151,7 @@ class _Constraint:
     def fill(self, mask: Words) -> Ended | None:
         """Narrow `mask`, which is all ones."""
         if self._matchers is None:
-            self._matchers = tuple(make() for make in self.sequence.request.params.matchers)
+            self._matchers = tuple(make() for make in self.sequence.sampling.matchers)
         fresh_ids, self.fresh_ids = self.fresh_ids, []
         for matcher in self._matchers:
             for token_id in fresh_ids:
@@ -168,7 +168,7 @@ class _Constraint:
             mask &= self._allowed
         if not mask.any():
             return Ended(self.sequence.number, FinishReason.ERROR, "its constraints leave no token to draw")
-        params = self.sequence.request.params
+        params = self.sequence.sampling
         if self._not_ends is not None and self.sequence.num_output_tokens < params.min_tokens:
             return None if (mask & self._not_ends).any() else Ended(self.sequence.number, FinishReason.STOP)
         return None

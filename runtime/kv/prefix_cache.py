@@ -43,16 +43,16 @@ class PrefixCache:
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._name_of
 
-    def extend_chain(self, chain: list[BlockHash], token_ids: Sequence[int], salt: str | None) -> None:
-        """Append the hashes of the full blocks of `token_ids` that `chain` lacks."""
-        size = self.block_size
-        missing = range(len(chain) * size, len(token_ids) - size + 1, size)
-        if not missing:
-            return
-        parent = chain[-1] if chain else self._root(salt)
-        for start in missing:
-            parent = BlockHash(sha256(parent + array("q", token_ids[start : start + size]).tobytes()).digest())
-            chain.append(parent)
+    def hash_blocks(
+        self, token_ids: Sequence[int], salt: str | None, parent: BlockHash | None = None
+    ) -> list[BlockHash]:
+        """The hashes of the full blocks of `token_ids`, which follow the block `parent`. May be called on any thread."""
+        size, chain = self.block_size, []
+        last = self._root(salt) if parent is None else parent
+        for start in range(0, len(token_ids) - size + 1, size):
+            last = BlockHash(sha256(last + array("q", token_ids[start : start + size]).tobytes()).digest())
+            chain.append(last)
+        return chain
 
     def _root(self, salt: str | None) -> BlockHash:
         return BlockHash(sha256(self._key + (b"" if salt is None else b"salt:" + salt.encode())).digest())

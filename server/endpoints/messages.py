@@ -37,7 +37,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
     if wish.wants_thinking and not generation.reasons:
         ignored.append("thinking")
     note_ignored(http, ignored, service.config)
-    context_was_short = generation.requests[0].params.max_tokens < request.max_tokens
+    context_was_short = generation.requests[0].sampling.max_tokens < request.max_tokens
     if request.stream:
         frames = MessageFrames(
             id,

@@ -57,7 +57,7 @@ class Head:
 
 
 def _repeated(wire: ResponsesRequest, generation: Generation, *, model: str, stored: bool) -> Json:
-    params = generation.requests[0].params
+    params = generation.requests[0].sampling
     choice = wire.tool_choice or "auto"
     reasoning, text = wire.reasoning, wire.text
     format = {"type": "text"} if text is None or text.format is None else msgspec.to_builtins(text.format)

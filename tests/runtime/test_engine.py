@@ -7,8 +7,16 @@ import contextlib
 
 import pytest
 
-from runtime.api import ContextTooLong, EngineStopped, FinishReason, QueueFull, Request, SamplingParams
-from runtime.batch import NOT_FINITE
+from runtime.api import (
+    ContextTooLong,
+    EngineStopped,
+    FinishReason,
+    PoolingParams,
+    QueueFull,
+    Request,
+    SamplingParams,
+)
+from runtime.batch import NOT_FINITE, Pool
 from tests.fake_runner import FakeRunner, make_engine
 from tests.invariants import check_pool, check_tables
 
@@ -318,3 +326,81 @@ async def test_a_server_seed_makes_the_draws_of_seedless_requests_repeatable():
     assert await seeds(1) == await seeds(1)
     assert (await seeds(1))[2] == 77
     assert len({*(await seeds(1))[:2], *(await seeds(2))[:2], *(await seeds(None))[:2]}) == 6
+
+
+def pooling(prompt=(1, 2, 3), name="p") -> Request:
+    return Request(name, list(prompt), PoolingParams("last"))
+
+
+async def test_prompts_are_pooled_beside_others_that_generate():
+    runner = FakeRunner()
+    async with engine_on(runner, budget=9) as engine:
+        stream = engine.submit([pooling(range(20)), request(max_tokens=3), pooling((1, 2)), pooling(range(64))])
+        outputs = []
+        async with stream:
+            async for found in stream:
+                outputs += found
+        check_pool(engine._scheduler)
+        assert value(engine, "request_success", ("finished_reason", "stop")) == 3
+        assert value(engine, "prompt_tokens") == 20 + 3 + 2 + 64
+        assert value(engine, "generation_tokens") == 3
+    by_index = {index: [o for o in outputs if o.index == index] for index in range(4)}
+    for index, vector in ((0, [1.0, 20.0]), (2, [3.0, 2.0]), (3, [4.0, 64.0])):
+        (output,) = by_index[index]
+        assert (output.pooled, output.token_ids, output.finish) == (vector, [], FinishReason.STOP)
+    assert [id for o in by_index[1] for id in o.token_ids] == [3, 4, 5]
+    assert all(o.pooled is None for o in by_index[1])
+    works = [row.work for batch in runner.batches for row in batch.rows if row.number == 1]
+    assert works == [None, None, Pool("last")]
+
+
+async def test_a_vector_that_is_not_finite_ends_its_own_request_only():
+    class Broken(FakeRunner):
+        def pool(self, row):
+            return None if self.names[row.number] == "bad" else super().pool(row)
+
+    async with engine_on(Broken()) as engine:
+        outputs = []
+        async with engine.submit([pooling(name="bad"), pooling()]) as stream:
+            async for found in stream:
+                outputs += found
+    assert [(o.index, o.finish, o.pooled) for o in outputs] == [
+        (0, FinishReason.ERROR, None),
+        (1, FinishReason.STOP, [2.0, 3.0]),
+    ]
+    assert outputs[0].error is not None
+
+
+async def test_a_pooled_prompt_may_fill_the_context_and_no_more():
+    async with engine_on(FakeRunner()) as engine:
+        with pytest.raises(ContextTooLong):
+            engine.submit([pooling(range(65))])
+
+
+class CountsUp:
+    """A proposer for FakeRunner, whose every third guess is wrong from its second token on."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def propose(self, prompt_ids, output_ids):
+        self.calls += 1
+        first = len(prompt_ids) + len(output_ids)
+        return [first, *([first + 1, first + 2] if self.calls % 3 else [0, 0])]
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+async def test_drafts_change_no_token_and_save_steps(steps_in_flight):
+    asked = [request(max_tokens=30), request((5,) * 9, 12), request((1, 2), 7, stop_token_ids=frozenset({6}))]
+    expected = {
+        0: (list(range(3, 33)), FinishReason.LENGTH),
+        1: (list(range(9, 21)), FinishReason.LENGTH),
+        2: ([2, 3, 4, 5, 6], FinishReason.STOP),
+    }
+    runner = FakeRunner()
+    async with engine_on(runner, steps_in_flight=steps_in_flight, proposer=CountsUp()) as engine:
+        assert await read(engine.submit(asked)) == expected
+        assert value(engine, "generation_tokens") == 47
+        check_pool(engine._scheduler)
+    longest = [row for batch in runner.batches for row in batch.rows if row.number == 1]
+    assert len(longest) < 16  # for 30 tokens

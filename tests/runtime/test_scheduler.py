@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.api import FinishReason, Request, SamplingParams
-from runtime.batch import NOT_FINITE, ScheduledBatch, ScheduledRow
+from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
+from runtime.batch import NOT_FINITE, BlockCopy, Pool, Sample, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import PLAIN, PrefixCache
@@ -33,10 +35,12 @@ GROUPS = {
 }
 
 
-def make(num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True, mixed=None, groups=PLAIN) -> Scheduler:
+def make(
+    num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True, mixed=None, groups=PLAIN, proposer=None
+) -> Scheduler:
     limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
     caching = caching and not any(group.state for group in groups)
-    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy])
+    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy], proposer)
 
 
 def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64, **params) -> Sequence:
@@ -44,63 +48,124 @@ def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64,
     return Sequence(request, number=number, max_model_len=limit, seed=0)
 
 
+def pooling_sequence(number: int, prompt, priority=0, salt=None) -> Sequence:
+    request = Request(str(number), list(prompt), PoolingParams("last"), priority, salt)
+    return Sequence(request, number=number, max_model_len=64, seed=0)
+
+
+@dataclass
+class DeviceRow:
+    """What the device knows of a row: its tables, its tokens as far as they are sampled, how many of them are computed; and the
+    tokens of the step at hand, guesses included."""
+
+    tables: list[dict[int, tuple[int, ...]]]
+    text: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    span: range = range(0)
+    span_text: list[int] = field(default_factory=list)
+
+    def content(self, position: int) -> int:
+        return hash(tuple(self.span_text[: position + 1]))
+
+
 class Memory:
     """A device that stores in each slot the hash of all tokens up to there, as keys depend on all of them: a wrong block, a stale
-    hit and a block given up too early are seen by whoever reads them."""
+    hit and a block given up too early are seen by whoever reads them. It alone knows how many drafts were right; `skips` says
+    which rows gain nothing in a step."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, skips: Callable[[], bool] = lambda: False) -> None:
         self.groups = scheduler.cache.groups
+        self.skips = skips
         self.blocks = [[None] * BLOCK for _ in range(scheduler.pool.num_blocks)]
-        self.tables = [[{} for _ in self.groups] for _ in range(scheduler.limits.max_num_seqs)]
-        self.texts = [[] for _ in range(scheduler.limits.max_num_seqs)]
+        self.rows = [self.empty() for _ in range(scheduler.limits.max_num_seqs)]
 
-    def run(self, batch: ScheduledBatch) -> list[list[int]]:
+    def empty(self) -> DeviceRow:
+        return DeviceRow([{} for _ in self.groups])
+
+    def run(self, batch: ScheduledBatch) -> tuple[list[list[int]], list[list[int]]]:
+        """What its sampling rows gained, and its pooling rows' vectors."""
+        for copy in batch.copies:
+            self.blocks[copy.target] = list(self.blocks[copy.source])
         for row in batch.rows:
             self.store(row)
         for row in batch.rows:  # after every row has stored, as a layer does
             self.read(row)
-        return self.draw(batch)
+        vectors = [vector_of(self.rows[row.row].span_text) for row in batch.pooling_rows]
+        return self.sample(batch), vectors
 
-    def draw(self, batch: ScheduledBatch) -> list[list[int]]:
-        sampled = []
+    def sample(self, batch: ScheduledBatch) -> list[list[int]]:
+        gained = []
         for row in batch.sampling_rows:
-            sampled.append([next_token(self.texts[row.row][: row.end])])
-            self.texts[row.row][row.end :] = sampled[-1]
-        return sampled
+            device, ids = self.rows[row.row], []
+            for guess in (*row.draft_ids, None) if not self.skips() else ():
+                ids.append(next_token(device.text + ids))
+                if ids[-1] != guess:
+                    break
+            device.text += ids
+            device.num_computed = len(device.text) - 1
+            gained.append(ids)
+        return gained
 
     def store(self, row: ScheduledRow) -> None:
         if row.binding is not None:
-            self.tables[row.row] = [{} for _ in self.groups]
-            self.texts[row.row] = [*row.binding.prompt_ids, *row.binding.output_ids]
+            self.rows[row.row] = self.empty()
+            self.rows[row.row].text = [*row.binding.prompt_ids, *row.binding.output_ids]
+            self.rows[row.row].num_computed = row.binding.num_computed
+            assert row.start == row.binding.num_computed
+        device = self.rows[row.row]
         for new in row.new_blocks:
             width = self.groups[new.group].width
             for entry, at in enumerate(range(0, len(new.ids), width), start=new.first_entry):
-                self.tables[row.row][new.group][entry] = new.ids[at : at + width]
-        assert self.texts[row.row][row.start : row.start + len(row.token_ids)] == list(row.token_ids)
-        for group, table in zip(self.groups, self.tables[row.row], strict=True):
+                device.tables[new.group][entry] = new.ids[at : at + width]
+        start = device.num_computed
+        device.num_computed += row.num_tokens
+        device.span = range(start, start + row.num_tokens)
+        device.span_text = device.text[: start + row.num_tokens - len(row.draft_ids)] + list(row.draft_ids)
+        assert start <= row.start
+        assert len(device.span_text) == device.span.stop
+        assert len(row.token_ids) + len(row.draft_ids) in (row.num_tokens, row.num_tokens - 1)
+        assert device.text[start : start + len(row.token_ids)] == list(row.token_ids)
+        for group, table in zip(self.groups, device.tables, strict=True):
             if group.state:
-                self.move_on(row, table[0])
+                self.move_on(device, table[0])
                 continue
-            for position in range(row.start, row.end):
+            for position in device.span:
                 for block_id in table[position // BLOCK]:
-                    self.blocks[block_id][position % BLOCK] = self.content(row, position)
+                    self.blocks[block_id][position % BLOCK] = device.content(position)
 
-    def move_on(self, row: ScheduledRow, block_ids: tuple[int, ...]) -> None:
+    def move_on(self, device: DeviceRow, block_ids: tuple[int, ...]) -> None:
         """A state fills its block; that of a row which begins is not read."""
+        start, stop = device.span.start, device.span.stop
         for block_id in block_ids:
-            assert row.start == 0 or self.blocks[block_id] == [self.content(row, row.start - 1)] * BLOCK
-            self.blocks[block_id] = [self.content(row, row.end - 1)] * BLOCK
+            assert start == 0 or self.blocks[block_id] == [device.content(start - 1)] * BLOCK
+            self.blocks[block_id] = [device.content(stop - 1)] * BLOCK
 
     def read(self, row: ScheduledRow) -> None:
-        for group, table in zip(self.groups, self.tables[row.row], strict=True):
+        device = self.rows[row.row]
+        for group, table in zip(self.groups, device.tables, strict=True):
             if group.state:
                 continue
-            for position in range(group.first_seen(row.start), row.end):
+            for position in range(group.first_seen(device.span.start), device.span.stop):
                 for block_id in table[position // BLOCK]:
-                    assert self.blocks[block_id][position % BLOCK] == self.content(row, position)
+                    assert self.blocks[block_id][position % BLOCK] == device.content(position)
 
-    def content(self, row: ScheduledRow, position: int) -> int:
-        return hash(tuple(self.texts[row.row][: position + 1]))
+
+def vector_of(text: list[int]) -> list[int]:
+    return [hash(tuple(text)), len(text)]
+
+
+class Guesses:
+    """A proposer that is right now and then, for all of its guess or the beginning."""
+
+    def __init__(self, rng: random.Random, most: int = 4) -> None:
+        self.rng = rng
+        self.most = most
+
+    def propose(self, prompt_ids, output_ids) -> list[int]:
+        text, guess = [*prompt_ids, *output_ids], []
+        for _ in range(self.rng.randrange(self.most + 1)):
+            guess.append(next_token(text + guess) + (self.rng.random() < 0.3))
+        return guess
 
 
 def next_token(context: list[int]) -> int:
@@ -109,7 +174,7 @@ def next_token(context: list[int]) -> int:
 
 def expected(seq: Sequence) -> list[int]:
     ids = list(seq.request.prompt_ids)
-    while seq.request.params.max_tokens and len(ids) < seq.max_tokens_total:
+    while seq.sampling.max_tokens and len(ids) < seq.max_tokens_total:
         ids.append(next_token(ids))
     return ids
 
@@ -126,18 +191,18 @@ def note_prompt_logprobs(scheduler: Scheduler, batch: ScheduledBatch, told: dict
 
 
 def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, told=None, max_steps=10_000) -> int:
-    in_flight: deque[tuple[ScheduledBatch, list[list[int]]]] = deque()
+    in_flight: deque = deque()
     for step in range(max_steps):
         batch = scheduler.schedule()
         if batch is not None:
             assert batch.num_tokens <= scheduler.limits.max_num_batched_tokens
-            in_flight.append((batch, memory.run(batch)))
+            in_flight.append((batch, *memory.run(batch)))
         elif not in_flight:
             assert not scheduler.waiting
             assert not scheduler.running
             return step
         check_pool(scheduler)
-        check_tables(scheduler)
+        check_tables(scheduler, drafting=True)
         if batch is None or len(in_flight) >= depth:
             note_prompt_logprobs(scheduler, in_flight[0][0], {} if told is None else told)
             scheduler.settle(*in_flight.popleft())
@@ -176,7 +241,7 @@ def test_a_window_keeps_no_more_blocks_than_it_shows_and_a_step_adds():
     while (batch := scheduler.schedule()) is not None:
         most = max(most, len(seq.tables[0].ids))
         held = len(seq.tables[0].ids)
-        scheduler.settle(batch, memory.run(batch))
+        scheduler.settle(batch, *memory.run(batch))
     assert seq.token_ids == expected(seq)
     assert most == 5  # 8 seen and 7 new, wherever they begin in a block of 4
     assert held == 3
@@ -223,8 +288,7 @@ def test_a_prefix_whose_window_is_gone_is_no_hit_for_those_that_see_everything_e
     prompt = list(range(10, 40))  # seven full entries, of which a window of 6 shows the last two
     assert cached(scheduler, memory, prompt, prompt) == [0, 28]
     blocks_of = scheduler.cache._blocks_of[1]
-    chain: list = []
-    scheduler.cache.extend_chain(chain, prompt, None)
+    chain = scheduler.cache.hash_blocks(prompt, None)
     scheduler.cache.forget(blocks_of[chain[5]][1:2])  # one of three
     assert cached(scheduler, memory, prompt[:21]) == [20]
     assert cached(scheduler, memory, prompt) == [20]
@@ -279,13 +343,13 @@ def test_decodes_keep_their_token_while_a_long_prompt_is_computed():
     small = [sequence(n, [n + 20], max_tokens=30, priority=1) for n in range(3)]
     for seq in small:
         scheduler.add(seq)
-    scheduler.settle((batch := scheduler.schedule()), memory.run(batch))
+    scheduler.settle((batch := scheduler.schedule()), *memory.run(batch))
     scheduler.add(sequence(9, range(20, 60), priority=0))
     for _ in range(5):
         batch = scheduler.schedule()
         assert {row.number for row in batch.rows} == {0, 1, 2, 9}
         assert batch.num_tokens == 8
-        scheduler.settle(batch, memory.run(batch))
+        scheduler.settle(batch, *memory.run(batch))
 
 
 def test_priority_goes_first_and_arrival_breaks_ties():
@@ -295,7 +359,7 @@ def test_priority_goes_first_and_arrival_breaks_ties():
     for number, prio in enumerate([5, 1, 1, 0]):
         scheduler.add(sequence(number, [30 + number], max_tokens=1, priority=prio))
     while (batch := scheduler.schedule()) is not None:
-        order += [settled.sequence.number for settled in scheduler.settle(batch, memory.run(batch))]
+        order += [settled.sequence.number for settled in scheduler.settle(batch, *memory.run(batch))]
     assert order == [3, 1, 2, 0]
 
 
@@ -395,12 +459,12 @@ def test_what_was_told_of_a_prompt_is_not_computed_again_to_be_told():
     told: dict[int, list[int]] = {}
     first = scheduler.schedule()
     note_prompt_logprobs(scheduler, first, told)
-    scheduler.settle(first, memory.run(first))
+    scheduler.settle(first, *memory.run(first))
     scheduler._preempt(seq)
     again = scheduler.schedule()
     assert again.rows[0].start == 8  # two blocks are cached, and token 9 is what token 10 is told by
     note_prompt_logprobs(scheduler, again, told)
-    scheduler.settle(again, memory.run(again))
+    scheduler.settle(again, *memory.run(again))
     run_to_end(scheduler, memory, told=told)
     assert told == {1: list(range(1, 20))}
 
@@ -419,7 +483,7 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
         SchedulerLimits(8, 8, frozenset())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     spare_blocks=st.integers(0, 32),
@@ -429,77 +493,329 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
     policy=st.sampled_from(["fcfs", "priority"]),
     caching=st.booleans(),
     depth=st.integers(1, 3),
+    drafts=st.integers(0, 4),
 )
-def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_late_draws_and_failures(
-    seed, spare_blocks, groups, seqs, budget, policy, caching, depth
+def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_drafts_copies_late_masks_and_failures(
+    seed, spare_blocks, groups, seqs, budget, policy, caching, depth, drafts
 ):
     rng = random.Random(seed)
     num_blocks = sum(group.most_blocks(32, budget, BLOCK) for group in groups) + spare_blocks
-    scheduler = make(num_blocks, seqs, budget, policy, caching, groups=groups)
-    memory = Memory(scheduler)
+    proposer = Guesses(rng, drafts) if drafts else None
+    scheduler = make(num_blocks, seqs, budget, policy, caching, groups=groups, proposer=proposer)
+    has_states = any(group.state for group in groups)
+    memory = Memory(scheduler, lambda: drafts > 0 and not has_states and rng.random() < 0.05)
     alive: list[Sequence] = []
     told: dict[int, list[int]] = {}
-    in_flight: deque[tuple[ScheduledBatch, list[list[int]]]] = deque()
+    pooled: dict[int, list[int]] = {}
+    in_flight: deque = deque()
+    copied: dict[int, list] = {}  # what each target of a copy under way holds
     held: list[ScheduledBatch] = []
     number = 0
+
+    def settle_oldest() -> None:
+        batch, tokens, vectors = in_flight.popleft()
+        note_prompt_logprobs(scheduler, batch, told)
+        for copy in batch.copies:
+            assert memory.blocks[copy.target] == copied.pop(copy.target)
+        for settled in scheduler.settle(batch, tokens, vectors):
+            if settled.pooled is not None:
+                pooled[settled.sequence.number] = settled.pooled
+            if settled.token_ids:
+                assert settled.token_ids == expected_end(settled.sequence, len(settled.token_ids))
+
     for _ in range(200):
         if rng.random() < 0.4:
             number += 1
             prompt = [10 + i % 5 for i in range(rng.randrange(1, 20))] + [rng.randrange(10, 14)]
-            salt, scores = rng.choice([None, "x"]), rng.choice([None, None, 1])
-            seq = sequence(number, prompt, rng.randrange(12), rng.randrange(3), salt, limit=32, prompt_logprobs=scores)
+            salt, count = rng.choice([None, "x"]), rng.choice([None, None, 1])
+            if rng.random() < 0.15:
+                seq = pooling_sequence(number, prompt, rng.randrange(3), salt)
+            else:
+                priority = rng.randrange(3)
+                seq = sequence(number, prompt, rng.randrange(12), priority, salt, limit=32, prompt_logprobs=count)
             alive.append(seq)
             scheduler.add(seq)
         if alive and rng.random() < 0.1:
             victim = alive.pop(rng.randrange(len(alive)))
             if victim.status is not Status.FINISHED:
                 scheduler.finish(victim, FinishReason.ABORT)
+        if scheduler.running and scheduler.pool.num_free and rng.random() < 0.1:
+            source = rng.choice([block_id for table in rng.choice(scheduler.running).tables for block_id in table.ids])
+            scheduler.copies.add(source, next(iter(scheduler.pool._free)))
         batch = scheduler.schedule()
         if batch is not None:
+            assert batch.num_tokens <= budget
             if not in_flight:  # as it is when the engine asks for masks
-                late = {row.row for row in batch.sampling_rows if rng.random() < 0.2}
-                batch, draws = batch.split(late)
-                scheduler.defer(draws)
-                held.append(draws)
-            in_flight.append((batch, memory.run(batch)))
+                late = {row.row for row in batch.sampling_rows if not row.draft_ids and rng.random() < 0.2}
+                batch, sampling = batch.split(late)
+                scheduler.defer(sampling)
+                held.append(sampling)
+            in_flight.append((batch, *memory.run(batch)))
+            copied.update({copy.target: list(memory.blocks[copy.target]) for copy in batch.copies})
         if rng.random() < 0.3:
             resume(scheduler, memory, held, in_flight, 0.5, rng)
         check_pool(scheduler)
-        check_tables(scheduler)
+        check_tables(scheduler, drafting=drafts > 0)
         if in_flight and rng.random() < 0.03:
             for row in in_flight[0][0].rows:
                 if (victim := scheduler.sequence(row.number)) is not None:
                     scheduler.finish(victim, FinishReason.ERROR)
-            scheduler.forget_step([batch for batch, _ in in_flight])
+            scheduler.forget_step([batch for batch, *_ in in_flight])
             in_flight.clear()
-        if in_flight and (batch is None or len(in_flight) >= depth):
-            note_prompt_logprobs(scheduler, in_flight[0][0], told)
-            for settled in scheduler.settle(*in_flight.popleft()):
-                assert not settled.token_ids or settled.token_ids == [expected_at(settled.sequence)]
+            copied.clear()
+        if in_flight and batch is None:
+            settle_oldest()
+        while len(in_flight) >= depth:
+            settle_oldest()
     resume(scheduler, memory, held, in_flight, 1.0, rng)
     while in_flight:
-        note_prompt_logprobs(scheduler, in_flight[0][0], told)
-        scheduler.settle(*in_flight.popleft())
+        settle_oldest()
+    memory.skips = lambda: False
     run_to_end(scheduler, memory, depth, told)
     for seq in alive:
         if seq.finish is FinishReason.LENGTH:
             assert seq.token_ids == expected(seq)
-            wanted = [] if seq.request.params.prompt_logprobs is None else list(range(1, seq.num_prompt_tokens))
+            wanted = [] if seq.sampling.prompt_logprobs is None else list(range(1, seq.num_prompt_tokens))
             assert told.get(seq.number, []) == wanted
+        if seq.number in pooled:
+            assert seq.finish is FinishReason.STOP
+            assert pooled[seq.number] == vector_of(list(seq.prompt_ids))
+        assert seq.status is Status.FINISHED
     assert scheduler.pool.num_free == num_blocks
     assert all(scheduler.pool.count(block_id) == 0 for block_id in range(num_blocks))
 
 
 def resume(scheduler: Scheduler, memory: Memory, held: list[ScheduledBatch], in_flight: deque, share, rng) -> None:
-    """Draw that share of what is held."""
-    for draws in held:
-        _, now = draws.split({row.row for row in draws.rows if scheduler.is_current(row) and rng.random() < share})
+    """Sample that share of what is deferred."""
+    for sampling in held:
+        _, now = sampling.split(
+            {row.row for row in sampling.rows if scheduler.is_current(row) and rng.random() < share}
+        )
         scheduler.resume(now)
-        in_flight.append((now, memory.draw(now)))
+        if now.rows:
+            in_flight.append((now, memory.sample(now), []))
 
 
-def expected_at(seq: Sequence) -> int:
-    return next_token(seq.token_ids[:-1])
+def expected_end(seq: Sequence, num: int) -> list[int]:
+    """What its last tokens should be."""
+    text = seq.token_ids[:-num]
+    for _ in range(num):
+        text.append(next_token(text))
+    return text[-num:]
+
+
+class Known:
+    """A proposer that says what it is told to, and nothing more once that is used up."""
+
+    def __init__(self, *guesses: list[int]) -> None:
+        self.guesses = list(guesses)
+
+    def propose(self, prompt_ids, output_ids) -> list[int]:
+        return self.guesses.pop(0) if self.guesses else []
+
+
+def test_drafts_are_reserved_for_as_if_all_were_right_and_what_they_did_not_bring_is_given_back():
+    scheduler = make(proposer=Known([50, 51, 52]))
+    seq = sequence(1, range(10, 16), max_tokens=20)
+    scheduler.add(seq)
+    first = scheduler.schedule()
+    scheduler.settle(first, [[40]])
+    (row,) = scheduler.schedule().rows
+    assert (row.start, row.token_ids, row.draft_ids, row.num_tokens, row.work) == (6, (40,), (50, 51, 52), 4, Sample(3))
+    assert (seq.num_computed_tokens, seq.num_in_flight, seq.num_tokens) == (10, 4, 11)
+    (behind,) = scheduler.schedule().rows  # 10 is the greatest position that it can have
+    assert (behind.start, behind.token_ids, behind.draft_ids, behind.num_tokens) == (10, (), (), 1)
+    (settled,) = scheduler.settle(batch_of(row), [[50, 60]])
+    assert (settled.token_ids, settled.finish) == ([50, 60], None)
+    assert (seq.num_computed_tokens, seq.num_in_flight, seq.num_tokens) == (9, 1, 10)
+    scheduler.settle(batch_of(behind), [[61]])
+    assert seq.token_ids == [*range(10, 16), 40, 50, 60, 61]
+    assert (seq.num_computed_tokens, seq.num_in_flight, seq.num_tokens) == (9, 0, 10)
+    check_pool(scheduler)
+
+
+def batch_of(row: ScheduledRow) -> ScheduledBatch:
+    return ScheduledBatch((row,), row.num_tokens, 0)
+
+
+def test_a_row_that_gained_nothing_computes_its_last_token_again():
+    scheduler = make()
+    seq = sequence(1, range(10, 16))
+    scheduler.add(seq)
+    assert scheduler.settle(scheduler.schedule(), [[]]) == []
+    (again,) = scheduler.schedule().rows
+    assert (again.start, again.token_ids, again.work) == (5, (15,), Sample())
+
+
+def test_a_row_that_gained_more_than_it_could_is_a_bug():
+    scheduler = make()
+    scheduler.add(sequence(1, range(10, 16)))
+    with pytest.raises(ValueError, match="1 tokens more"):
+        scheduler.settle(scheduler.schedule(), [[20, 21]])
+
+
+@pytest.mark.parametrize(
+    ("params", "gained", "counts", "finish"),
+    [
+        ({}, [50, EOS, 52, 60], [50, EOS], FinishReason.STOP),
+        ({"stop_token_ids": frozenset({51})}, [50, 51, 52, 60], [50, 51], FinishReason.STOP),
+        ({"max_tokens": 4}, [50, 51, 52], [50, 51, 52], FinishReason.LENGTH),
+        ({}, [50, NOT_FINITE], [50], FinishReason.ERROR),
+    ],
+)
+def test_a_sequence_may_end_in_the_middle_of_what_it_gained(params, gained, counts, finish):
+    scheduler = make(proposer=Known([50, 51, 52]))
+    seq = sequence(1, range(10, 16), **{"max_tokens": 20, **params})
+    scheduler.add(seq)
+    scheduler.settle(scheduler.schedule(), [[40]])
+    (settled,) = scheduler.settle(scheduler.schedule(), [gained])
+    assert (settled.token_ids, settled.finish) == (counts, finish)
+    assert seq.token_ids == [*range(10, 16), 40, *counts]
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+    assert scheduler.schedule() is None
+
+
+def test_no_draft_lies_beyond_the_last_token():
+    scheduler = make(proposer=Known([50] * 9))
+    scheduler.add(sequence(1, range(10, 16), max_tokens=4))
+    scheduler.settle(scheduler.schedule(), [[40]])
+    (row,) = scheduler.schedule().rows
+    assert len(row.draft_ids) == 2  # and one more is sampled behind them
+    assert scheduler.schedule() is None
+
+
+def test_a_sequence_waits_for_its_ids_where_there_is_a_guess_and_goes_on_where_there_is_none():
+    scheduler = make(proposer=Known([], [30], [31, 32]))
+    scheduler.add(sequence(1, range(10, 16), max_tokens=20))
+    first = scheduler.schedule()
+    second = scheduler.schedule()  # no guess
+    assert second.rows[0].token_ids == ()
+    scheduler.settle(first, [[40]])
+    assert scheduler.schedule() is None
+    scheduler.settle(second, [[41]])
+    (row,) = scheduler.schedule().rows
+    assert (row.token_ids, row.draft_ids) == ((41,), (31, 32))
+
+
+def test_drafts_cost_nobody_a_block_and_no_decode_its_turn():
+    scheduler = make(num_blocks=4, budget=8, proposer=Known([50, 51], [52, 53]))
+    first, second = sequence(1, range(10, 13), max_tokens=5), sequence(2, range(20, 23), max_tokens=5)
+    scheduler.add(first)
+    scheduler.add(second)
+    scheduler.settle(scheduler.schedule(), [[40], [41]])
+    rows = scheduler.schedule().rows  # two blocks are left, one each for the drafts
+    assert [len(row.draft_ids) for row in rows] == [2, 2]
+    full = make(num_blocks=3, budget=8, proposer=Known([50, 51], [52, 53]))
+    full.add(sequence(1, range(10, 13), max_tokens=5))
+    full.add(sequence(2, range(20, 23), max_tokens=5))
+    batch = full.schedule()
+    assert len(batch.rows) == 2
+    full.settle(batch, [[40], [41]])
+    assert [len(row.draft_ids) for row in full.schedule().rows] == [2, 0]
+    assert full.num_preemptions == 0
+    narrow = make(budget=7, proposer=Known([50] * 9, [51] * 9, [52] * 9))
+    for number in (1, 2, 3):
+        narrow.add(sequence(number, [10 + number], max_tokens=20))
+    narrow.settle(narrow.schedule(), [[40], [41], [42]])
+    assert [row.num_tokens for row in narrow.schedule().rows] == [5, 1, 1]
+
+
+@pytest.mark.parametrize("groups", [GROUPS["states"], GROUPS["states beside keys"]])
+def test_a_state_is_given_no_drafts(groups):
+    scheduler = make(proposer=Known([50, 51]), groups=groups)
+    scheduler.add(sequence(1, range(10, 16), max_tokens=20))
+    scheduler.settle(scheduler.schedule(), [[40]])
+    assert scheduler.schedule().rows[0].draft_ids == ()
+
+
+def test_a_rejected_draft_is_no_prefix_of_anybody():
+    scheduler = make(proposer=Known([50, 51, 52, 53]))
+    first = sequence(1, range(10, 13), max_tokens=20)
+    scheduler.add(first)
+    scheduler.settle(scheduler.schedule(), [[40]])
+    scheduler.settle(scheduler.schedule(), [[60]])
+    scheduler.settle(scheduler.schedule(), [[61]])
+    scheduler.finish(first, FinishReason.STOP)
+    guessed, right = sequence(2, [10, 11, 12, 40, 50, 51, 52, 53, 9]), sequence(3, [10, 11, 12, 40, 60, 61, 9])
+    scheduler.add(guessed)
+    scheduler.add(right)
+    assert [row.start for row in scheduler.schedule().rows] == [4, 4]
+
+
+def test_blocks_of_a_copy_are_nobody_else_s_until_its_step_has_settled():
+    scheduler = make(num_blocks=8)
+    seq = sequence(1, range(10, 16), max_tokens=1)
+    scheduler.add(seq)
+    first = scheduler.schedule()
+    source, target = seq.tables[0].ids[0], next(iter(scheduler.pool._free))
+    scheduler.copies.add(source, target)
+    check_pool(scheduler)
+    scheduler.settle(first, [[40]])
+    assert (scheduler.pool.count(source), scheduler.pool.count(target)) == (1, 1)
+    batch = scheduler.schedule()  # no row can advance, and the copy need not wait for one
+    assert (batch.rows, batch.copies) == ((), (BlockCopy(source, target),))
+    assert scheduler.schedule() is None
+    check_pool(scheduler)
+    scheduler.settle(batch, [])
+    assert scheduler.pool.num_free == 8
+    scheduler.copies.add(source, target)
+    scheduler.forget_step([scheduler.schedule()])
+    assert scheduler.pool.num_free == 8
+
+
+def test_a_copy_ends_what_its_target_was_known_to_hold():
+    scheduler = make(num_blocks=8)
+    memory = Memory(scheduler)
+    prompt = list(range(20, 37))
+    assert cached(scheduler, memory, prompt, prompt) == [0, 16]
+    target = scheduler.cache._blocks_of[0][scheduler.cache.hash_blocks(prompt, None)[2]][0]
+    scheduler.copies.add(next(iter(scheduler.pool._free)), target)
+    assert cached(scheduler, memory, prompt) == [8]
+
+
+def test_a_prompt_is_pooled_with_its_last_chunk_and_ends_with_its_vector():
+    scheduler = make(budget=8)
+    seq, other, bad = pooling_sequence(1, range(20, 30)), sequence(2, [9], max_tokens=3), pooling_sequence(3, [5])
+    for each in (seq, other, bad):
+        scheduler.add(each)
+    first = scheduler.schedule()
+    assert [(row.number, row.work) for row in first.rows] == [(1, None)]
+    second = scheduler.schedule()
+    assert [(row.number, row.work) for row in second.rows] == [(1, Pool("last")), (2, Sample()), (3, Pool("last"))]
+    third = scheduler.schedule()
+    assert [row.number for row in third.rows] == [2]  # nothing is left to compute for the others
+    assert scheduler.settle(first, []) == []
+    settled = scheduler.settle(second, [[40]], [[0.5, 1.5], None])
+    assert [(s.sequence, s.token_ids, s.finish, s.pooled) for s in settled] == [
+        (other, [40], None, None),
+        (seq, [], FinishReason.STOP, [0.5, 1.5]),
+        (bad, [], FinishReason.ERROR, None),
+    ]
+    check_pool(scheduler)
+
+
+def test_a_sequence_starts_only_where_every_running_one_keeps_a_block_to_grow_into():
+    scheduler = make(num_blocks=3, budget=16)
+    running, waiting = sequence(1, range(10, 14), max_tokens=3), sequence(2, range(20, 28))
+    scheduler.add(running)
+    scheduler.add(waiting)
+    first = scheduler.schedule()
+    assert [row.number for row in first.rows] == [1]  # two blocks are free, and two are what the other needs
+    scheduler.settle(first, [[40]])
+    (row,) = scheduler.schedule().rows
+    assert (row.number, scheduler.num_preemptions) == (1, 0)
+
+
+def test_a_preempted_sequence_is_not_admitted_while_an_id_of_it_is_in_flight():
+    scheduler = make()
+    seq = sequence(1, range(10, 16), max_tokens=5)
+    scheduler.add(seq)
+    first = scheduler.schedule()
+    scheduler._preempt(seq)
+    assert scheduler.schedule() is None
+    scheduler.settle(first, [[40]])
+    (row,) = scheduler.schedule().rows
+    assert (row.start + row.num_tokens, row.binding.output_ids) == (7, (40,))
 
 
 def test_prompts_take_smaller_pieces_while_others_decode():

@@ -1,0 +1,43 @@
+"""Block copies: asked for by whoever shares or moves blocks, carried by the next batch, alive until that batch has settled.
+
+Both blocks of a copy have one user more meanwhile, so neither is handed out again before it has been read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.batch import BlockCopy
+from runtime.kv.block_pool import BlockPool
+from runtime.kv.prefix_cache import PrefixCache
+
+
+class BlockCopies:
+    def __init__(self, pool: BlockPool, cache: PrefixCache) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._unsent: list[BlockCopy] = []
+        self._unsettled: list[BlockCopy] = []
+
+    @property
+    def block_ids(self) -> list[int]:
+        """That copies keep alive, as often as they do."""
+        return [block_id for copy in (*self._unsent, *self._unsettled) for block_id in copy]
+
+    def add(self, source: int, target: int) -> None:
+        """In the next batch. What `target` held is gone for the prefix cache."""
+        self._pool.share((source, target))
+        self._cache.forget((target,))
+        self._unsent.append(BlockCopy(source, target))
+
+    def take(self) -> tuple[BlockCopy, ...]:
+        """All that no batch has carried yet."""
+        taken = tuple(self._unsent)
+        self._unsettled += taken
+        self._unsent.clear()
+        return taken
+
+    def release(self, copies: Iterable[BlockCopy]) -> None:
+        """The batch that carried `copies` has settled, or failed."""
+        for copy in copies:
+            self._unsettled.remove(copy)
+            self._pool.release(copy, worth_keeping=self._cache.__contains__)
