@@ -76,7 +76,7 @@ def test_every_tile_at_every_shape_however_k_is_cut(splits, tile, dtype):
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 8, 9, 16, 17, 33, 64, 65, 128, 129])
 def test_any_number_of_rows(num_rows, dtype):
     x, weight, bias = drawn(num_rows, 208, 96, dtype)
-    prepared = CudaLinearWeight(weight, bias)
+    prepared = CudaLinearWeight(ops.StoredWeight.dense(weight, bias))
     out = ops.linear(x, prepared)
     assert out.shape == (num_rows, 208)
     assert ops.gated_linear(x, prepared).shape == (num_rows, 104)
@@ -90,7 +90,7 @@ def test_any_number_of_rows(num_rows, dtype):
 def test_shapes_that_cannot_be_cut_go_to_cublas(out_features, in_features):
     for num_rows in (3, 40):
         x, weight, bias = drawn(num_rows, out_features, in_features, torch.bfloat16)
-        prepared = CudaLinearWeight(weight, bias)
+        prepared = CudaLinearWeight(ops.StoredWeight.dense(weight, bias))
         assert prepared.gated_matmul(x) is None
         assert error(prepared.matmul(x), expected(x, weight, bias, gated=False)) < TOLERANCE[torch.bfloat16]
 
@@ -99,7 +99,7 @@ def test_shapes_that_cannot_be_cut_go_to_cublas(out_features, in_features):
 def test_a_tied_embedding_is_read_out_of_the_weight():
     _, weight, _ = drawn(1, 64, 96, torch.bfloat16)
     ids = torch.tensor([3, 63, 0], device="cuda")
-    assert torch.equal(CudaLinearWeight(weight, None).rows(ids), weight[ids])
+    assert torch.equal(CudaLinearWeight(ops.StoredWeight.dense(weight)).rows(ids), weight[ids])
 
 
 def test_what_is_chosen_exists_and_holds_all_rows():
