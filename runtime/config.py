@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime.kv.layout import KVLayout, LayerShape, MemoryShape
+from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
+from runtime.kv.layout import KVLayout
 from runtime.policy import POLICIES, Policy
 
 GIB = 1 << 30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class CacheType:
-    """How keys and values are kept: as `dtype`, by torch's name, each head of a token followed by `scale_bytes`."""
-
-    dtype: str
-    element_bytes: int
-    scale_bytes: int = 0
-
-
 INT8_CACHE = "int8_per_token_head"
-CACHE_TYPES = {name: CacheType(name, size) for name, size in ELEMENT_BYTES.items()} | {
-    INT8_CACHE: CacheType("int8", 1, scale_bytes=4)
+CACHE_TYPES = {name: KVDtype(name, size) for name, size in ELEMENT_BYTES.items()} | {
+    INT8_CACHE: KVDtype("int8", 1, scale_bytes=4)
 }
 
 
@@ -115,12 +107,13 @@ class EnginePlan:
 
     @property
     def most_long_sequences(self) -> float:
-        """Of the greatest length, that the KV cache holds at a time."""
-        return self.num_kv_blocks / self.layout.most_blocks(self.max_model_len, self.max_num_batched_tokens)
+        """Of the greatest length, that the KV cache holds at a time; without one, as many as there are rows."""
+        blocks = self.layout.max_blocks(self.max_model_len, self.max_num_batched_tokens)
+        return self.num_kv_blocks / blocks if blocks else float(self.max_num_seqs)
 
     @classmethod
     def resolve(
-        cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryShape, ...], model_len: int,
+        cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryKind, ...], model_len: int,
         defaults: DeviceDefaults, free_bytes: int, weights: WeightPolicy | None = None,
     ) -> EnginePlan:  # fmt: skip
         """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights;
@@ -128,10 +121,9 @@ class EnginePlan:
 
         Raises PlanError."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        cache = CACHE_TYPES[kv_cache_dtype]
-        if cache.scale_bytes:
-            _refuse_scales(layers)
-        layout = KVLayout.of(layers, cache.element_bytes, scale_bytes=cache.scale_bytes)
+        kinds = tuple(layer.with_dtype(CACHE_TYPES[kv_cache_dtype]) for layer in layers)
+        _refuse(kinds)
+        layout = KVLayout.of(kinds)
         max_num_seqs = config.max_num_seqs or defaults.max_num_seqs
         budget = config.max_num_batched_tokens or max(defaults.max_num_batched_tokens, max_num_seqs + 1)
         if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
@@ -144,16 +136,17 @@ class EnginePlan:
             num_blocks = config.num_kv_blocks
         else:
             asked = config.kv_cache_bytes
-            num_blocks = (defaults.kv_cache_bytes(free_bytes) if asked is None else asked) // layout.block_bytes
+            num_bytes = defaults.kv_cache_bytes(free_bytes) if asked is None else asked
+            num_blocks = num_bytes // layout.block_bytes if layout.block_bytes else 0
         max_model_len, notes = config.max_model_len or model_len, []
         if len(layout.groups) > 1:
             notes.append(layout.describe())
-        if config.enable_prefix_caching and layout.num_state_tables:
-            notes.append("prefix caching is off: of what recurrent layers have read only the latest state is kept")
+        if config.enable_prefix_caching and layout.no_prefix_reason:
+            notes.append(f"prefix caching is off: {layout.no_prefix_reason}")
         capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:
-                needed_bytes = layout.most_blocks(max_model_len, budget) * layout.block_bytes
+                needed_bytes = layout.max_blocks(max_model_len, budget) * layout.block_bytes
                 raise PlanError(
                     f"the KV cache holds {capacity} tokens, fewer than max-model-len {max_model_len}: raise kv-cache-memory "
                     f"to {needed_bytes / GIB:.2f}GiB or lower max-model-len"
@@ -170,16 +163,20 @@ class EnginePlan:
             layout=layout,
             kv_cache_dtype=kv_cache_dtype,
             num_kv_blocks=num_blocks,
-            enable_prefix_caching=config.enable_prefix_caching and not layout.num_state_tables,
+            enable_prefix_caching=config.enable_prefix_caching and layout.no_prefix_reason is None,
             policy=POLICIES[config.scheduling_policy],
             steps_in_flight=config.steps_in_flight,
             notes=tuple(notes),
         )
 
 
-def _refuse_scales(layers: tuple[MemoryShape, ...]) -> None:
-    attention = [layer for layer in layers if isinstance(layer, LayerShape)]
-    if any(layer.latent for layer in attention):
+def _refuse(kinds: tuple[MemoryKind, ...]) -> None:
+    """What no kernel or block suits."""
+    if any(isinstance(kind, Cross) for kind in kinds):
+        raise PlanError("models with cross attention are not served yet: no runner writes an encoder's keys and values")
+    attention = [kind.kv for kind in kinds if not isinstance(kind, State | Nothing)]
+    scaled = [kv for kv in attention if kv.kept_as.scale_bytes]
+    if any(kv.latent for kv in scaled):
         raise PlanError(f"kv-cache-dtype {INT8_CACHE} is not for latent attention: leave kv-cache-dtype alone")
-    if len({layer.head_size for layer in attention}) > 1:  # no block would suit them all
+    if scaled and len({(kv.head_size, kv.kept_as) for kv in attention}) > 1:  # no block would suit them all
         raise PlanError(f"kv-cache-dtype {INT8_CACHE} is for layers of one head size, and this model's differ")

@@ -94,7 +94,7 @@ class Scheduler:
         self._proposer = proposer
         self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
-        self._blocks_per_entry = sum(group.width for group in cache.groups if not group.state)
+        self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
         self._sequences: dict[int, Sequence] = {}  # by number: those that have not finished
         self.waiting: list[Sequence] = []  # both lists in policy order
         self.running: list[Sequence] = []

@@ -26,12 +26,14 @@ def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
         assert len(set(_ids(sequence))) == len(_ids(sequence))
         for group, table in zip(scheduler.cache.groups, sequence.tables, strict=True):
             assert table.num_slots >= sequence.num_computed_tokens
-            first = sequence.num_computed_tokens - sequence.num_in_flight
-            assert table.first_entry * table.entry_tokens <= group.first_seen(max(0, first))
-            assert len(table.ids) == (table.num_slots // table.entry_tokens - table.first_entry) * group.width
+            size = scheduler.cache.block_size
+            first = max(0, sequence.num_computed_tokens - sequence.num_in_flight)
+            assert table.first_entry <= group.first_seen(first) // group.kind.entry_tokens(size)
+            num_entries = group.kind.num_entries(table.num_slots, size)
+            assert len(table.ids) == (num_entries - table.first_entry) * group.width
             budget = scheduler.limits.max_num_batched_tokens
             num_tokens = sequence.max_tokens_total if drafting else sequence.num_tokens
-            assert len(table.ids) <= group.most_blocks(num_tokens, budget, scheduler.cache.block_size)
+            assert len(table.ids) <= group.max_blocks(num_tokens, budget, size)
         assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens
         assert sequence.num_in_flight >= 0
     for sequence in scheduler.waiting:

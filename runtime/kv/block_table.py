@@ -1,8 +1,8 @@
 """Block table: which KV blocks hold which span of one sequence, in one group of layers.
 
 Bookkeeping only; KVCache turns ids into tensors. A table grows only at its tail, so ids already sent to the device stay valid;
-that of a group with a window gives up blocks at its head once no later query sees them. Entry e is about the tokens from
-e * entry_tokens on, and has as many ids as the group is wide; a state is an entry about all tokens."""
+that of a group with a window gives up blocks at its head once no later query sees them. What an entry is about, and how many
+there are, the group's kind of memory says; each has as many ids as the group is wide."""
 
 from __future__ import annotations
 
@@ -23,15 +23,28 @@ class NewBlocks(NamedTuple):
 class BlockTable:
     """For a sequence that will be computed from token `start` on."""
 
-    __slots__ = ("_ids", "_num_sent", "entry_tokens", "first_entry", "group", "num_slots")
+    __slots__ = ("_block_size", "_ids", "_num_sent", "first_entry", "group", "num_slots")
 
     def __init__(self, block_size: int, group: LayerGroup, start: int = 0) -> None:
-        self.entry_tokens = group.entry_tokens(block_size)
+        self._block_size = block_size
         self.group = group
-        self.first_entry = group.first_seen(start) // self.entry_tokens
-        self.num_slots = self.first_entry * self.entry_tokens  # tokens that fit without another block
+        self.first_entry = self._first_seen(start)
         self._ids: list[int] = []
+        self.num_slots = self._num_slots()  # tokens that fit without another block
         self._num_sent = 0  # of the ids, those that a scheduled batch has carried to the device
+
+    def _first_seen(self, position: int) -> int:
+        """The entry of the first token that a query at `position` sees."""
+        kind = self.group.kind
+        return kind.first_seen(position) // kind.entry_tokens(self._block_size)
+
+    @property
+    def _num_entries(self) -> int:
+        """With those at the head that it never had, or has no more."""
+        return self.first_entry + len(self._ids) // self.group.width
+
+    def _num_slots(self) -> int:
+        return self.group.kind.num_tokens(self._num_entries, self._block_size)
 
     @property
     def ids(self) -> list[int]:
@@ -45,15 +58,16 @@ class BlockTable:
 
     def num_missing(self, num_tokens: int) -> int:
         """Ids to add before `num_tokens` tokens fit."""
-        return max(0, -(-(num_tokens - self.num_slots) // self.entry_tokens)) * self.group.width
+        missing = self.group.kind.num_entries(num_tokens, self._block_size) - self._num_entries
+        return max(0, missing) * self.group.width
 
     def append(self, ids: Iterable[int]) -> None:
         self._ids.extend(ids)
-        self.num_slots = (self.first_entry + len(self._ids) // self.group.width) * self.entry_tokens
+        self.num_slots = self._num_slots()
 
     def take_unseen(self, position: int) -> list[int]:
         """Ids that no query at `position` or behind it sees; the table has them no more."""
-        first_entry = self.group.first_seen(position) // self.entry_tokens
+        first_entry = self._first_seen(position)
         if first_entry <= self.first_entry:
             return []
         num = (first_entry - self.first_entry) * self.group.width

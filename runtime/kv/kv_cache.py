@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kv.layout import KVLayout, LayerPlace, LayerShape, MemoryShape, StateShape
+from runtime.kv.kinds import AttentionKVSpec, MemoryKind, Nothing, RecurrentStateSpec, State
+from runtime.kv.layout import KVLayout, LayerPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class LayerKV:
     Of attention keys and values, [num_blocks, num_kv_heads, block_size, head_size] each: a block of one head is contiguous,
     which is what attention streams; a cache with scales is wider by the layout's `scale_bytes`. Where values are part of the
     keys, they are the same tensor. Of a recurrent layer its state's tensors, [num_blocks, *shape] float32, of which only a block
-    is contiguous. `table`: which of a step's block tables tells which blocks are this layer's."""
+    is contiguous. Of a layer without memory nothing. `table`: which of a step's block tables is this layer's."""
 
     tensors: tuple[torch.Tensor, ...]
     table: int = 0
@@ -27,29 +28,41 @@ class LayerKV:
 class KVCache:
     """Memory is reserved, not touched: on a CPU a block costs resident memory when it is first written."""
 
-    def __init__(self, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self._layout = layout
         self._columns = [
             torch.empty(num_blocks * layout.column_bytes, dtype=torch.uint8, device=device)
             for _ in range(layout.num_columns)
         ]
         self.layers = [
-            self._memory(layer, place, dtype) for layer, place in zip(layout.layers, layout.places, strict=True)
+            LayerKV(self._tensors(kind, place), place.table)
+            for kind, place in zip(layout.kinds, layout.places, strict=True)
         ]
 
-    def _memory(self, layer: MemoryShape, place: LayerPlace, dtype: torch.dtype) -> LayerKV:
-        if isinstance(layer, StateShape):
-            return LayerKV(self._state(layer, place), place.table)
-        keys, *values = (self._blocks(layer, place, column, dtype) for column in place.columns)
-        return LayerKV((keys, *(values or [keys])), place.table)
+    def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Blocks `sources` of the pool to `targets`, both [N] int64 on the cache's device, whatever their layers keep in them:
+        all are read before any is written."""
+        for column in self._columns:
+            blocks = column.view(-1, self._layout.column_bytes)
+            blocks[targets] = blocks[sources]
 
-    def _blocks(self, layer: LayerShape, place: LayerPlace, column: int, dtype: torch.dtype) -> torch.Tensor:
+    def _tensors(self, kind: MemoryKind, place: LayerPlace) -> tuple[torch.Tensor, ...]:
+        match kind:
+            case Nothing():
+                return ()
+            case State(state):
+                return self._state(state, place)
+            case _:
+                keys, *values = (self._blocks(kind.kv, place, column) for column in place.columns)
+                return keys, *(values or [keys])
+
+    def _blocks(self, kv: AttentionKVSpec, place: LayerPlace, column: int) -> torch.Tensor:
         """Blocks of one layer as kernels count them, of which `place.parts` or more lie in one of the pool's."""
-        line = layer.head_size + self._layout.scale_bytes // dtype.itemsize
-        shape = layer.num_kv_heads, self._layout.kernel_block_size, line
+        shape = kv.num_kv_heads, self._layout.kernel_block_size, kv.elements
+        dtype = getattr(torch, kv.kept_as.name)
         return self._columns[column].view(dtype).view(-1, *shape)[place.part :]
 
-    def _state(self, state: StateShape, place: LayerPlace) -> tuple[torch.Tensor, ...]:
+    def _state(self, state: RecurrentStateSpec, place: LayerPlace) -> tuple[torch.Tensor, ...]:
         slots = self._columns[place.columns[0]].view(-1, self._layout.column_bytes)
         start = place.part * state.num_bytes
         tensors = []

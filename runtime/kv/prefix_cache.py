@@ -2,8 +2,7 @@
 
 A full block is named by a hash chain: sha256(parent's hash, its token ids), rooted in a random per-process key and the
 sequence's extras (cache_salt), so a hit means the whole prefix is the same, and tenants with different salts never meet. Each
-group of layers has blocks of its own under that name: groups that see everything must have all of a prefix, groups with a
-window only what it still shows.
+group of layers has blocks of its own under that name; how much of a prefix it must have is for its kind of memory to say.
 Blocks stay findable after their last user left, until the pool hands them out again; then `forget` is due.
 Knows ids and hashes, not sequences."""
 
@@ -15,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import NamedTuple, NewType
 
+from runtime.kv.kinds import AttentionKVSpec, Full
 from runtime.kv.layout import LayerGroup
 
 BlockHash = NewType("BlockHash", bytes)  # sha256: a collision would show one tenant's text to another
-PLAIN = (LayerGroup(),)
+PLAIN = (LayerGroup(Full(AttentionKVSpec(1, 1))),)
 
 
 class Match(NamedTuple):
@@ -64,24 +64,12 @@ class PrefixCache:
         while num != before:  # what one group lacks shortens the prefix for the others
             before = num
             for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
-                num = self._longest(chain, num, group, blocks_of)
+                num = group.kind.longest_prefix(chain, num, blocks_of, self.block_size)
         ids = []
         for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
             first = self._first_seen(group, num)
             ids.append([block_id for block_hash in chain[first:num] for block_id in blocks_of[block_hash]])
         return Match(num, ids)
-
-    def _longest(
-        self, chain: Sequence[BlockHash], num: int, group: LayerGroup, blocks_of: dict[BlockHash, tuple[int, ...]]
-    ) -> int:
-        if group.window is None:
-            return next((index for index in range(num) if chain[index] not in blocks_of), num)
-        index, first = num - 1, self._first_seen(group, num)
-        while index >= first:
-            if chain[index] not in blocks_of:
-                num, first = index, self._first_seen(group, index)
-            index -= 1
-        return num
 
     def _first_seen(self, group: LayerGroup, num_entries: int) -> int:
         return group.first_seen(num_entries * self.block_size) // self.block_size

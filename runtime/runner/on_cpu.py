@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 import ops
-from runtime.config import CACHE_TYPES, CPU, EngineConfig, EnginePlan, PlanError, WeightPolicy
+from runtime.config import CPU, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
@@ -30,7 +30,7 @@ def plan(config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None)
     if weights.keep_quantized and stored_bytes is not None:
         weights_bytes = min(weights_bytes, stored_bytes)
     return EnginePlan.resolve(
-        config, dtype=dtype, layers=spec.kv_shapes(), model_len=spec.max_model_len, defaults=CPU,
+        config, dtype=dtype, layers=spec.memory_kinds(), model_len=spec.max_model_len, defaults=CPU,
         free_bytes=max(0, free_host_bytes() - weights_bytes), weights=weights,
     )  # fmt: skip
 
@@ -57,8 +57,7 @@ def _weights(config: EngineConfig) -> WeightPolicy:
 
 def build_runner(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker) -> CpuRunner:
     cpu = torch.device("cpu")
-    dtype = getattr(torch, CACHE_TYPES[plan.kv_cache_dtype].dtype)
-    cache = KVCache(plan.layout, plan.num_kv_blocks, dtype, cpu)
+    cache = KVCache(plan.layout, plan.num_kv_blocks, cpu)
     inputs = InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout)
     sampler = Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu)
     return CpuRunner(model.traced(cache.layers), cache, sampler, inputs, worker)

@@ -61,7 +61,7 @@ def plan(config: EngineConfig, spec: ModelSpec, used_beside: int | None = None) 
     return EnginePlan.resolve(
         config,
         dtype=dtype,
-        layers=spec.kv_shapes(),
+        layers=spec.memory_kinds(),
         model_len=spec.max_model_len,
         defaults=CUDA,
         free_bytes=max(0, left),
@@ -150,7 +150,7 @@ def _parts(
     plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], num_blocks: int, graphs: GraphPool
 ) -> tuple[CudaRunner, DeviceInputs]:
     device = _device()
-    cache = KVCache(plan.layout, num_blocks, getattr(torch, plan.kv_cache_dtype), device)
+    cache = KVCache(plan.layout, num_blocks, device)
     sampler = Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, device)
     inputs = DeviceInputs(
         plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.layout, plan.steps_in_flight,

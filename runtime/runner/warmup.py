@@ -19,7 +19,7 @@ def prompts(lengths: list[int], layout: KVLayout, num_blocks: int) -> ScheduledB
     for row, length in enumerate(lengths):
         ids, new = (0,) * length, []
         for index, group in enumerate(layout.groups):
-            num = -(-(length + 1) // group.entry_tokens(layout.block_size)) * group.width
+            num = group.num_blocks(length + 1, layout.block_size)
             new.append(NewBlocks(index, 0, tuple(next(blocks) % num_blocks for _ in range(num))))
         binding = RowBinding(_PARAMS, 0, ids, ())
         rows.append(ScheduledRow(row, row, 0, length, ids, new_blocks=tuple(new), work=SAMPLE, binding=binding))

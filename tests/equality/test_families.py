@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from runtime.config import EngineConfig, WeightPolicy
-from runtime.kv.layout import StateShape
+from runtime.kv.kinds import State
 from runtime.models import implementation
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import Reference, compare, references, run
@@ -429,7 +429,7 @@ def test_half_precision_stays_close_and_made_up_weights_need_only_a_config(case)
 
 def test_greedy_tokens_equal_transformers(case):
     expected: list[Reference] = []
-    remembers_whole_sequences = any(isinstance(shape, StateShape) for shape in case.ours.spec.kv_shapes())
+    remembers_whole_sequences = any(isinstance(kind, State) for kind in case.ours.spec.memory_kinds())
     ways = {
         "alone, in steps that sample nothing and one that does": ({"max_num_batched_tokens": 32}, {"together": False}),
         "together": ({}, {"together": True}),

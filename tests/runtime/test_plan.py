@@ -4,11 +4,12 @@ import pytest
 
 import ops
 from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
-from runtime.kv.layout import LayerShape, StateShape
+from runtime.kv.kinds import Cross, Nothing
 from runtime.models.registry import spec_from_config
 from runtime.runner import on_cpu, on_cuda
+from tests.kinds import BFLOAT16, full, kv, state, window
 
-LAYERS = (LayerShape(3, 64),) * 30
+LAYERS = (full(3, 64, None),) * 30
 
 
 def resolve(free_bytes=16 * GIB, model_len=8192, dtype="float32", layers=LAYERS, **asked) -> EnginePlan:
@@ -35,7 +36,7 @@ def test_in_int8_it_costs_a_byte_a_number_and_four_a_head_so_that_more_fit():
 
 
 @pytest.mark.parametrize(
-    ("layer", "named"), [(LayerShape(1, 576, latent=True), "latent"), (LayerShape(3, 128), "one head size")]
+    ("layer", "named"), [(full(1, 576, None, latent=True), "latent"), (full(3, 128, None), "one head size")]
 )
 def test_int8_is_refused_where_no_kernel_or_block_suits_it(layer, named):
     with pytest.raises(PlanError, match=f"kv-cache-dtype int8_per_token_head is .*{named}"):
@@ -54,7 +55,7 @@ def test_a_cache_smaller_than_the_models_context_shortens_it_and_says_so():
 
 
 def test_recurrent_layers_turn_prefix_caching_off_and_that_is_said():
-    layers = (*LAYERS, StateShape(((64, 64),)))
+    layers = (*LAYERS, state((64, 64)))
     plan = resolve(layers=layers)
     assert not plan.enable_prefix_caching
     assert any("prefix caching is off" in note for note in plan.notes)
@@ -62,8 +63,24 @@ def test_recurrent_layers_turn_prefix_caching_off_and_that_is_said():
     assert resolve().enable_prefix_caching
 
 
+def test_a_model_without_memory_takes_no_blocks_and_its_whole_context():
+    plan = resolve(layers=(Nothing(),) * 12, model_len=512)
+    assert (plan.num_kv_blocks, plan.max_model_len, plan.enable_prefix_caching) == (0, 512, False)
+    assert plan.most_long_sequences == plan.max_num_seqs
+
+
+def test_layers_with_a_dtype_of_their_own_keep_it():
+    plan = resolve(layers=(*LAYERS, full(3, 64, BFLOAT16)), kv_cache_dtype="float32")
+    assert [kind.kv.kept_as.name for kind in plan.layout.kinds] == ["float32"] * 30 + ["bfloat16"]
+
+
+def test_cross_attention_is_refused_until_a_runner_has_an_encoder():
+    with pytest.raises(PlanError, match="cross attention"):
+        resolve(layers=(*LAYERS, Cross(kv(), 1500)))
+
+
 def test_groups_of_layers_are_described_where_there_are_several():
-    (note,) = resolve(layers=(*LAYERS, LayerShape(3, 64, window=512))).notes
+    (note,) = resolve(layers=(*LAYERS, window(3, 64, 512, None))).notes
     assert "30 layers see all tokens" in note
     assert "1 layers see 512 tokens" in note
     assert resolve().notes == ()

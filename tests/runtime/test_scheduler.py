@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
 from runtime.batch import NOT_FINITE, BlockCopy, Pool, Sample, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
+from runtime.kv.kinds import AttentionKVSpec, Full, Nothing, RecurrentStateSpec, State, Window
 from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import PLAIN, PrefixCache
 from runtime.policy import POLICIES
@@ -25,13 +26,17 @@ BLOCK = 4
 EOS = 7
 
 
+KV = AttentionKVSpec(1, 1)
+FULL, STATE = Full(KV), State(RecurrentStateSpec(((1,),)))
 GROUPS = {
     "plain": PLAIN,
-    "windows": (LayerGroup(9),),
-    "hybrid": (LayerGroup(), LayerGroup(6, 3)),
-    "three reaches": (LayerGroup(width=2), LayerGroup(1), LayerGroup(12)),
-    "states": (LayerGroup(state=True),),
-    "states beside keys": (LayerGroup(), LayerGroup(width=3, state=True)),
+    "windows": (LayerGroup(Window(KV, 9)),),
+    "hybrid": (LayerGroup(FULL), LayerGroup(Window(KV, 6), 3)),
+    "three reaches": (LayerGroup(FULL, 2), LayerGroup(Window(KV, 1)), LayerGroup(Window(KV, 12))),
+    "states": (LayerGroup(STATE),),
+    "states beside keys": (LayerGroup(FULL), LayerGroup(STATE, 3)),
+    "nothing": (LayerGroup(Nothing()),),
+    "nothing beside keys": (LayerGroup(FULL), LayerGroup(Nothing())),
 }
 
 
@@ -39,7 +44,7 @@ def make(
     num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True, mixed=None, groups=PLAIN, proposer=None
 ) -> Scheduler:
     limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
-    caching = caching and not any(group.state for group in groups)
+    caching = caching and all(group.kind.no_prefix_reason is None for group in groups)
     return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy], proposer)
 
 
@@ -128,6 +133,7 @@ class Memory:
         for group, table in zip(self.groups, device.tables, strict=True):
             if group.state:
                 self.move_on(device, table[0])
+            if not group.kind.grows:
                 continue
             for position in device.span:
                 for block_id in table[position // BLOCK]:
@@ -143,7 +149,7 @@ class Memory:
     def read(self, row: ScheduledRow) -> None:
         device = self.rows[row.row]
         for group, table in zip(self.groups, device.tables, strict=True):
-            if group.state:
+            if not group.kind.grows:
                 continue
             for position in range(group.first_seen(device.span.start), device.span.stop):
                 for block_id in table[position // BLOCK]:
@@ -215,7 +221,7 @@ def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, told=None, max_ste
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("plenty", [True, False], ids=["plenty of blocks", "few blocks"])
 def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(plenty, groups, budget, caching, depth):
-    least = sum(group.most_blocks(33, budget, BLOCK) for group in groups)
+    least = sum(group.max_blocks(33, budget, BLOCK) for group in groups)
     num_blocks = 64 * sum(group.width for group in groups) if plenty else least
     scheduler = make(num_blocks, seqs=4, budget=budget, caching=caching, groups=groups)
     memory = Memory(scheduler)
@@ -228,8 +234,10 @@ def test_every_sequence_reads_its_own_tokens_whatever_the_chunks_and_blocks(plen
     for seq in sequences:
         assert seq.token_ids == expected(seq)
         assert seq.finish is FinishReason.LENGTH
-    # Where all layers have windows or states a sequence hardly ever has more blocks than it starts with.
-    assert (scheduler.num_preemptions > 0) == (not plenty) or groups in (GROUPS["windows"], GROUPS["states"])
+    # Where all layers have windows, states or nothing a sequence hardly ever has more blocks than it starts with.
+    assert (scheduler.num_preemptions > 0) == (not plenty) or groups in (
+        GROUPS["windows"], GROUPS["states"], GROUPS["nothing"],
+    )  # fmt: skip
 
 
 def test_a_window_keeps_no_more_blocks_than_it_shows_and_a_step_adds():
@@ -248,7 +256,7 @@ def test_a_window_keeps_no_more_blocks_than_it_shows_and_a_step_adds():
 
 
 def test_a_state_takes_the_same_blocks_however_long_its_sequence():
-    scheduler = make(num_blocks=6, budget=7, groups=(LayerGroup(width=3, state=True),))
+    scheduler = make(num_blocks=6, budget=7, groups=(LayerGroup(STATE, 3),))
     memory = Memory(scheduler)
     first, second, third = (sequence(number, range(10, 60), max_tokens=150, limit=200) for number in range(3))
     for seq in (first, second, third):
@@ -499,7 +507,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
     seed, spare_blocks, groups, seqs, budget, policy, caching, depth, drafts
 ):
     rng = random.Random(seed)
-    num_blocks = sum(group.most_blocks(32, budget, BLOCK) for group in groups) + spare_blocks
+    num_blocks = sum(group.max_blocks(32, budget, BLOCK) for group in groups) + spare_blocks
     proposer = Guesses(rng, drafts) if drafts else None
     scheduler = make(num_blocks, seqs, budget, policy, caching, groups=groups, proposer=proposer)
     has_states = any(group.state for group in groups)

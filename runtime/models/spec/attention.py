@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
-from runtime.kv.layout import LayerShape
+from runtime.kv.kinds import AttentionKVSpec, Full, MemoryKind, Window
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.norm import Norm, RMSNorm
 from runtime.models.spec.rope import Rope
@@ -64,14 +65,16 @@ class Attention:
     sinks: bool = False
     growth: QueryGrowth | None = None
     output_gate: bool = False
+    latent: ClassVar[bool] = False  # values are part of the keys
 
     @property
     def scale(self) -> float:
         return float(self.head_size**-0.5) if self.score_scale is None else self.score_scale
 
     @property
-    def kv_shape(self) -> LayerShape:
-        return LayerShape(self.num_kv_heads, self.head_size, window=self.window)
+    def memory_kind(self) -> MemoryKind:
+        kv = AttentionKVSpec(self.num_kv_heads, self.head_size, self.latent)
+        return Full(kv) if self.window is None else Window(kv, self.window)
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
@@ -106,10 +109,7 @@ class LatentAttention(Attention):
     norm: RMSNorm
     query_rank: int | None = None
     bias: bool = False
-
-    @property
-    def kv_shape(self) -> LayerShape:
-        return LayerShape(self.num_kv_heads, self.head_size, latent=True, window=self.window)
+    latent: ClassVar[bool] = True
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into the latent, out of all heads, and one or two that make queries."""

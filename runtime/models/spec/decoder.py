@@ -8,7 +8,7 @@ from itertools import chain
 from math import prod
 
 from runtime.config import ELEMENT_BYTES
-from runtime.kv.layout import MemoryShape
+from runtime.kv.kinds import MemoryKind
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, ParallelLayer, PostNormLayer
 from runtime.models.spec.linear import Linear
@@ -148,6 +148,6 @@ class DecoderSpec:
         """Of all parameters, stored as `dtype`."""
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
-    def kv_shapes(self) -> tuple[MemoryShape, ...]:
-        """What each mixer remembers, layer by layer."""
-        return tuple(mixer.kv_shape for mixer in self._mixers())
+    def memory_kinds(self) -> tuple[MemoryKind, ...]:
+        """What each mixer keeps of a sequence, layer by layer."""
+        return tuple(mixer.memory_kind for mixer in self._mixers())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from runtime.kv.layout import MemoryShape
+from runtime.kv.kinds import MemoryKind
 from runtime.weights.rules import WeightsError
 
 
@@ -26,6 +26,7 @@ class ModelSpec(Protocol):
         """Of all parameters, stored as `dtype`."""
         ...
 
-    def kv_shapes(self) -> tuple[MemoryShape, ...]:
-        """What is remembered between steps, in the order of a forward pass: an entry for each attention or recurrence."""
+    def memory_kinds(self) -> tuple[MemoryKind, ...]:
+        """What is kept of a sequence between steps, in the order of a forward pass: an entry for each attention or recurrence.
+        Dtypes may be left open."""
         ...

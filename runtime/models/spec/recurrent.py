@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.kv.layout import StateShape
+from runtime.kv.kinds import RecurrentStateSpec, State
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.norm import RMSNorm
 from runtime.weights.rules import Parameter
@@ -47,8 +47,10 @@ class Mamba2:
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     @property
-    def kv_shape(self) -> StateShape:
-        return StateShape(((self.taps - 1, self.channels), (self.num_heads, self.head_size, self.state_size)))
+    def memory_kind(self) -> State:
+        return State(
+            RecurrentStateSpec(((self.taps - 1, self.channels), (self.num_heads, self.head_size, self.state_size)))
+        )
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into gate, channels and steps; and out."""
@@ -84,8 +86,8 @@ class Mamba:
     conv_bias: bool = True
 
     @property
-    def kv_shape(self) -> StateShape:
-        return StateShape(((self.taps - 1, self.inner_size), (self.inner_size, self.state_size)))
+    def memory_kind(self) -> State:
+        return State(RecurrentStateSpec(((self.taps - 1, self.inner_size), (self.inner_size, self.state_size))))
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into x and gate, out, into steps, B and C, and from few dims to steps."""
@@ -132,8 +134,10 @@ class GatedDeltaNet:
         return 2 * self.num_key_heads * self.key_size + self.inner_size
 
     @property
-    def kv_shape(self) -> StateShape:
-        return StateShape(((self.taps - 1, self.channels), (self.num_value_heads, self.key_size, self.value_size)))
+    def memory_kind(self) -> State:
+        return State(
+            RecurrentStateSpec(((self.taps - 1, self.channels), (self.num_value_heads, self.key_size, self.value_size)))
+        )
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into q, k, v and gate, out, and into what two rates of each head are made of."""
@@ -163,8 +167,8 @@ class ShortConv:
     bias: bool = False
 
     @property
-    def kv_shape(self) -> StateShape:
-        return StateShape(((self.taps - 1, self.size),))
+    def memory_kind(self) -> State:
+        return State(RecurrentStateSpec(((self.taps - 1, self.size),)))
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into b, c and x; and out."""

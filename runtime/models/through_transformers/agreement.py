@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 import ops
+from runtime.kv.kinds import AttentionKVSpec
 from runtime.kv.kv_cache import LayerKV
-from runtime.kv.layout import BLOCK_SIZE, LayerShape
+from runtime.kv.layout import BLOCK_SIZE
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.through_transformers.model import TransformersModel
@@ -50,11 +51,11 @@ def _logits_in_pieces(model: TransformersModel, ids: Sequence[int]) -> Tensor:
     assert NUM_TOKENS <= BLOCK_SIZE
     device = torch.device(model.device)
 
-    def empty(layer: LayerShape) -> Tensor:
-        shape = (2, layer.num_kv_heads, BLOCK_SIZE, layer.head_size)
+    def empty(kv: AttentionKVSpec) -> Tensor:
+        shape = (2, kv.num_kv_heads, BLOCK_SIZE, kv.head_size)
         return torch.zeros(shape, dtype=getattr(torch, model.dtype), device=device)
 
-    kv_caches = [LayerKV((empty(layer), empty(layer))) for layer in model.spec.kv_shapes()]
+    kv_caches = [LayerKV((empty(kind.kv), empty(kind.kv))) for kind in model.spec.memory_kinds()]
     logits, done = [], 0
     for span in _SPANS:
         # Line 0: the same ids backwards, in block 0. Line 1: ours, in block 1.

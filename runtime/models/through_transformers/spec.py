@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.config import ELEMENT_BYTES
-from runtime.kv.layout import LayerShape
+from runtime.kv.kinds import AttentionKVSpec, Full, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ class AttentionCall:
         """In the cache, where the narrower of the two is padded."""
         return max(self.key_size, self.value_size)
 
+    @property
+    def memory_kind(self) -> Full | Window:
+        kv = AttentionKVSpec(self.num_kv_heads, self.head_size)
+        return Full(kv) if self.window is None else Window(kv, self.window)
+
 
 @dataclass(frozen=True, slots=True)
 class TransformersSpec:
@@ -46,5 +51,5 @@ class TransformersSpec:
     def weights_bytes(self, dtype: str) -> int:
         return ELEMENT_BYTES[dtype] * self.num_parameters
 
-    def kv_shapes(self) -> tuple[LayerShape, ...]:
-        return tuple(LayerShape(call.num_kv_heads, call.head_size, window=call.window) for call in self.calls)
+    def memory_kinds(self) -> tuple[Full | Window, ...]:
+        return tuple(call.memory_kind for call in self.calls)

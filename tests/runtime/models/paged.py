@@ -9,8 +9,8 @@ from itertools import accumulate
 import torch
 
 import ops
+from runtime.kv.kinds import Full, State, Window
 from runtime.kv.kv_cache import LayerKV
-from runtime.kv.layout import LayerShape
 from runtime.models.forward_step import ForwardStep
 from runtime.models.model import Model
 
@@ -30,14 +30,14 @@ class Paged:
         self.lengths = [0] * num_rows
         dtype = getattr(torch, model.dtype)
         self.kv_caches = []
-        for shape in model.spec.kv_shapes():
-            if not isinstance(shape, LayerShape):
-                states = tuple(torch.full((num_rows, *each), torch.nan) for each in shape.shapes)
-                self.kv_caches.append(LayerKV(states, STATES))
-                continue
-            size = (len(ids), shape.num_kv_heads, BLOCK, shape.head_size)
-            keys = torch.full(size, torch.nan, dtype=dtype)
-            self.kv_caches.append(LayerKV((keys, keys if shape.latent else keys.clone())))
+        for kind in model.spec.memory_kinds():
+            match kind:
+                case State(state):
+                    states = tuple(torch.full((num_rows, *shape), torch.nan) for shape in state.shapes)
+                    self.kv_caches.append(LayerKV(states, STATES))
+                case Full(kv) | Window(kv):
+                    keys = torch.full((len(ids), kv.num_kv_heads, BLOCK, kv.head_size), torch.nan, dtype=dtype)
+                    self.kv_caches.append(LayerKV((keys, keys if kv.latent else keys.clone())))
 
     @torch.inference_mode()
     def step(self, spans: dict[int, Sequence[int]]) -> dict[int, torch.Tensor]:

@@ -82,7 +82,7 @@ def test_auto_prefers_our_own_and_falls_back_with_a_line_in_the_log(asked, wante
     caplog.set_level(logging.INFO)
     spec = implementation.describe(asked, wanted)
     assert type(spec) is kind
-    assert len(spec.kv_shapes()) == 2
+    assert len(spec.memory_kinds()) == 2
     assert ("runs through transformers" in caplog.text) == (kind is TransformersSpec)
     assert ("hidden_act 'mish' is not supported" in caplog.text) == (asked.get("hidden_act") == "mish")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.kv.layout import LayerShape, StateShape
+from runtime.kv.kinds import Full, State
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.attention import QKNorm
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.rope import LinearScaling, Rope
 from runtime.weights.rules import WeightsError
+from tests.kinds import state
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
@@ -188,16 +189,16 @@ ZAMBA2 = LLAMA | {"architectures": ["Zamba2ForCausalLM"], "layers_block_type": [
 
 def test_what_recurrent_layers_remember_does_not_grow():
     spec = spec_from_config(MAMBA2)
-    assert spec.kv_shapes() == (StateShape(((3, 128 + 2 * 2 * 32), (8, 16, 32))),) * 2
-    kinds = [type(shape) for shape in spec_from_config(NEMOTRON_H).kv_shapes()]
-    assert kinds == [StateShape, StateShape, LayerShape]
+    assert spec.memory_kinds() == (state((3, 128 + 2 * 2 * 32), (8, 16, 32)),) * 2
+    kinds = [type(kind) for kind in spec_from_config(NEMOTRON_H).memory_kinds()]
+    assert kinds == [State, State, Full]
 
 
 def test_a_layer_may_remember_in_two_ways():
-    kinds = [type(shape) for shape in spec_from_config(FALCON_H1).kv_shapes()]
-    assert kinds == [StateShape, LayerShape] * len(spec_from_config(FALCON_H1).layers)
-    kinds = [type(shape) for shape in spec_from_config(ZAMBA2).kv_shapes()]
-    assert kinds == [StateShape, LayerShape, StateShape, LayerShape, StateShape]
+    kinds = [type(kind) for kind in spec_from_config(FALCON_H1).memory_kinds()]
+    assert kinds == [State, Full] * len(spec_from_config(FALCON_H1).layers)
+    kinds = [type(kind) for kind in spec_from_config(ZAMBA2).memory_kinds()]
+    assert kinds == [State, Full, State, Full, State]
 
 
 def test_what_layers_share_is_read_once():

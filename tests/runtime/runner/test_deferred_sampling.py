@@ -14,7 +14,7 @@ import torch
 from runtime.api import SamplingParams
 from runtime.batch import SAMPLE, SAMPLE_MASKED, PromptLogprobsSpan, RowBinding, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks, mask_of, num_words
-from runtime.kv.layout import KVLayout, LayerShape
+from runtime.kv.layout import KVLayout
 from runtime.runner.cpu_runner import CpuRunner
 from runtime.runner.cuda_runner import CudaRunner
 from runtime.runner.device_inputs import DeviceInputs
@@ -22,9 +22,10 @@ from runtime.runner.graph_pool import GraphPool
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
+from tests.kinds import full
 
 VOCAB = 40
-LAYOUT = KVLayout.of((LayerShape(1, 8),), 4, 4)
+LAYOUT = KVLayout.of((full(1, 8),), 4)
 
 
 class PassedEvent:

@@ -9,20 +9,19 @@ import ops
 from ops.inputs import reference, triton_unpack
 from runtime.batch import SAMPLE, ScheduledRow
 from runtime.kv.block_table import NewBlocks
-from runtime.kv.layout import KVLayout, LayerShape, StateShape
+from runtime.kv.layout import KVLayout
 from runtime.runner import device_inputs
 from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
 from runtime.runner.step_inputs import StepInputs
+from tests.kinds import full, state, window
 from tests.ops.places import DEVICES
 
 BLOCK = 4
-PLAIN = KVLayout.of((LayerShape(1, 8),), 4, BLOCK)
+PLAIN = KVLayout.of((full(1, 8),), BLOCK)
 # One layer that sees everything, two with a window that take as many tables, and two of half the size in one block.
-HYBRID = KVLayout.of(
-    (LayerShape(2, 8), *(LayerShape(2, 8, window=6),) * 2, *(LayerShape(1, 8, window=6),) * 2), 4, BLOCK
-)
+HYBRID = KVLayout.of((full(2, 8), *(window(2, 8, 6),) * 2, *(window(1, 8, 6),) * 2), BLOCK)
 # Four tokens take 64 bytes of two columns each of two layers; a state of 120 bytes takes a column of twice that: four to a block.
-RECURRENT = KVLayout.of((LayerShape(1, 4), *(StateShape(((30,),)),) * 8, LayerShape(1, 4)), 4, BLOCK)
+RECURRENT = KVLayout.of((full(1, 4), *(state((30,)),) * 8, full(1, 4)), BLOCK)
 
 
 def scheduled(

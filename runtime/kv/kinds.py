@@ -1,0 +1,267 @@
+"""Memory kinds: what a layer keeps of a sequence between steps, as what numbers, and what follows from it.
+
+Everybody who asks how blocks of a layer behave asks its kind: block tables how many entries tokens take and which are out of
+the window, the prefix cache which cached entries are a hit, the layout how many bytes a block has. For all kinds alike: a block
+is copied whole, so a copy of a state is a snapshot of it, and one of keys and values a prefix; and what is moved elsewhere, or
+shared, must never be written again, which is so of a full entry where `no_prefix_reason` is None.
+
+Layers of equal kinds share block tables. Numbers only: no tensor, no block, no sequence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from typing import ClassVar, Self
+
+ALIGNMENT = 16  # bytes: of a state's tensors
+_ALL = sys.maxsize  # tokens that one entry is about which is about all of them
+
+
+@dataclass(frozen=True, slots=True)
+class KVDtype:
+    """As what numbers are kept: `name` is torch's; behind those of each head of a token lie `scale_bytes`."""
+
+    name: str
+    element_bytes: int
+    scale_bytes: int = 0
+
+
+FLOAT32 = KVDtype("float32", 4)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKVSpec:
+    """Keys and values of one layer for one token: [num_kv_heads, head_size] each. `latent`: the values are part of the keys,
+    and nothing else is stored. `dtype` None: whichever the plan has for all layers that leave it open."""
+
+    num_kv_heads: int
+    head_size: int
+    latent: bool = False
+    dtype: KVDtype | None = None
+
+    @property
+    def num_columns(self) -> int:
+        return 1 if self.latent else 2
+
+    @property
+    def kept_as(self) -> KVDtype:
+        """Raises ValueError where that is still open."""
+        if self.dtype is None:
+            raise ValueError("the KV cache of a layer has no dtype yet: see MemoryKind.with_dtype")
+        return self.dtype
+
+    @property
+    def elements(self) -> int:
+        """Of one head of one token, its scales, in such elements, among them."""
+        return self.head_size + self.kept_as.scale_bytes // self.kept_as.element_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a column."""
+        return self.num_kv_heads * (self.head_size * self.kept_as.element_bytes + self.kept_as.scale_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentStateSpec:
+    """What a recurrent layer keeps of a sequence, whatever its length: float32 tensors of these shapes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor begins, in bytes, and where all end."""
+        sizes = (-(-FLOAT32.element_bytes * prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes)
+        return tuple(accumulate(sizes, initial=0))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.offsets[-1]
+
+
+class _Kind:
+    """What holds of most kinds. An entry of a block table is about `entry_tokens` tokens."""
+
+    __slots__ = ()
+    order: ClassVar[int] = 0  # of a kind's tables among those of a step
+    grows: ClassVar[bool] = False  # a sequence takes more blocks as it gets longer
+    no_prefix_reason: ClassVar[str | None] = None  # why no cached block is ever a hit
+
+    @property
+    def num_columns(self) -> int:
+        """Of a block, that one layer takes."""
+        return 1
+
+    def with_dtype(self, dtype: KVDtype) -> Self:
+        """The same, kept as `dtype` if that was left open."""
+        return self
+
+    def entry_tokens(self, block_size: int) -> int:
+        return _ALL
+
+    def num_entries(self, num_tokens: int, block_size: int) -> int:
+        """That `num_tokens` tokens, from the sequence's first on, take."""
+        return -(-num_tokens // self.entry_tokens(block_size))
+
+    def num_tokens(self, num_entries: int, block_size: int) -> int:
+        """The most tokens whose entries are among the first `num_entries`."""
+        return min(num_entries * self.entry_tokens(block_size), _ALL)
+
+    def max_entries(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
+        """That a sequence of `num_tokens`, computed in steps of up to `max_step_tokens`, has at a time."""
+        return self.num_entries(num_tokens, block_size)
+
+    def first_seen(self, position: int) -> int:
+        """The first token that queries at `position` and behind it see: entries before its own are given back."""
+        return 0
+
+    def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
+        """How far a sequence of `num_tokens` that is computed from `start` on has entries before its first step."""
+        return num_tokens
+
+    def longest_prefix(
+        self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
+    ) -> int:
+        """The most of the first `num_entries` entries, of these names, behind which all is `cached` that queries see from there
+        on."""
+        return 0
+
+
+class _Attention(_Kind):
+    __slots__ = ()
+    kv: AttentionKVSpec
+
+    @property
+    def num_columns(self) -> int:
+        return self.kv.num_columns
+
+
+class _Tokens(_Attention):
+    """Entries are about the tokens of a block each, and final once these are computed."""
+
+    __slots__ = ()
+    grows = True
+
+    def entry_tokens(self, block_size: int) -> int:
+        return block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Full(_Tokens):
+    """Keys and values of all tokens. A prefix is a hit where all its blocks are cached."""
+
+    kv: AttentionKVSpec
+
+    def with_dtype(self, dtype: KVDtype) -> Full:
+        return self if self.kv.dtype is not None else Full(replace(self.kv, dtype=dtype))
+
+    def longest_prefix(
+        self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
+    ) -> int:
+        return next((index for index in range(num_entries) if names[index] not in cached), num_entries)
+
+    def __str__(self) -> str:
+        return "see all tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Window(_Tokens):
+    """Keys and values of the last tokens: a query sees itself and the `window` - 1 before it. Blocks out of the window are
+    given back while the sequence runs, and a prefix is a hit where the blocks of its last window are cached."""
+
+    order = 1
+    kv: AttentionKVSpec
+    window: int
+
+    def with_dtype(self, dtype: KVDtype) -> Window:
+        return self if self.kv.dtype is not None else Window(replace(self.kv, dtype=dtype), self.window)
+
+    def max_entries(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
+        seen_or_new = self.window - 1 + max_step_tokens
+        anywhere = (seen_or_new + block_size - 2) // block_size + 1  # wherever they begin in a block
+        return min(self.num_entries(num_tokens, block_size), anywhere)
+
+    def first_seen(self, position: int) -> int:
+        return max(0, position + 1 - self.window)
+
+    def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
+        """From there on the window gives back as many as it takes."""
+        return min(num_tokens, self.first_seen(start) + self.window - 1 + max_step_tokens)
+
+    def longest_prefix(
+        self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
+    ) -> int:
+        def first(num: int) -> int:
+            return self.first_seen(num * block_size) // block_size
+
+        index, first_index = num_entries - 1, first(num_entries)
+        while index >= first_index:
+            if names[index] not in cached:
+                num_entries, first_index = index, first(index)
+            index -= 1
+        return num_entries
+
+    def __str__(self) -> str:
+        return f"see {self.window:,} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Cross(_Attention):
+    """Keys and values of what an encoder made of a sequence's input, `num_encoder_tokens` at most: written once, whole, and as
+    many however long the sequence gets. What names them is that input, not the tokens of a prefix."""
+
+    order = 2
+    no_prefix_reason = "keys and values of an encoder's output are not named by the tokens before"
+    kv: AttentionKVSpec
+    num_encoder_tokens: int
+
+    def with_dtype(self, dtype: KVDtype) -> Cross:
+        return self if self.kv.dtype is not None else Cross(replace(self.kv, dtype=dtype), self.num_encoder_tokens)
+
+    def num_entries(self, num_tokens: int, block_size: int) -> int:
+        return -(-self.num_encoder_tokens // block_size) if num_tokens else 0
+
+    def num_tokens(self, num_entries: int, block_size: int) -> int:
+        return _ALL if num_entries >= self.num_entries(1, block_size) else 0
+
+    def __str__(self) -> str:
+        return f"see an encoder's {self.num_encoder_tokens:,} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing(_Kind):
+    """No memory: all that a query sees is in its own step. Its table stays empty, and is there for the step's metadata."""
+
+    order = 3
+    no_prefix_reason = "layers without memory see nothing that was computed before"
+
+    @property
+    def num_columns(self) -> int:
+        return 0
+
+    def num_entries(self, num_tokens: int, block_size: int) -> int:
+        return 0
+
+    def num_tokens(self, num_entries: int, block_size: int) -> int:
+        return _ALL
+
+    def __str__(self) -> str:
+        return "keep nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class State(_Kind):
+    """One entry about the whole sequence, replaced in place by each step: so none is ever a hit. Nobody clears it: a row that
+    begins at position 0 has none."""
+
+    order = 4
+    no_prefix_reason = "of what recurrent layers have read only the latest state is kept"
+    state: RecurrentStateSpec
+
+    def __str__(self) -> str:
+        return "keep a state"
+
+
+MemoryKind = Full | Window | Cross | Nothing | State
