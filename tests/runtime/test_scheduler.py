@@ -548,8 +548,9 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
             if victim.status is not Status.FINISHED:
                 scheduler.finish(victim, FinishReason.ABORT)
         if scheduler.running and scheduler.pool.num_free and rng.random() < 0.1:
-            source = rng.choice([block_id for table in rng.choice(scheduler.running).tables for block_id in table.ids])
-            scheduler.copies.add(source, next(iter(scheduler.pool._free)))
+            held_ids = [block_id for table in rng.choice(scheduler.running).tables for block_id in table.ids]
+            if held_ids:  # layers without memory take none
+                scheduler.copies.add(rng.choice(held_ids), next(iter(scheduler.pool._free)))
         batch = scheduler.schedule()
         if batch is not None:
             assert batch.num_tokens <= budget
