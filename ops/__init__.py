@@ -28,7 +28,7 @@ from ops.gemm import (
 )
 from ops.gemm.by_head import HeadsWeight
 from ops.gemm.weight import LinearWeight
-from ops.inputs import unpack
+from ops.inputs import place_tokens, unpack
 from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
 from ops.moe import moe, moe_refusal, prepare_experts
@@ -89,6 +89,7 @@ __all__ = [
     "moe",
     "moe_refusal",
     "paged_attention",
+    "place_tokens",
     "prepare_experts",
     "prepare_heads",
     "prepare_linear",

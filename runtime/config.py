@@ -79,12 +79,6 @@ class DeviceDefaults:
     kv_cache_bytes: Callable[[int], int]  # of the memory that is free after loading
 
 
-# A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
-CPU = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
-# All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy.
-CUDA = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
-
-
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
     dtype: str  # of activations

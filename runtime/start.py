@@ -6,19 +6,18 @@ compute, so the event loop answers /health meanwhile."""
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime.api import LoadProgress, ModelInfo
-from runtime.config import EngineConfig, EnginePlan, PlanError
+from runtime.config import EngineConfig, EnginePlan
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.models.implementation import describe, load
 from runtime.models.registry import add_plugins
+from runtime.platform.platform import Report, choose_platform
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.step import Runner
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from runtime.models.model import Model
 
 log = logging.getLogger("oneloop.start")
-
-Report = Callable[[LoadProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +78,15 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
     add_plugins(config.model_plugins)
     spec = describe(files.config, config.model_impl)  # what cannot be served is said before anything is loaded
     report(LoadProgress("import"))
-    device = choose_device(config.device)
-    if device == "cuda" and config.kernels == "native":
-        raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
+    platform = choose_platform(config.device)
     import ops
-    from runtime.runner import on_cpu, on_cuda
 
-    ops.force(None if config.kernels == "auto" else config.kernels)
-    backend = None if config.attention_backend == "auto" else config.attention_backend
-    for op in ("attend", "paged_attention"):
-        ops.force(backend if device == "cuda" else None, op)
-    ops.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+    platform.force_kernels(config)
+    platform.refuse(config)
     stored_bytes = None if config.load_format == "dummy" else files.stored_bytes
-    plan = on_cuda.plan(config, spec) if device == "cuda" else on_cpu.plan(config, spec, stored_bytes)
-    if device == "cuda":
-        on_cuda.compile_ahead(plan)
-    with on_cuda.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
+    plan = platform.plan(config, spec, stored_bytes)
+    platform.compile_ahead(plan)
+    with platform.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
         model = load(
             spec,
             files,
@@ -105,36 +95,17 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
             seed=config.seed or 0,
             progress=report,
             max_model_len=plan.max_model_len,
-            device=device,
+            device=platform.device,
             weights=plan.weights,
         )
     eos_token_ids = files.eos_token_ids | config.end_token_ids
     report(LoadProgress("warm-up"))
-    if device == "cuda":
-        runner, plan = on_cuda.build_runner(config, plan, model, eos_token_ids, report)
-        parts = assemble(plan, model, eos_token_ids, runner)
-    else:
-        cpu_runner = on_cpu.build_runner(plan, model, eos_token_ids, worker)
-        on_cpu.warm_up(cpu_runner, plan)
-        parts = assemble(plan, model, eos_token_ids, cpu_runner)
+    runner, plan = platform.build_runner(config, plan, model, eos_token_ids, worker, report)
+    parts = assemble(plan, model, eos_token_ids, runner)
     report(LoadProgress("ready"))
     for line in (*ops.describe(usual=False), *plan.notes):
         log.info(line)
     return parts
-
-
-def choose_device(wanted: str) -> str:
-    """ "cpu" or "cuda". Raises PlanError where there is no such device."""
-    if wanted == "cpu":
-        return "cpu"
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    if wanted == "cuda":
-        why = "this build of torch has no CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
-        raise PlanError(f"device cuda cannot be used: {why}; use --device cpu")
-    return "cpu"
 
 
 def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner) -> EngineParts:

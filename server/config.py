@@ -127,7 +127,12 @@ class ServerConfig:
         "auto", "sampling defaults: auto takes the model's generation_config, none OpenAI's", group=_MODEL
     )
 
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "where the model runs", group=_ENGINE)
+    device: str = option(
+        "auto",
+        "where the model runs: cpu, cuda, the name of a platform that is installed, or auto for cuda where there is one",
+        group=_ENGINE,
+        metavar="NAME",
+    )
     max_model_len: int | None = option(
         None, "tokens of prompt and answer together (default: what the model was made for)", group=_ENGINE, minimum=2
     )

@@ -15,7 +15,7 @@ NO_TORCH_IN_RUNTIME = (
     "runtime.engine", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
     "runtime.token_stream",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
-    "runtime.runner.worker", "runtime.runner.memory", "runtime.models.registry",
+    "runtime.runner.worker", "runtime.platform.host", "runtime.models.registry",
     "runtime.weights.gguf", "runtime.weights.fetch",
 )  # fmt: skip
 

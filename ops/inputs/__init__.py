@@ -10,6 +10,14 @@ from ops.inputs import reference
 from ops.inputs.tensors import StepTensors
 from ops.registry import Op, ShapeClass
 
+_place = Op(
+    "place_tokens",
+    ShapeClass("cpu", torch.int64),
+    [
+        backends.triton("place_tokens", "ops.inputs.triton_unpack:place_tokens"),
+        backends.reference("place_tokens", reference.place_tokens),
+    ],
+)
 _unpack = Op(
     "unpack",
     ShapeClass("cpu", torch.int32),
@@ -21,14 +29,22 @@ _unpack = Op(
 
 
 def unpack(
-    packed: Tensor, to: StepTensors, *, num_tokens: int, num_lines: int, num_updates: int, padded_tokens: int,
-    padded_lines: int,
+    packed: Tensor, to: StepTensors, *, num_tokens: int, num_rows: int, num_updates: int, padded_tokens: int,
+    padded_rows: int,
 ) -> None:  # fmt: skip
-    """Spread one upload over the inputs of a step and the block tables; see ops/inputs/triton_unpack.py for its order.
+    """Spread one upload over the inputs of a step and the tables by row; see ops/inputs/triton_unpack.py for its order.
 
-    packed [(2 + G) * num_tokens + 4 * num_lines + 3 * num_updates] int32 or longer, for G block tables of each row."""
+    packed [num_tokens + 4 * num_rows + 3 * num_updates] int32 or longer. A row's count becomes what it is behind the step."""
     run = _unpack.runs[packed.device, packed.dtype]
     run(
-        packed, to, num_tokens=num_tokens, num_lines=num_lines, num_updates=num_updates, padded_tokens=padded_tokens,
-        padded_lines=padded_lines,
+        packed, to, num_tokens=num_tokens, num_rows=num_rows, num_updates=num_updates, padded_tokens=padded_tokens,
+        padded_rows=padded_rows,
     )  # fmt: skip
+
+
+def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, uniform: bool) -> None:
+    """Positions and slot mapping of the step unpacked last, for tokens and rows with their padding, whose slots are -1.
+
+    `uniform`: each row has one token."""
+    run = _place.runs[to.positions.device, to.positions.dtype]
+    run(to, padded_tokens=padded_tokens, padded_rows=padded_rows, uniform=uniform)

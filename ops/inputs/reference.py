@@ -1,34 +1,48 @@
-"""Unpacking a step's upload in plain torch; see triton_unpack.py for the order of what is packed."""
+"""A step's inputs from its upload in plain torch; see triton_unpack.py for the order of what is packed."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ops.inputs.tensors import StepTensors
 
 
 def unpack(
-    packed: Tensor, to: StepTensors, *, num_tokens: int, num_lines: int, num_updates: int, padded_tokens: int,
-    padded_lines: int,
+    packed: Tensor, to: StepTensors, *, num_tokens: int, num_rows: int, num_updates: int, padded_tokens: int,
+    padded_rows: int,
 ) -> None:  # fmt: skip
-    num_tables = len(to.slots)
-    sizes = [num_tokens] * 2 + [num_tables * num_tokens] + [num_lines] * 4 + [num_updates] * 3
-    words = packed[: sum(sizes)].long().split(sizes)
-    ids, positions, slots, rows, starts, contexts, samples, tables, indices, values = words
+    sizes = [num_tokens] + [num_rows] * 4 + [num_updates] * 3
+    ids, rows, starts, bound, samples, tables, indices, values = packed[: sum(sizes)].long().split(sizes)
     to.block_tables.flatten(0, 1)[tables, indices] = values.int()
     ids = torch.where(ids < 0, to.last_ids[(-1 - ids).clamp(min=0)], ids)
-    each_slots = zip(to.slots, slots.view(num_tables, -1), [-1] * num_tables, strict=True)
-    for target, known, padding in ((to.ids, ids, 0), (to.positions, positions, 0), *each_slots):
-        target[:padded_tokens] = padding
-        target[:num_tokens] = known
-    starts = torch.nn.functional.pad(starts, (0, padded_lines + 1 - num_lines), value=num_tokens)
-    to.query_starts[: padded_lines + 1] = starts.int()
-    to.last_tokens[:padded_lines] = (starts[1:] - 1).clamp(min=0)
+    query_start_loc = pad(starts, (0, padded_rows + 1 - num_rows), value=num_tokens)
+    seq_lens = torch.where(bound < 0, to.num_computed[rows], bound) + query_start_loc[: num_rows + 1].diff()
+    to.num_computed[rows] = seq_lens.int()
+    to.query_start_loc[: padded_rows + 1] = query_start_loc.int()
+    to.logit_tokens[:padded_rows] = (query_start_loc[1:] - 1).clamp(min=0)
+    to.input_ids[:padded_tokens] = pad(ids, (0, padded_tokens - num_tokens))
     sample_rows = torch.where(samples != 0, rows, -1)
     for target, known, padding in (
-        (to.rows, rows, -1), (to.context_lens, contexts, 0), (to.sample_rows, sample_rows, -1),
-        (to.sample_positions, contexts, 0),
+        (to.rows, rows, -1), (to.seq_lens, seq_lens, 0), (to.sample_rows, sample_rows, -1),
+        (to.sample_positions, seq_lens, 0),
     ):  # fmt: skip
-        target[:padded_lines] = padding
-        target[:num_lines] = known
+        target[:padded_rows] = pad(known, (0, padded_rows - num_rows), value=padding)
+
+
+def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, uniform: bool) -> None:
+    tokens = torch.arange(padded_tokens, device=to.rows.device)
+    starts = to.query_start_loc[: padded_rows + 1].long()
+    inside = tokens < starts[-1]
+    index = (torch.searchsorted(starts, tokens, right=True) - 1).clamp(max=padded_rows - 1)
+    positions = torch.where(inside, to.seq_lens[index] - starts[index + 1] + tokens, 0)
+    to.positions[:padded_tokens] = positions
+    rows = to.rows[:padded_rows].long()
+    token_rows = rows[index].clamp(min=0)
+    first_state = len(to.slot_mapping) - to.num_state_tables
+    for table, slots in zip(to.block_tables[:first_state], to.slot_mapping, strict=False):
+        blocks = table[token_rows, positions // to.block_size].long()
+        slots[:padded_tokens] = torch.where(inside, blocks * to.block_size + positions % to.block_size, -1)
+    for table, slots in zip(to.block_tables[first_state:], to.slot_mapping[first_state:], strict=True):
+        slots[:padded_rows] = torch.where(rows >= 0, table[rows.clamp(min=0), 0].long(), -1)

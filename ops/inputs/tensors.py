@@ -9,20 +9,25 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """The model's and the sampler's inputs, for up to T tokens and L lines, and the tables by row R that outlive a step.
+    """The model's and the sampler's inputs, for up to T tokens of up to B rows, and the tables by row, R, that outlive a step.
 
-    ids, positions [T] int64; slots [G, T] int64, for G block tables of each row, of tokens or lines. rows, context_lens,
-    sample_rows [L] int32; query_starts [L + 1] int32; sample_positions, last_tokens [L] int64, the latter each line's last
-    token. last_ids [R] int64, block_tables [G, R, B] int32."""
+    input_ids, positions [T] int64. slot_mapping [G, T] int64, for G block tables of each row: of each token, or, in the
+    last `num_state_tables`, of each batch index. By batch index: rows, seq_lens, sample_rows [B] int32; query_start_loc [B + 1]
+    int32; sample_positions, logit_tokens [B] int64, the latter each row's last token of the step. By row: last_ids [R] int64, what
+    it sampled last; num_computed [R] int32, its tokens in the KV cache behind the steps so far; block_tables [G, R, E] int32,
+    whose entries are about `block_size` tokens each."""
 
-    ids: Tensor
+    input_ids: Tensor
     positions: Tensor
-    slots: Tensor
+    slot_mapping: Tensor
     rows: Tensor
-    context_lens: Tensor
+    seq_lens: Tensor
     sample_rows: Tensor
-    query_starts: Tensor
+    query_start_loc: Tensor
     sample_positions: Tensor
-    last_tokens: Tensor
+    logit_tokens: Tensor
     last_ids: Tensor
+    num_computed: Tensor
     block_tables: Tensor
+    num_state_tables: int
+    block_size: int

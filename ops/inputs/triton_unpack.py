@@ -1,6 +1,9 @@
-"""What a step needs, from one packed upload to the fixed addresses that captured graphs read: widened, padded, completed.
+"""What a step needs, from one packed upload to the fixed addresses that captured graphs read.
 
-One program per 256 entries of any kind; what is late (an id that an earlier step sampled) is looked up on the device."""
+Two kernels. `_unpack` runs before the step: it enters what is new into the tables by row, advances their counts, and widens, pads
+and completes what is told by batch index; an id that an earlier step sampled is looked up here. `_place` is the step's own first
+kernel: positions and slots of its tokens, from the counts and block tables that the device alone knows exactly. They are two
+since no program may read a table that another one writes."""
 
 from __future__ import annotations
 
@@ -10,59 +13,48 @@ from torch import Tensor
 
 from ops.inputs.tensors import StepTensors
 
-_LANES = 256
+_LANES = 256  # entries of any kind that a program handles
 
 
 @triton.jit(
-    do_not_specialize=[
-        "num_tokens",
-        "num_lines",
-        "num_updates",
-        "padded_tokens",
-        "padded_lines",
-        "table_width",
-        "most_tokens",
-    ]
+    do_not_specialize=["num_tokens", "num_rows", "num_updates", "padded_tokens", "padded_rows", "table_width"],
 )
 def _unpack(
-    packed_ptr, ids_ptr, positions_ptr, slots_ptr, rows_ptr, context_lens_ptr, sample_rows_ptr, query_starts_ptr,
-    sample_positions_ptr, last_tokens_ptr, last_ids_ptr, block_tables_ptr, num_tokens, num_lines, num_updates,
-    padded_tokens, padded_lines, table_width, most_tokens, TABLES: tl.constexpr, LANES: tl.constexpr,
+    packed_ptr, input_ids_ptr, rows_ptr, seq_lens_ptr, sample_rows_ptr, query_start_loc_ptr, sample_positions_ptr,
+    logit_tokens_ptr, last_ids_ptr, num_computed_ptr, block_tables_ptr, num_tokens, num_rows, num_updates,
+    padded_tokens, padded_rows, table_width, LANES: tl.constexpr,
 ):  # fmt: skip
-    # packed, int32: ids, positions and, for each of TABLES, slots of num_tokens; rows, starts, context lengths, sample flags
-    # of num_lines; then table, index, value of num_updates. An id below zero is what row -1 - id sampled last.
+    # packed, int32: ids of num_tokens; rows, starts in the step, counts (-1: the table's) and sample flags of num_rows; then
+    # table, index, value of num_updates. An id below zero is what row -1 - id sampled last.
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     token = at < num_tokens
     raw = tl.load(packed_ptr + at, mask=token, other=0)
     late = token & (raw < 0)
     known = tl.where(raw < 0, 0, raw).to(tl.int64)
     ids = tl.where(late, tl.load(last_ids_ptr + tl.where(late, -1 - raw, 0), mask=late, other=0), known)
-    positions = tl.load(packed_ptr + num_tokens + at, mask=token, other=0)
-    wanted = at < padded_tokens
-    tl.store(ids_ptr + at, ids, mask=wanted)
-    tl.store(positions_ptr + at, positions.to(tl.int64), mask=wanted)
-    for table in tl.static_range(TABLES):
-        slots = tl.load(packed_ptr + (2 + table) * num_tokens + at, mask=token, other=-1)
-        tl.store(slots_ptr + table * most_tokens + at, slots.to(tl.int64), mask=wanted)
+    tl.store(input_ids_ptr + at, ids, mask=at < padded_tokens)
 
-    lines_ptr = packed_ptr + (2 + TABLES) * num_tokens
-    line = at < num_lines
-    row = tl.load(lines_ptr + at, mask=line, other=-1)
-    start = tl.load(lines_ptr + num_lines + at, mask=line, other=0)
-    start = tl.where(line, start, num_tokens)
-    following = tl.load(lines_ptr + num_lines + at + 1, mask=at + 1 < num_lines, other=0)
-    following = tl.where(at + 1 < num_lines, following, num_tokens)
-    context = tl.load(lines_ptr + 2 * num_lines + at, mask=line, other=0)
-    samples = tl.load(lines_ptr + 3 * num_lines + at, mask=line, other=0)
-    wanted = at < padded_lines
+    by_row_ptr = packed_ptr + num_tokens
+    there = at < num_rows
+    row = tl.load(by_row_ptr + at, mask=there, other=-1)
+    start = tl.load(by_row_ptr + num_rows + at, mask=there, other=0)
+    start = tl.where(there, start, num_tokens)
+    following = tl.load(by_row_ptr + num_rows + at + 1, mask=at + 1 < num_rows, other=0)
+    following = tl.where(at + 1 < num_rows, following, num_tokens)
+    bound = tl.load(by_row_ptr + 2 * num_rows + at, mask=there, other=0)
+    computed = tl.load(num_computed_ptr + row, mask=there & (bound < 0), other=0)
+    seq_len = tl.where(there, tl.where(bound < 0, computed, bound) + following - start, 0)
+    samples = tl.load(by_row_ptr + 3 * num_rows + at, mask=there, other=0)
+    wanted = at < padded_rows
     tl.store(rows_ptr + at, row, mask=wanted)
-    tl.store(context_lens_ptr + at, context, mask=wanted)
+    tl.store(seq_lens_ptr + at, seq_len, mask=wanted)
+    tl.store(num_computed_ptr + row, seq_len, mask=there)
     tl.store(sample_rows_ptr + at, tl.where(samples != 0, row, -1), mask=wanted)
-    tl.store(sample_positions_ptr + at, context.to(tl.int64), mask=wanted)
-    tl.store(last_tokens_ptr + at, tl.where(following > 0, following - 1, 0).to(tl.int64), mask=wanted)
-    tl.store(query_starts_ptr + at, start, mask=at <= padded_lines)
+    tl.store(sample_positions_ptr + at, seq_len.to(tl.int64), mask=wanted)
+    tl.store(logit_tokens_ptr + at, tl.where(following > 0, following - 1, 0).to(tl.int64), mask=wanted)
+    tl.store(query_start_loc_ptr + at, start, mask=at <= padded_rows)
 
-    updates_ptr = lines_ptr + 4 * num_lines
+    updates_ptr = by_row_ptr + 4 * num_rows
     update = at < num_updates
     table = tl.load(updates_ptr + at, mask=update, other=0).to(tl.int64)
     index = tl.load(updates_ptr + num_updates + at, mask=update, other=0)
@@ -71,17 +63,67 @@ def _unpack(
 
 
 def unpack(
-    packed: Tensor, to: StepTensors, *, num_tokens: int, num_lines: int, num_updates: int, padded_tokens: int,
-    padded_lines: int,
+    packed: Tensor, to: StepTensors, *, num_tokens: int, num_rows: int, num_updates: int, padded_tokens: int,
+    padded_rows: int,
 ) -> None:  # fmt: skip
-    """packed [(2 + G) * num_tokens + 4 * num_lines + 3 * num_updates] int32 and more; see the kernel for its order.
+    """packed [num_tokens + 4 * num_rows + 3 * num_updates] int32 and more; see the kernel for its order.
 
-    What lies between a number and its padded one becomes padding: token id 0 without a slot, lines without row or tokens.
-    An update's row of the packed order is (table, index, value): block_tables.flatten(0, 1)[table, index] = value."""
-    most = max(padded_tokens, padded_lines + 1, num_updates)
+    What lies between a number and its padded one becomes padding: token id 0, batch indices without row or tokens.
+    An update's part of the packed order is (table, index, value): block_tables.flatten(0, 1)[table, index] = value."""
+    most = max(padded_tokens, padded_rows + 1, num_updates)
     _unpack[(triton.cdiv(most, _LANES),)](
-        packed, to.ids, to.positions, to.slots, to.rows, to.context_lens, to.sample_rows, to.query_starts,
-        to.sample_positions, to.last_tokens, to.last_ids, to.block_tables, num_tokens, num_lines, num_updates,
-        padded_tokens, padded_lines, to.block_tables.shape[2], to.slots.shape[1], TABLES=len(to.slots), LANES=_LANES,
-        num_warps=4,
+        packed, to.input_ids, to.rows, to.seq_lens, to.sample_rows, to.query_start_loc, to.sample_positions,
+        to.logit_tokens, to.last_ids, to.num_computed, to.block_tables, num_tokens, num_rows, num_updates,
+        padded_tokens, padded_rows, to.block_tables.shape[2], LANES=_LANES, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["padded_tokens", "padded_rows", "halvings", "max_rows", "table_width", "most_tokens"])
+def _place(
+    positions_ptr, slot_mapping_ptr, rows_ptr, seq_lens_ptr, query_start_loc_ptr, block_tables_ptr, padded_tokens,
+    padded_rows, halvings, max_rows, table_width, most_tokens, TABLES: tl.constexpr, STATE_TABLES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, UNIFORM: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    # block_tables [TABLES, max_rows, table_width], slot_mapping [TABLES, most_tokens].
+    token = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    inside = token < tl.load(query_start_loc_ptr + padded_rows)
+    if UNIFORM:
+        index = token
+    else:  # the last batch index that starts at the token or before it
+        low = tl.zeros_like(token)
+        high = low + padded_rows
+        for _ in range(halvings):
+            middle = (low + high) // 2
+            searching = low < high
+            starts = tl.load(query_start_loc_ptr + middle, mask=searching, other=0) <= token
+            low = tl.where(searching & starts, middle + 1, low)
+            high = tl.where(searching & ~starts, middle, high)
+        index = tl.maximum(low - 1, 0)
+    following = tl.load(query_start_loc_ptr + index + 1, mask=inside, other=0)
+    position = tl.load(seq_lens_ptr + index, mask=inside, other=0) - following + token
+    position = tl.where(inside, position, 0)
+    row = tl.load(rows_ptr + index, mask=inside, other=0)
+    tl.store(positions_ptr + token, position.to(tl.int64), mask=token < padded_tokens)
+    entry_ptr = block_tables_ptr + row.to(tl.int64) * table_width + position // BLOCK_SIZE
+    table_size = max_rows.to(tl.int64) * table_width
+    for table in tl.static_range(TABLES - STATE_TABLES):
+        block = tl.load(entry_ptr + table * table_size, mask=inside, other=0).to(tl.int64)
+        slot = tl.where(inside, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+        tl.store(slot_mapping_ptr + table * most_tokens + token, slot, mask=token < padded_tokens)
+    if STATE_TABLES > 0:  # by batch index, which the lanes count here
+        row = tl.load(rows_ptr + token, mask=token < padded_rows, other=-1)
+        state_ptr = block_tables_ptr + row.to(tl.int64) * table_width
+        for table in tl.static_range(TABLES - STATE_TABLES, TABLES):
+            state = tl.load(state_ptr + table * table_size, mask=row >= 0, other=-1).to(tl.int64)
+            tl.store(slot_mapping_ptr + table * most_tokens + token, state, mask=token < padded_rows)
+
+
+def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, uniform: bool) -> None:
+    """At home in a captured graph: how many tokens and rows there are without padding is read from the tensors. Launched
+    without overlap: kernels behind it may read positions and slots before they wait for the one before them."""
+    num_tables, max_rows, width = to.block_tables.shape
+    _place[(triton.cdiv(max(padded_tokens, padded_rows), _LANES),)](
+        to.positions, to.slot_mapping, to.rows, to.seq_lens, to.query_start_loc, to.block_tables, padded_tokens,
+        padded_rows, padded_rows.bit_length(), max_rows, width, to.slot_mapping.shape[1], TABLES=num_tables,
+        STATE_TABLES=to.num_state_tables, BLOCK_SIZE=to.block_size, UNIFORM=uniform, LANES=_LANES, num_warps=4,
     )  # fmt: skip

@@ -8,6 +8,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from runtime.platform.platform import choose_platform
+
 
 def status_mib(name: str) -> float:
     """VmRSS or VmHWM of this process in MiB (getrusage would tell the peak of whoever started us)."""
@@ -26,7 +28,7 @@ def process_age_s() -> float:
 def device_facts(device: str) -> dict[str, str]:
     import torch
 
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"{len(os.sched_getaffinity(0))} CPU cores"
+    name = choose_platform(device.partition(":")[0]).describe()
     facts = {"device": device, "device_name": name, "torch": torch.__version__}
     with contextlib.suppress(PackageNotFoundError):
         facts["triton"] = version("triton")

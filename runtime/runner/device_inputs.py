@@ -1,7 +1,8 @@
-"""Device inputs: what a step reads, at the addresses that captured graphs know, filled by one upload and one kernel.
+"""Device inputs: what a step reads, at the addresses that captured graphs know, filled by one upload and two kernels.
 
 The host packs a step into pinned memory; several such buffers take turns, so a step is packed while those before it still
-run. Block tables and last sampled ids live on the device; the host keeps a copy of the tables to tell slots."""
+run. Block tables, counts of computed tokens and last sampled ids live on the device and nowhere else: positions, slots and lengths
+come of them there."""
 
 from __future__ import annotations
 
@@ -11,12 +12,16 @@ from itertools import accumulate, cycle
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import ops
 from runtime.batch import ScheduledRow
+from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
-from runtime.runner.host_tables import HostTables
-from runtime.runner.step_inputs import StepInputs
+from runtime.models.forward_step import ForwardStep
+from runtime.runner.host_tables import TableUpdates
+from runtime.runner.step_inputs import StepInputs, inputs_with_drafts
+from runtime.transfer import is_remote
 
 _Words = np.ndarray[tuple[int], np.dtype[np.int32]]
 _UPDATES = 1 << 14  # table entries of one upload; a step that has more takes several
@@ -24,68 +29,93 @@ _UPDATES = 1 << 14  # table entries of one upload; a step that has more takes se
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """`num_tokens` and `num_lines` with padding. `uniform`: every line decodes one token behind what earlier steps wrote."""
+    """`num_tokens` and `num_rows` with padding. `uniform`: every row decodes one token behind what earlier steps wrote."""
 
     num_tokens: int
-    num_lines: int
+    num_rows: int
     uniform: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[ScheduledRow]) -> StepShape:
+        """Without padding. A new row may share blocks that its neighbours fill in this very step, so it must be stored before it
+        is read, which a uniform step does in one."""
+        uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
+        return cls(len(rows) if uniform else sum(row.num_tokens for row in rows), len(rows), uniform)
 
 
 def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
-    """(start, end, context length) of each row's tokens in the step."""
+    """(start, end, context length) of each row's tokens in the step. The last is the greatest that it can be: it is exact where a
+    row's counts are known to the host, as a fresh prompt's are."""
     stops = accumulate(row.num_tokens for row in rows)
     return tuple((stop - row.num_tokens, stop, row.end) for row, stop in zip(rows, stops, strict=True))
 
 
 class DeviceInputs:
+    """`kv_caches`: the model's, which every step is told."""
+
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,
-        device: torch.device,
+        device: torch.device, kv_caches: Sequence[LayerKV] = (),
     ) -> None:  # fmt: skip
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
-        self._tables = HostTables(layout, max_num_seqs, max_model_len)
+        self._kv_caches = kv_caches
+        self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
 
-        def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        tokens, lines = max_num_tokens, max_num_seqs
+        tokens, rows = max_num_tokens, max_num_seqs
         self._tensors = ops.StepTensors(
-            ids=zeros(torch.int64, tokens), positions=zeros(torch.int64, tokens),
-            slots=zeros(torch.int64, layout.num_tables, tokens),
-            rows=zeros(torch.int32, lines), context_lens=zeros(torch.int32, lines),
-            sample_rows=zeros(torch.int32, lines), query_starts=zeros(torch.int32, lines + 1),
-            sample_positions=zeros(torch.int64, lines), last_tokens=zeros(torch.int64, lines),
-            last_ids=zeros(torch.int64, lines), block_tables=zeros(torch.int32, *self._tables.entries.shape),
+            input_ids=zeros(torch.int64, tokens), positions=zeros(torch.int64, tokens),
+            slot_mapping=zeros(torch.int64, layout.num_tables, tokens),
+            rows=zeros(torch.int32, rows), seq_lens=zeros(torch.int32, rows),
+            sample_rows=zeros(torch.int32, rows), query_start_loc=zeros(torch.int32, rows + 1),
+            sample_positions=zeros(torch.int64, rows), logit_tokens=zeros(torch.int64, rows),
+            last_ids=zeros(torch.int64, rows), num_computed=zeros(torch.int32, rows),
+            block_tables=zeros(torch.int32, *self._updates.shape),
+            num_state_tables=layout.num_state_tables, block_size=layout.kernel_block_size,
         )  # fmt: skip
-        capacity = (2 + layout.num_tables) * tokens + 4 * lines + 3 * _UPDATES
+        capacity = tokens + 4 * rows + 3 * _UPDATES
         self._device_packed = zeros(torch.int32, capacity)
         # One more than can be under way: the upload of the oldest has run when its turn comes again.
         self._packed = cycle(
-            [
-                torch.zeros(capacity, dtype=torch.int32, pin_memory=device.type == "cuda")
-                for _ in range(steps_in_flight + 1)
-            ]
+            [torch.zeros(capacity, dtype=torch.int32, pin_memory=is_remote(device)) for _ in range(steps_in_flight + 1)]
         )
 
     @property
-    def last_ids(self) -> torch.Tensor:
+    def last_ids(self) -> Tensor:
         return self._tensors.last_ids
 
     @property
-    def sample_positions(self) -> torch.Tensor:
-        """Of the step filled last, a line each."""
+    def num_computed(self) -> Tensor:
+        return self._tensors.num_computed
+
+    @property
+    def sample_positions(self) -> Tensor:
+        """Of the step filled last, by batch index."""
         return self._tensors.sample_positions
 
-    def fill(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
-        """Enqueue everything that `rows` bring, padded to `shape`: what `view` shows until the next call's work runs."""
+    def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
+        """Longest contexts first: attention gives each row to blocks in this order, and a long one that came last would run
+        alone."""
+        return tuple(sorted(rows, key=lambda row: -row.end))
+
+    def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
+        shape = StepShape.of(rows)
+        self.upload(rows, shape)
+        step = self.placed(shape, rows)
+        return inputs_with_drafts(step.forward, rows) if any(row.draft_ids for row in rows) else step
+
+    def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
+        """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""
         num_tokens = sum(row.num_tokens for row in rows)
-        tables, indices, values = self._updates(rows)
+        tables, indices, values = self._new_entries(rows)
         while len(tables) > _UPDATES:
             first = [tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]]
             self._unpack(torch.tensor(first, dtype=torch.int32).view(-1), 0, 0, _UPDATES, StepShape(0, 0, False))
             tables, indices, values = tables[_UPDATES:], indices[_UPDATES:], values[_UPDATES:]
-        parts: list[_Words | list[int]] = [*self._pack(rows, num_tokens), tables, indices, values]
+        parts: list[_Words | list[int]] = [*self._pack(rows), tables, indices, values]
         pinned = next(self._packed)
         host, at = pinned.numpy(), 0
         for part in parts:
@@ -93,75 +123,85 @@ class DeviceInputs:
             at += len(part)
         self._unpack(pinned[:at], num_tokens, len(rows), len(tables), shape)
 
-    def view(self, shape: StepShape, spans: tuple[tuple[int, int, int], ...] | None) -> StepInputs:
-        """`spans` None: for any lines, which is what a captured graph sees."""
-        tensors, tokens, lines = self._tensors, shape.num_tokens, shape.num_lines
-        first_state = self._tables.first_state
-        query_starts, context_lens, rows = (
-            tensors.query_starts[: lines + 1], tensors.context_lens[:lines], tensors.rows[:lines]
+    def placed(self, shape: StepShape, rows: tuple[ScheduledRow, ...] | None) -> StepInputs:
+        """Enqueue what tells where tokens stand and go, for the step uploaded last; and that step. `rows` None: for any rows, which
+        is what a captured graph sees."""
+        ops.place_tokens(
+            self._tensors, padded_tokens=shape.num_tokens, padded_rows=shape.num_rows, uniform=shape.uniform
+        )
+        tensors, num_tokens, num_rows = self._tensors, shape.num_tokens, shape.num_rows
+        first_state = len(tensors.slot_mapping) - tensors.num_state_tables
+        spans = None if rows is None else spans_of(rows)
+        query_start_loc, seq_lens, table_rows = (
+            tensors.query_start_loc[: num_rows + 1], tensors.seq_lens[:num_rows], tensors.rows[:num_rows]
         )  # fmt: skip
-        return StepInputs(
-            ids=tensors.ids[:tokens],
-            positions=tensors.positions[:tokens],
-            slots=(*tensors.slots[:first_state, :tokens], *tensors.slots[first_state:, :lines]),
-            logit_tokens=None if shape.uniform else tensors.last_tokens[:lines],
-            sample_rows=tensors.sample_rows[:lines],
-            sample_positions=tensors.sample_positions[:lines],
-            metas=tuple(
+        forward = ForwardStep(
+            input_ids=tensors.input_ids[:num_tokens],
+            positions=tensors.positions[:num_tokens],
+            slot_mapping=(
+                *tensors.slot_mapping[:first_state, :num_tokens],
+                *tensors.slot_mapping[first_state:, :num_rows],
+            ),
+            attn_metadata=tuple(
                 ops.AttentionMeta(
-                    query_starts=query_starts,
-                    context_lens=context_lens,
+                    query_starts=query_start_loc,
+                    context_lens=seq_lens,
                     block_tables=table,
-                    max_query_len=1 if shape.uniform else max(2, tokens),
+                    max_query_len=1 if shape.uniform else max(2, num_tokens),
                     max_context_len=self._max_model_len,
-                    rows=rows,
+                    rows=table_rows,
                     spans=spans,
                     uniform=shape.uniform,
                 )
                 for table in tensors.block_tables
             ),
+            kv_caches=self._kv_caches,
+        )
+        return StepInputs(
+            forward=forward,
+            logits_of=rows or (),
+            logit_tokens=None if shape.uniform else tensors.logit_tokens[:num_rows],
+            sample_rows=tensors.sample_rows[:num_rows],
+            sample_positions=tensors.sample_positions[:num_rows],
         )
 
-    def _updates(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
-        """New entries of the block tables: which of all tables of all rows, index, block id. The host's copy has them when this
-        returns."""
+    def _new_entries(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
+        """Of the block tables: which of all tables of all rows, index, block id."""
         tables: list[int] = []
         indices: list[int] = []
         values: list[int] = []
-        for table, row, first, ids in self._tables.write(rows):
+        for table, row, first, ids in self._updates.of(rows):
             tables.extend([table * self._max_num_seqs + row] * len(ids))
             indices.extend(range(first, first + len(ids)))
             values.extend(ids)
         return tables, indices, values
 
-    def _pack(self, rows: Sequence[ScheduledRow], num_tokens: int) -> list[_Words]:
+    def _pack(self, rows: Sequence[ScheduledRow]) -> list[_Words]:
         ids: list[int] = []
         for row in rows:
             ids.extend(row.token_ids)
-            if len(row.token_ids) < row.num_tokens:
+            if len(row.token_ids) + len(row.draft_ids) < row.num_tokens:
                 ids.append(-1 - row.row)  # what this row sampled last, which only the device knows
+            if row.draft_ids:
+                ids.extend(row.draft_ids)
         facts = np.array(
-            [(row.row, row.num_tokens, row.end, row.samples and not row.masked) for row in rows], np.int32
+            [
+                (
+                    row.row,
+                    row.num_tokens,
+                    -1 if row.binding is None else row.binding.num_computed,
+                    row.work is not None and row.samples and not row.masked,
+                )
+                for row in rows
+            ],
+            np.int32,
         ).T
-        row_ids, spans, ends = facts[0], facts[1], facts[2]
-        if num_tokens == len(rows):
-            positions, token_rows, starts = ends - 1, row_ids, np.arange(len(rows), dtype=np.int32)
-        else:
-            stops = np.cumsum(spans, dtype=np.int32)
-            starts = stops - spans
-            positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(ends - stops, spans)
-            token_rows = np.repeat(row_ids, spans)
-        slots = self._tables.slots(token_rows, positions)
-        states = self._tables.states(row_ids)
-        if len(states):  # one a line, which there are no more of than tokens; the rest is padding, as behind the tokens
-            states = np.pad(states, ((0, 0), (0, num_tokens - len(rows))), constant_values=-1)
-        return [np.array(ids, np.int32), positions, slots.ravel(), states.ravel(), row_ids, starts, ends, facts[3]]
+        stops = np.cumsum(facts[1], dtype=np.int32)
+        return [np.array(ids, np.int32), facts[0], stops - facts[1], facts[2], facts[3]]
 
-    def _unpack(
-        self, packed: torch.Tensor, num_tokens: int, num_lines: int, num_updates: int, shape: StepShape
-    ) -> None:
+    def _unpack(self, packed: Tensor, num_tokens: int, num_rows: int, num_updates: int, shape: StepShape) -> None:
         self._device_packed[: len(packed)].copy_(packed, non_blocking=True)
         ops.unpack(
-            self._device_packed, self._tensors, num_tokens=num_tokens, num_lines=num_lines, num_updates=num_updates,
-            padded_tokens=shape.num_tokens, padded_lines=shape.num_lines,
+            self._device_packed, self._tensors, num_tokens=num_tokens, num_rows=num_rows, num_updates=num_updates,
+            padded_tokens=shape.num_tokens, padded_rows=shape.num_rows,
         )  # fmt: skip

@@ -1,11 +1,11 @@
 """Host tables: the block tables of every row, one for each of a step's tables, as the kernels count blocks.
 
-Written in launch order, like everything a step reads; tells in which slots tokens go and states lie. A table of states has one
-entry a row. Knows numbers, no device."""
+Written in launch order, like everything a step reads. A table of states has one entry a row. Knows numbers, no device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -34,17 +34,12 @@ class _Table(NamedTuple):
     parts: int
 
 
-class HostTables:
-    """`entries` [num_tables, max_num_seqs, entries of the longest context] int32."""
+class TableUpdates:
+    """What rows bring, in the numbers of the kernels. `shape`: [tables, max_num_seqs, entries of the longest context]."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
-        self._block_size = layout.kernel_block_size
         size = layout.block_size // layout.kernel_block_size
-        num_entries = -(-max_model_len // layout.block_size) * size
-        self.entries: Words = np.zeros((layout.num_tables, max_num_seqs, num_entries), np.int32)
-        self.first_state = layout.num_tables - layout.num_state_tables
-        self._flat = self.entries[: self.first_state].reshape(self.first_state, max_num_seqs * num_entries)  # no copy
-        self._states = self.entries[self.first_state :, :, 0]
+        self.shape = layout.num_tables, max_num_seqs, -(-max_model_len // layout.block_size) * size
         self._tables: list[list[_Table]] = []  # of each group
         for group in layout.groups:
             first = sum(map(len, self._tables))
@@ -53,8 +48,7 @@ class HostTables:
                 [_Table(table, 1, 1) if group.state else _Table(table, size, layout.parts[table]) for table in tables]
             )
 
-    def write(self, rows: Iterable[ScheduledRow]) -> Iterator[Update]:
-        """What `rows` bring, entered as it is told: take all of it."""
+    def of(self, rows: Iterable[ScheduledRow]) -> Iterator[Update]:
         for row in rows:
             for new in row.new_blocks:
                 tables = self._tables[new.group]
@@ -62,17 +56,31 @@ class HostTables:
                     ids = new.ids if len(tables) == 1 else new.ids[offset :: len(tables)]
                     if size * parts > 1:
                         ids = tuple((block_id * size + each) * parts for block_id in ids for each in range(size))
-                    first = new.first_entry * size
-                    self.entries[table, row.row, first : first + len(ids)] = ids
-                    yield Update(table, row.row, first, ids)
+                    yield Update(table, row.row, new.first_entry * size, ids)
 
-    def slots(self, token_rows: Words | Longs, positions: Words | Longs) -> Words:
-        """[tables of no states, T]: where tokens of these rows and positions, both [T], are stored.
 
-        Wide as the wider of the two."""
-        entries = token_rows * self.entries.shape[2] + positions // self._block_size
-        return self._flat.take(entries, axis=1) * self._block_size + positions % self._block_size
+class HostTables:
+    """`entries` [tables, max_num_seqs, entries of the longest context] int32; tells in which slots tokens go and states lie."""
 
-    def states(self, rows: Words | Longs) -> Words:
-        """[tables of states, L]: where the states of these rows [L] lie."""
-        return self._states.take(rows, axis=1)
+    def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
+        self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
+        self._block_size = layout.kernel_block_size
+        self.entries: Words = np.zeros(self._updates.shape, np.int32)
+        first_state = layout.num_tables - layout.num_state_tables
+        self._flat = self.entries[:first_state].reshape(first_state, prod(self.entries.shape[1:]))  # no copy
+        self._states = self.entries[first_state:, :, 0]
+
+    def write(self, rows: Iterable[ScheduledRow]) -> None:
+        """Enter what `rows` bring."""
+        for table, row, first, ids in self._updates.of(rows):
+            self.entries[table, row, first : first + len(ids)] = ids
+
+    def slots(self, token_rows: Longs, positions: Longs) -> Longs:
+        """[tables of no states, T]: where tokens of these rows and positions, both [T], are stored."""
+        entries = positions // self._block_size
+        blocks = self._flat.take(token_rows * self.entries.shape[2] + entries, axis=1)
+        return (blocks - entries) * self._block_size + positions
+
+    def states(self, rows: Longs) -> Longs:
+        """[tables of states, B]: where the states of these rows [B] lie."""
+        return self._states.take(rows, axis=1).astype(np.int64)

@@ -1,83 +1,117 @@
-"""Input buffers: what a step reads, laid out for the model, and the per-row tables that live from step to step.
+"""Input buffers: what a step reads on a CPU, laid out for the model, and the per-row tables that live from step to step.
 
-`last_ids` holds what each row sampled last, so the next step's input never waits for the host. Written in launch order by
-the thread that computes, hence always consistent with the step that reads. In numpy: behind a step, whose weights have filled
-every cache, a first operation of torch takes as long as five of numpy."""
+`last_ids` holds what each row sampled last, `num_computed` how far it is, so the next step's inputs never wait for the host's
+books. Written in launch order by the thread that computes, hence always consistent with the step that reads. In numpy: behind
+a step, whose weights have filled every cache, a first operation of torch takes as long as five of numpy."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
 import torch
 
 import ops
-from runtime.batch import ScheduledBatch
+from runtime.batch import ScheduledRow
+from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
+from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import HostTables, Longs
-from runtime.runner.step_inputs import StepInputs
+from runtime.runner.step_inputs import StepInputs, inputs_with_drafts
 
 
 class InputBuffers:
-    def __init__(self, max_num_seqs: int, max_model_len: int, layout: KVLayout) -> None:
+    """`kv_caches`: the model's, which every step is told."""
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = ()
+    ) -> None:
         self._block_size = layout.kernel_block_size
+        self._kv_caches = kv_caches
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
+        self.num_computed = torch.zeros(max_num_seqs, dtype=torch.int64)
         self._tables = HostTables(layout, max_num_seqs, max_model_len)
         self._last_ids: Longs = self.last_ids.numpy()  # the same memory
+        self._num_computed: Longs = self.num_computed.numpy()  # the same memory
 
-    def fill(self, batch: ScheduledBatch) -> StepInputs:
-        rows = batch.rows
-        deque(self._tables.write(rows), maxlen=0)
-        # Lists where there is little to compute: a step has few tokens here, and a call of a library costs more than most.
-        positions = np.array([position for row in rows for position in range(row.start, row.end)])
-        slots = self._tables.slots(np.array([row.row for row in rows for _ in range(row.num_tokens)]), positions)
-        ends = list(accumulate(row.num_tokens for row in rows))
-        lines = np.array([row.row for row in rows])
-        query_starts, context_lens = _int32([0, *ends]), _int32([row.end for row in rows])
-        longest, max_context = max(row.num_tokens for row in rows), max(row.end for row in rows)
+    def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
+        return rows
+
+    def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
+        self._tables.write(rows)
+        row_ids = np.array([row.row for row in rows])
+        lens = [row.num_tokens for row in rows]
+        ends = list(accumulate(lens))
+        num_tokens, longest = ends[-1], max(lens)
+        starts = self._starts(rows, row_ids)
+        if num_tokens == len(rows):
+            seq_lens, positions, token_rows = starts + 1, starts, row_ids
+        else:
+            seq_lens = starts + lens
+            positions = np.arange(num_tokens) + np.repeat(seq_lens - ends, lens)
+            token_rows = np.repeat(row_ids, lens)
+        self._num_computed[row_ids] = seq_lens
+        slots, states = self._tables.slots(token_rows, positions), self._tables.states(row_ids)
+        query_start_loc, context_lens = _int32([0, *ends]), torch.from_numpy(seq_lens.astype(np.int32))
+        max_context = max(seq_lens.tolist())
         num_entries = -(-max_context // self._block_size)
-        states = self._tables.states(lines).astype(np.int64)
-        sampling = [(row, end - 1) for row, end in zip(rows, ends, strict=True) if row.samples]
-        return StepInputs(
-            ids=torch.from_numpy(self._ids(batch, ends, lines)),
+        forward = ForwardStep(
+            input_ids=torch.from_numpy(self._ids(rows, ends, row_ids)),
             positions=torch.from_numpy(positions),
-            slots=tuple(map(torch.from_numpy, (*slots, *states))),
-            logit_tokens=None if len(sampling) == ends[-1] else _int64([token for _, token in sampling]),
-            sample_rows=_int32([row.row for row, _ in sampling]),
-            sample_positions=_int64([row.end for row, _ in sampling]),
-            metas=tuple(
+            slot_mapping=tuple(map(torch.from_numpy, (*slots, *states))),
+            attn_metadata=tuple(
                 ops.AttentionMeta(
-                    query_starts, context_lens, torch.from_numpy(table[lines, :num_entries]), longest, max_context
+                    query_start_loc, context_lens, torch.from_numpy(table[row_ids, :num_entries]), longest, max_context
                 )
                 for table in self._tables.entries
             ),
+            kv_caches=self._kv_caches,
+        )
+        if longest > 1 and any(row.draft_ids for row in rows):
+            return inputs_with_drafts(forward, rows)
+        sampling = [index for index, row in enumerate(rows) if row.samples]
+        logits_of = rows if len(sampling) == len(rows) else tuple(rows[index] for index in sampling)
+        return StepInputs(
+            forward=forward,
+            logits_of=logits_of,
+            logit_tokens=None if len(sampling) == num_tokens else _int64([ends[index] - 1 for index in sampling]),
+            sample_rows=_int32([-1 if row.masked else row.row for row in logits_of]),
+            sample_positions=torch.from_numpy(seq_lens) if logits_of is rows else _int64(seq_lens[sampling]),
         )
 
-    def _ids(self, batch: ScheduledBatch, ends: list[int], lines: Longs) -> Longs:
-        """Known ids from the batch; the one that a row lacks from what it sampled last."""
+    def _starts(self, rows: Sequence[ScheduledRow], row_ids: Longs) -> Longs:
+        """Where each row's tokens begin [B]."""
+        for row in rows:
+            if row.binding is not None:
+                self._num_computed[row.row] = row.binding.num_computed
+        return self._num_computed[row_ids]
+
+    def _ids(self, rows: Sequence[ScheduledRow], ends: list[int], row_ids: Longs) -> Longs:
+        """Known ids and guesses from the batch; the one that a row lacks from what it sampled last."""
         flat: list[int] = []
         late_tokens: list[int] = []
         late_rows: list[int] = []
-        for row, end in zip(batch.rows, ends, strict=True):
+        for row, end in zip(rows, ends, strict=True):
             flat.extend(row.token_ids)
-            if len(row.token_ids) < row.num_tokens:
+            if len(row.token_ids) + len(row.draft_ids) < row.num_tokens:
                 flat.append(0)
-                late_tokens.append(end - 1)
+                late_tokens.append(end - 1 - len(row.draft_ids))
                 late_rows.append(row.row)
+            flat.extend(row.draft_ids)
         if len(late_rows) == len(flat):
-            return self._last_ids[lines]
+            return self._last_ids[row_ids]
         ids = np.array(flat)
         if late_rows:
             ids[late_tokens] = self._last_ids[late_rows]
         return ids
 
 
-def _int64(values: list[int]) -> torch.Tensor:
+def _int64(values: list[int] | Longs) -> torch.Tensor:
+    if not len(values):  # a step may be pieces of prompts alone; and kernels refuse the strides of numpy's empty arrays
+        return torch.empty(0, dtype=torch.int64)
     return torch.from_numpy(np.array(values, np.int64))
 
 
 def _int32(values: list[int]) -> torch.Tensor:
-    if not values:  # a step may be pieces of prompts alone; and kernels refuse the strides of numpy's empty arrays
-        return torch.empty(0, dtype=torch.int32)
-    return torch.from_numpy(np.array(values, np.int32))
+    return torch.from_numpy(np.array(values, np.int32)) if values else torch.empty(0, dtype=torch.int32)

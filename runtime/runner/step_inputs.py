@@ -1,34 +1,92 @@
-"""StepInputs: what the model and the sampler read in one step, as tensors."""
+"""StepInputs: what the model and the sampler read in one step, and what they do with guessed tokens.
+
+Knows no device: whoever fills a step's tensors is an `Inputs`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-import ops
-from runtime.kv.kv_cache import LayerKV
+from runtime.batch import Sample, ScheduledRow
 from runtime.models.forward_step import ForwardStep
+from runtime.sample.drafts import DraftCheck
+from runtime.transfer import index_on
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """T tokens; S lines whose logits are wanted.
+    """S logits rows. `logits_of`: the scheduled row of each, in their order, once for all that a row has, and perhaps rows that
+    sample nothing, which have one each.
 
-    ids, positions [T] int64. For each block table of the layout `slots`, int64: of each token [T] where it is stored, -1 for
-    nowhere, or, in a table of states, of each line [L], -1 for padding. And `metas`: spans and tables for attention.
-    logit_tokens [S] int64: each such line's last token, None where every token is one. sample_rows [S] int32: the row whose
-    next token the line gives, -1 for none; sample_positions [S] int64: where that token will stand."""
+    logit_tokens [S] int64: the token of the step whose logits each is, None where every token has some. sample_rows [S] int32:
+    the row whose token it gives, -1 for none now; sample_positions [S] int64: where that token will stand. `drafts`: what
+    follows from the sampled ids where rows have guesses, None where none has."""
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slots: tuple[torch.Tensor, ...]
-    logit_tokens: torch.Tensor | None
-    sample_rows: torch.Tensor
-    sample_positions: torch.Tensor
-    metas: tuple[ops.AttentionMeta, ...]
+    forward: ForwardStep
+    logits_of: tuple[ScheduledRow, ...]
+    logit_tokens: Tensor | None
+    sample_rows: Tensor
+    sample_positions: Tensor
+    drafts: DraftCheck | None = None
 
-    def forward(self, kv_caches: Sequence[LayerKV]) -> ForwardStep:
-        """What the model reads of it."""
-        return ForwardStep(self.ids, self.positions, self.slots, self.metas, kv_caches)
+
+class Inputs(Protocol):
+    """Fills a step's tensors, and keeps the tables by row that outlive it, all in launch order.
+
+    last_ids [max_num_seqs] int64: what each row sampled last, the next step's input. num_computed [max_num_seqs], integers: how
+    many tokens of it are in the KV cache, as far as steps have been filled; guesses not accepted are taken off later."""
+
+    @property
+    def last_ids(self) -> Tensor: ...
+    @property
+    def num_computed(self) -> Tensor: ...
+
+    def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
+        """In the order in which a step has them."""
+        ...
+
+    def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
+        """A step of these rows, arranged, as they are: what is told is valid until the next step is filled."""
+        ...
+
+
+class LogitsRows(NamedTuple):
+    """Of a step with guesses: the rows that sample, `tokens`, those whose logits they want, `rows`, whose they are, -1 where a
+    mask is still to come."""
+
+    logits_of: tuple[ScheduledRow, ...]
+    tokens: list[int]
+    rows: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[ScheduledRow]) -> LogitsRows:
+        sampling: list[ScheduledRow] = []
+        tokens: list[int] = []
+        owners: list[int] = []
+        for row, stop in zip(rows, accumulate(row.num_tokens for row in rows), strict=True):
+            work = row.work
+            if isinstance(work, Sample):
+                sampling.append(row)
+                tokens.extend(range(stop - 1 - work.num_drafts, stop))
+                owners.extend([-1 if work.masked else row.row] * (1 + work.num_drafts))
+        return cls(tuple(sampling), tokens, owners)
+
+
+def inputs_with_drafts(forward: ForwardStep, rows: Sequence[ScheduledRow]) -> StepInputs:
+    """A step some of whose rows have guesses: logits for each of these too. Uploads, so not in a captured graph."""
+    device = forward.positions.device
+    wanted = LogitsRows.of(rows)
+    tokens = index_on(device, wanted.tokens)
+    return StepInputs(
+        forward=forward,
+        logits_of=wanted.logits_of,
+        logit_tokens=tokens,
+        sample_rows=index_on(device, wanted.rows, torch.int32),
+        sample_positions=forward.positions[tokens] + 1,
+        drafts=DraftCheck.of(wanted.logits_of, device),
+    )

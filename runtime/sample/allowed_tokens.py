@@ -8,7 +8,8 @@ import torch
 from ops.sampling import tables
 from runtime.batch import RowBinding
 from runtime.constrain.masks import RowMasks, mask_of
-from runtime.sample.stage import Record, upload
+from runtime.sample.stage import Record
+from runtime.transfer import upload
 
 
 class AllowedTokens:

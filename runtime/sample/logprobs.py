@@ -12,10 +12,11 @@ from torch import Tensor
 
 from runtime.api import TokenLogprobs
 from runtime.batch import RowBinding, ScheduledRow
+from runtime.transfer import index_on, to_host
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TokenStats:
     """Of n tokens: `own` [n, 2] float32, each one's log-probability and rank; `top` [n, k] float32 and `top_ids` [n, k] int64:
     others that may be shown beside it."""
 
@@ -24,7 +25,7 @@ class Facts:
     top_ids: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, ids: Tensor, count: int, asked: Tensor | None = None) -> Facts:
+    def of(cls, logits: Tensor, ids: Tensor, count: int, asked: Tensor | None = None) -> TokenStats:
         """logits [n, V], ids [n] int64: with the `count` most likely tokens, and behind them those `asked` for, [n, m] int64."""
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         own = logprobs.gather(1, ids[:, None])
@@ -36,17 +37,12 @@ class Facts:
         return cls(torch.cat([own, above.sum(dim=-1, keepdim=True) + 1], dim=1), top, top_ids)
 
     @classmethod
-    def joined(cls, pieces: Sequence[Facts]) -> Facts:
+    def joined(cls, pieces: Sequence[TokenStats]) -> TokenStats:
         return cls(*(torch.cat(parts) for parts in zip(*((p.own, p.top, p.top_ids) for p in pieces), strict=True)))
 
-    def to_host(self) -> Facts:
-        """The same, on its way to pinned memory: to be read once the work enqueued before has run."""
-        return Facts(
-            *(
-                torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda).copy_(t, non_blocking=True)
-                for t in (self.own, self.top, self.top_ids)
-            )
-        )
+    def to_host(self) -> TokenStats:
+        """The same, on its way: to be read once the work enqueued before has run."""
+        return TokenStats(to_host(self.own), to_host(self.top), to_host(self.top_ids))
 
     def read(self, shown: Sequence[slice]) -> list[TokenLogprobs]:
         """`shown`: which of its k each token shows. Reads the tensors, so they must be there."""
@@ -57,55 +53,62 @@ class Facts:
         ]
 
 
-def index_on(device: torch.device, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """int64, without waiting for the device."""
-    index = torch.tensor(values, dtype=torch.int64)
-    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index
-
-
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Facts of the tokens sampled in some of a step's lines. `lines` and `shown`: whose, and which of the facts each asked for."""
+    """Of the tokens sampled at some of a step's logits rows. `rows` and `shown`: whose each is, and which of the stats it asked
+    for; a row's stand side by side, in order."""
 
-    lines: tuple[int, ...]
+    rows: tuple[int, ...]
     shown: tuple[slice, ...]
-    facts: Facts
+    stats: TokenStats
 
     def to_host(self) -> StepLogprobs:
-        return StepLogprobs(self.lines, self.shown, self.facts.to_host())
+        return StepLogprobs(self.rows, self.shown, self.stats.to_host())
 
-    def by_line(self) -> dict[int, TokenLogprobs]:
+    def by_row(self) -> dict[int, list[TokenLogprobs]]:
         """Reads the tensors, so they must be there."""
-        return dict(zip(self.lines, self.facts.read(self.shown), strict=True))
+        found: dict[int, list[TokenLogprobs]] = {}
+        for row, entry in zip(self.rows, self.stats.read(self.shown), strict=True):
+            found.setdefault(row, []).append(entry)
+        return found
 
 
-class LogprobWishes:
+class LogprobsState:
     """Which rows want log-probabilities, and of how many or of which tokens."""
 
     def __init__(self) -> None:
-        self._wishes: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._asked: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        self._wishes.pop(row, None)
+        self._asked.pop(row, None)
         params = binding.params
         if params.logprobs is not None:
-            self._wishes[row] = (0 if params.logprob_token_ids else params.logprobs, params.logprob_token_ids)
+            self._asked[row] = (0 if params.logprob_token_ids else params.logprobs, params.logprob_token_ids)
 
-    def compute(self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow]) -> StepLogprobs | None:
-        """logits [S, V], ids [S] int64 sampled from them, the scheduled row of each line.
+    def compute(
+        self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow], first_logits_rows: Sequence[int]
+    ) -> StepLogprobs | None:
+        """logits [S, V], ids [S] int64 sampled from them. `first_logits_rows`: where those of each of `rows` begin, and where
+        the last one's end.
 
         None where nobody asks, which costs a look at each row at most."""
-        if not self._wishes:
+        if not self._asked:
             return None
-        lines = tuple(line for line, row in enumerate(rows) if row.samples and row.row in self._wishes)
-        if not lines:
+        asking = [index for index, row in enumerate(rows) if row.row in self._asked and row.samples]
+        if not asking:
             return None
-        wishes = [self._wishes[rows[line].row] for line in lines]
-        count = min(max(count for count, _ in wishes), logits.shape[1])
-        most_asked = max(len(asked) for _, asked in wishes)
-        shown = tuple(slice(count, count + len(asked)) if asked else slice(own) for own, asked in wishes)
+        chosen = [
+            (rows[index].row, logits_row)
+            for index in asking
+            for logits_row in range(first_logits_rows[index], first_logits_rows[index + 1])
+        ]
+        asked = [self._asked[row] for row, _ in chosen]
+        count = min(max(count for count, _ in asked), logits.shape[1])
+        most_ids = max(len(ids) for _, ids in asked)
+        shown = tuple(slice(count, count + len(ids)) if ids else slice(own) for own, ids in asked)
         asked_ids = None
-        if most_asked:
-            asked_ids = index_on(logits.device, [[*asked, *[0] * (most_asked - len(asked))] for _, asked in wishes])
-        chosen = index_on(logits.device, lines)
-        return StepLogprobs(lines, shown, Facts.of(logits[chosen], ids[chosen].clamp(min=0), count, asked_ids))
+        if most_ids:
+            asked_ids = index_on(logits.device, [[*ids, *[0] * (most_ids - len(ids))] for _, ids in asked])
+        index = index_on(logits.device, [logits_row for _, logits_row in chosen])
+        stats = TokenStats.of(logits[index], ids[index].clamp(min=0), count, asked_ids)
+        return StepLogprobs(tuple(row for row, _ in chosen), shown, stats)

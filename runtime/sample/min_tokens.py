@@ -7,7 +7,8 @@ import torch
 
 from ops.sampling import tables
 from runtime.batch import RowBinding
-from runtime.sample.stage import Record, upload
+from runtime.sample.stage import Record
+from runtime.transfer import upload
 
 MAX_STOP_TOKEN_IDS = 1024  # of one request
 

@@ -11,7 +11,8 @@ import torch
 
 from ops.sampling import tables
 from runtime.batch import RowBinding
-from runtime.sample.stage import Record, upload
+from runtime.sample.stage import Record
+from runtime.transfer import upload
 
 
 class Penalties:

@@ -14,18 +14,19 @@ from torch import Tensor
 
 from runtime.api import TokenLogprobs
 from runtime.batch import PromptLogprobsSpan, ScheduledRow
-from runtime.sample.logprobs import Facts, index_on
+from runtime.sample.logprobs import TokenStats
+from runtime.transfer import index_on
 
 SLICE_BYTES = 32 << 20  # of float32 logits at a time
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Facts of all tokens of `spans`, one after the other; `rows`: where in the step each span's row stands."""
+    """What is known of all tokens of `spans`, one after the other; each span belongs to the one of `rows` beside it."""
 
     rows: tuple[int, ...]
     spans: tuple[PromptLogprobsSpan, ...]
-    facts: Facts
+    stats: TokenStats
 
     @classmethod
     def compute(
@@ -38,29 +39,29 @@ class PromptLogprobs:
         if not wanted:
             return None
         firsts = list(accumulate((row.num_tokens for row in rows), initial=0))
-        numbers, spans = zip(*wanted, strict=True)
+        spans = tuple(span for _, span in wanted)
         tokens: list[int] = []
-        for number, span in wanted:
-            before = firsts[number] + span.start - 1 - rows[number].start  # its logits are about the token behind it
+        for index, span in wanted:
+            before = firsts[index] + span.start - 1 - rows[index].start  # its logits are about the token behind it
             tokens.extend(range(before, before + len(span.token_ids)))
         token_index = index_on(device, tokens)
         targets = index_on(device, [id for span in spans for id in span.token_ids])
         count = min(max(span.count for span in spans), vocab_size)
         size = max(1, SLICE_BYTES // (4 * vocab_size))
         pieces = [
-            Facts.of(logits_of(some), ids, count)
+            TokenStats.of(logits_of(some), ids, count)
             for some, ids in zip(torch.split(token_index, size), torch.split(targets, size), strict=True)
         ]
-        return cls(numbers, spans, Facts.joined(pieces))
+        return cls(tuple(rows[index].row for index, _ in wanted), spans, TokenStats.joined(pieces))
 
     def to_host(self) -> PromptLogprobs:
-        return PromptLogprobs(self.rows, self.spans, self.facts.to_host())
+        return PromptLogprobs(self.rows, self.spans, self.stats.to_host())
 
     def by_row(self) -> dict[int, list[TokenLogprobs] | None]:
         """None where the logits were not finite. Reads the tensors, so they must be there."""
-        found = self.facts.read([slice(span.count) for span in self.spans for _ in span.token_ids])
+        found = self.stats.read([slice(span.count) for span in self.spans for _ in span.token_ids])
         by_row: dict[int, list[TokenLogprobs] | None] = {}
-        for number, span in zip(self.rows, self.spans, strict=True):
+        for row, span in zip(self.rows, self.spans, strict=True):
             entries, found = found[: len(span.token_ids)], found[len(span.token_ids) :]
-            by_row[number] = None if any(entry.logprob != entry.logprob for entry in entries) else entries  # NaN
+            by_row[row] = None if any(entry.logprob != entry.logprob for entry in entries) else entries  # NaN
         return by_row

@@ -16,7 +16,8 @@ from runtime.sample.draw import Draw
 from runtime.sample.logit_bias import MAX_BIASES, LogitBias
 from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS, MinTokens
 from runtime.sample.penalties import Penalties
-from runtime.sample.stage import Record, Stage, upload
+from runtime.sample.stage import Record, Stage
+from runtime.transfer import upload
 
 
 class Sampler:

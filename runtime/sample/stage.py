@@ -1,14 +1,13 @@
 """Stage: one concern of the sampler, with its own per-row state in the tables. A new sampling feature is one more of these.
 
 The kernels behind `ops.sample` carry the stages out; a stage says what a row asks of them. It writes while steps that read
-its table may still run, so it writes in stream order, through `upload`, and only to the row that has a new tenant."""
+its table may still run, so it writes in stream order, through `transfer.upload`, and only to the row that has a new tenant."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ops.sampling.tables import RECORD
@@ -27,11 +26,3 @@ class Stage(Protocol):
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
         """A new sequence has taken `row`: put what it asks into `record`, and what is longer into the stage's own table."""
         ...
-
-
-def upload(target: torch.Tensor, values: NDArray[Any]) -> None:
-    """values -> target, in stream order and without waiting for the device."""
-    source = torch.from_numpy(values)
-    if target.is_cuda:
-        source = source.pin_memory()  # its allocator keeps freed memory until the copy out of it is done
-    target.copy_(source, non_blocking=True)

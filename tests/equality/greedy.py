@@ -15,7 +15,7 @@ from runtime.batch import ScheduledBatch
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.model import Model
-from runtime.runner import on_cpu, on_cuda
+from runtime.platform.platform import choose_platform
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler
 from runtime.start import EngineParts, assemble
@@ -108,20 +108,12 @@ def _preempt_often(scheduler: Scheduler) -> None:
 
 async def engine_parts(model: Model, config: EngineConfig) -> EngineParts:
     """On the device that the model is on."""
-    return await (_on_cuda if model.device == "cuda" else _on_cpu)(model, config)
-
-
-async def _on_cpu(model: Model, config: EngineConfig) -> EngineParts:
+    platform, worker = choose_platform(model.device), Worker()
     ops.set_num_threads(THREADS)
-    worker = Worker()
-    plan = on_cpu.plan(config, model.spec)
-    runner = await worker.run(lambda: on_cpu.build_runner(plan, model, frozenset(), worker))
-    return assemble(plan, model, frozenset(), runner)
-
-
-async def _on_cuda(model: Model, config: EngineConfig) -> EngineParts:
-    plan = on_cuda.plan(config, model.spec)
-    runner, plan = on_cuda.build_runner(config, plan, model, frozenset(), lambda progress: None)
+    plan = platform.plan(config, model.spec, None)
+    runner, plan = await worker.run(
+        lambda: platform.build_runner(config, plan, model, frozenset(), worker, lambda progress: None)
+    )
     return assemble(plan, model, frozenset(), runner)
 
 

@@ -35,7 +35,7 @@ NATIVE = {
     "sample",
 }  # ops that have such a kernel
 OTHERS = {
-    "embedding", "attend", "attend_latent", "unpack", "causal_conv", "state_space_scan", "selective_scan",
+    "embedding", "attend", "attend_latent", "unpack", "place_tokens", "causal_conv", "state_space_scan", "selective_scan",
     "gated_delta_rule", "gated_rms_norm",
 }  # fmt: skip
 

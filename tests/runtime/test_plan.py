@@ -3,10 +3,12 @@
 import pytest
 
 import ops
-from runtime.config import CPU, GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
+from runtime.config import GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kinds import Cross, Nothing
 from runtime.models.registry import spec_from_config
-from runtime.runner import on_cpu, on_cuda
+from runtime.platform import cpu
+from runtime.platform.cpu import CpuPlatform
+from runtime.platform.cuda import CudaPlatform
 from tests.kinds import BFLOAT16, full, kv, state, window
 
 LAYERS = (full(3, 64, None),) * 30
@@ -18,7 +20,7 @@ def resolve(free_bytes=16 * GIB, model_len=8192, dtype="float32", layers=LAYERS,
         dtype=dtype,
         layers=layers,
         model_len=model_len,
-        defaults=CPU,
+        defaults=cpu.DEFAULTS,
         free_bytes=free_bytes,
     )
 
@@ -117,9 +119,17 @@ SPEC = spec_from_config(
 )  # fmt: skip
 
 
-def test_int8_is_refused_on_a_gpu():
-    with pytest.raises(PlanError, match="kv-cache-dtype int8_per_token_head is for the CPU"):
-        on_cuda.plan(EngineConfig(kv_cache_dtype="int8_per_token_head"), SPEC)
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"kv_cache_dtype": "int8_per_token_head"}, "kv-cache-dtype int8_per_token_head"),
+        ({"quantization": "int8"}, "quantization int8"),
+        ({"kernels": "native"}, "kernels native"),
+    ],
+)
+def test_what_is_for_the_cpu_is_refused_on_a_gpu_by_name(asked, named):
+    with pytest.raises(PlanError, match=f"{named} (is|are) for the CPU"):
+        CudaPlatform().refuse(EngineConfig(**asked))
 
 
 @pytest.fixture
@@ -139,20 +149,20 @@ def native(monkeypatch):
     ],
 )
 def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(native, asked, weights, kv):
-    plan = on_cpu.plan(EngineConfig(**asked), SPEC)
+    plan = CpuPlatform().plan(EngineConfig(**asked), SPEC)
     assert (plan.dtype, plan.weights, plan.kv_cache_dtype) == ("float32", weights, kv)
 
 
 def test_references_compute_in_the_type_of_the_weights(monkeypatch):
     monkeypatch.setattr(ops, "linear_refusal", lambda *case: "there are references only")
-    assert on_cpu.plan(EngineConfig(), SPEC).weights == WeightPolicy("float32")
-    plan = on_cpu.plan(EngineConfig(dtype="bfloat16"), SPEC)
+    assert CpuPlatform().plan(EngineConfig(), SPEC).weights == WeightPolicy("float32")
+    plan = CpuPlatform().plan(EngineConfig(dtype="bfloat16"), SPEC)
     assert (plan.dtype, plan.weights) == ("bfloat16", WeightPolicy("bfloat16"))
     with pytest.raises(PlanError, match="quantization int8"):
-        on_cpu.plan(EngineConfig(quantization="int8"), SPEC)
+        CpuPlatform().refuse(EngineConfig(quantization="int8"))
 
 
 def test_weights_leave_memory_to_the_cache_as_they_are_kept(native, monkeypatch):
-    monkeypatch.setattr(on_cpu, "free_host_bytes", lambda: 4 << 20)
-    in_float32 = on_cpu.plan(EngineConfig(quantization="none"), SPEC, stored_bytes=100_000).kv_cache_bytes
-    assert on_cpu.plan(EngineConfig(), SPEC, stored_bytes=100_000).kv_cache_bytes > in_float32
+    monkeypatch.setattr(cpu, "free_host_bytes", lambda: 4 << 20)
+    in_float32 = CpuPlatform().plan(EngineConfig(quantization="none"), SPEC, stored_bytes=100_000).kv_cache_bytes
+    assert CpuPlatform().plan(EngineConfig(), SPEC, stored_bytes=100_000).kv_cache_bytes > in_float32

@@ -1,69 +1,20 @@
-"""Deferred sampling, in either runner over a model of one table: what waits is sampled as if nothing had come between.
-
-The CUDA runner runs on the CPU here, where an event has passed when it is recorded."""
+"""Deferred sampling, in a runner on a worker's lane and on a device's over a model of one table: what waits is sampled as if
+nothing had come between."""
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-import torch
 
 from runtime.api import SamplingParams
 from runtime.batch import SAMPLE, SAMPLE_MASKED, PromptLogprobsSpan, RowBinding, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks, mask_of, num_words
-from runtime.kv.layout import KVLayout
-from runtime.runner.cpu_runner import CpuRunner
-from runtime.runner.cuda_runner import CudaRunner
-from runtime.runner.device_inputs import DeviceInputs
-from runtime.runner.graph_pool import GraphPool
-from runtime.runner.input_buffers import InputBuffers
-from runtime.runner.worker import Worker
-from runtime.sample.sampler import Sampler
-from tests.kinds import full
-
-VOCAB = 40
-LAYOUT = KVLayout.of((full(1, 8),), 4)
+from tests.runtime.runner.runners import LANES, VOCAB, Successor, make_runner
 
 
-class PassedEvent:
-    def __init__(self, **options) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        self.at = time.perf_counter()
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: PassedEvent) -> float:
-        return 1e3 * (other.at - self.at)
-
-
-class Successor:
-    """A model that finds the id behind the last one likeliest, and the next ones less and less."""
-
-    spec = SimpleNamespace(vocab_size=VOCAB)
-
-    def forward(self, step):
-        return step.input_ids.clone()
-
-    def compute_logits(self, hidden, tokens=None):
-        ids = hidden if tokens is None else hidden[tokens]
-        return -(((torch.arange(VOCAB) - ids[:, None] - 1) % VOCAB).float())
-
-
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=LANES)
 def make(request, monkeypatch):
-    cpu, cache = torch.device("cpu"), SimpleNamespace(layers=())
-    sampler = Sampler(VOCAB, frozenset(), 4, cpu)
-    if request.param == "cpu":
-        return lambda: CpuRunner(Successor(), cache, sampler, InputBuffers(4, 32, LAYOUT), Worker())
-    monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
-    inputs = DeviceInputs(4, 32, 32, LAYOUT, steps_in_flight=2, device=cpu)
-    return lambda: CudaRunner(Successor(), cache, sampler, inputs, GraphPool(1, 2), max_num_seqs=4, steps_in_flight=2)
+    return lambda: make_runner(request.param, Successor(), monkeypatch)
 
 
 def batch_of(*rows: ScheduledRow) -> ScheduledBatch:

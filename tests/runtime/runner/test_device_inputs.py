@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 import ops
 from ops.inputs import reference, triton_unpack
-from runtime.batch import SAMPLE, ScheduledRow
+from runtime.api import SamplingParams
+from runtime.batch import SAMPLE, RowBinding, Sample, ScheduledRow
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout
 from runtime.runner import device_inputs
-from runtime.runner.device_inputs import DeviceInputs, StepShape, spans_of
+from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.step_inputs import StepInputs
 from tests.kinds import full, state, window
 from tests.ops.places import DEVICES
@@ -39,6 +42,7 @@ def device(request):
 @pytest.fixture(params=[triton_unpack, reference], ids=["triton", "reference"])
 def make(request, device, monkeypatch):
     monkeypatch.setattr(ops, "unpack", request.param.unpack)
+    monkeypatch.setattr(ops, "place_tokens", request.param.place_tokens)
     return lambda layout: DeviceInputs(8, 64, 64, layout, steps_in_flight=2, device=device)
 
 
@@ -48,8 +52,11 @@ def inputs(make):
 
 
 def filled(inputs: DeviceInputs, rows: list[ScheduledRow], shape: StepShape) -> StepInputs:
-    inputs.fill(rows, shape)
-    return inputs.view(shape, spans_of(rows))
+    """Of rows that are as far as they say."""
+    for row in rows:
+        inputs.num_computed[row.row] = row.start
+    inputs.upload(rows, shape)
+    return inputs.placed(shape, tuple(rows))
 
 
 def test_prompts_and_decodes_side_by_side(inputs):
@@ -60,37 +67,37 @@ def test_prompts_and_decodes_side_by_side(inputs):
         scheduled(0, 2, (20, 21), blocks=(1,)),
     ]
     step = filled(inputs, rows, StepShape(8, 3, False))
-    assert step.ids.tolist() == [10, 11, 12, 13, 14, 77, 20, 21]
-    assert step.positions.tolist() == [0, 1, 2, 3, 4, 4, 2, 3]
-    assert step.slots[0].tolist() == [36, 37, 38, 39, 28, 24, 6, 7]
-    assert step.metas[0].query_starts.tolist() == [0, 5, 6, 8]
-    assert step.metas[0].context_lens.tolist() == [5, 5, 4]
-    assert step.metas[0].rows.tolist() == [2, 5, 0]
-    assert step.metas[0].spans == ((0, 5, 5), (5, 6, 5), (6, 8, 4))
+    assert step.forward.input_ids.tolist() == [10, 11, 12, 13, 14, 77, 20, 21]
+    assert step.forward.positions.tolist() == [0, 1, 2, 3, 4, 4, 2, 3]
+    assert step.forward.slot_mapping[0].tolist() == [36, 37, 38, 39, 28, 24, 6, 7]
+    assert step.forward.attn_metadata[0].query_starts.tolist() == [0, 5, 6, 8]
+    assert step.forward.attn_metadata[0].context_lens.tolist() == [5, 5, 4]
+    assert step.forward.attn_metadata[0].rows.tolist() == [2, 5, 0]
+    assert step.forward.attn_metadata[0].spans == ((0, 5, 5), (5, 6, 5), (6, 8, 4))
     assert step.logit_tokens.tolist() == [4, 5, 7]
     assert step.sample_rows.tolist() == [-1, 5, 0]
     assert step.sample_positions.tolist() == [5, 5, 4]
-    assert step.metas[0].block_tables[2, :2].tolist() == [9, 7]
+    assert step.forward.attn_metadata[0].block_tables[2, :2].tolist() == [9, 7]
 
 
 def test_padding_has_no_slot_no_row_and_no_query(inputs):
-    inputs.fill([scheduled(1, 0, (5,) * 20, blocks=tuple(range(5)))], StepShape(20, 1, False))
+    inputs.upload([scheduled(1, 0, (5,) * 20, blocks=tuple(range(5)))], StepShape(20, 1, False))
     step = filled(inputs, [scheduled(3, 0, (8, 9), blocks=(2,))], StepShape(16, 4, False))
-    assert step.ids.tolist() == [8, 9] + [0] * 14
-    assert step.slots[0].tolist() == [8, 9] + [-1] * 14
-    assert step.metas[0].query_starts.tolist() == [0, 2, 2, 2, 2]
-    assert step.metas[0].context_lens.tolist() == [2, 0, 0, 0]
-    assert step.metas[0].rows.tolist() == [3, -1, -1, -1]
+    assert step.forward.input_ids.tolist() == [8, 9] + [0] * 14
+    assert step.forward.slot_mapping[0].tolist() == [8, 9] + [-1] * 14
+    assert step.forward.attn_metadata[0].query_starts.tolist() == [0, 2, 2, 2, 2]
+    assert step.forward.attn_metadata[0].context_lens.tolist() == [2, 0, 0, 0]
+    assert step.forward.attn_metadata[0].rows.tolist() == [3, -1, -1, -1]
     assert step.sample_rows.tolist() == [3, -1, -1, -1]
 
 
 def test_tables_outlive_the_step_that_brought_them(inputs):
-    inputs.fill([scheduled(4, 0, (1, 2, 3, 4), blocks=(11,))], StepShape(4, 1, False))
+    inputs.upload([scheduled(4, 0, (1, 2, 3, 4), blocks=(11,))], StepShape(4, 1, False))
     step = filled(inputs, [scheduled(4, 4, (), late=True, blocks=(13,), first=1)], StepShape(1, 1, True))
-    assert step.slots[0].tolist() == [52]
-    assert step.metas[0].block_tables[4, :2].tolist() == [11, 13]
+    assert step.forward.slot_mapping[0].tolist() == [52]
+    assert step.forward.attn_metadata[0].block_tables[4, :2].tolist() == [11, 13]
     assert step.logit_tokens is None
-    assert step.metas[0].max_query_len == 1
+    assert step.forward.attn_metadata[0].max_query_len == 1
 
 
 def test_a_step_may_bring_more_blocks_than_one_upload_holds(inputs, monkeypatch):
@@ -98,8 +105,8 @@ def test_a_step_may_bring_more_blocks_than_one_upload_holds(inputs, monkeypatch)
     rows = [scheduled(row, 30, (1,), blocks=tuple(range(10 * row, 10 * row + 8))) for row in range(4)]
     step = filled(inputs, rows, StepShape(4, 4, False))
     for row in range(4):
-        assert step.metas[0].block_tables[row, :8].tolist() == list(range(10 * row, 10 * row + 8))
-    assert step.slots[0].tolist() == [(10 * row + 7) * BLOCK + 2 for row in range(4)]
+        assert step.forward.attn_metadata[0].block_tables[row, :8].tolist() == list(range(10 * row, 10 * row + 8))
+    assert step.forward.slot_mapping[0].tolist() == [(10 * row + 7) * BLOCK + 2 for row in range(4)]
 
 
 def test_groups_of_layers_have_tables_and_slots_of_their_own(make):
@@ -107,20 +114,25 @@ def test_groups_of_layers_have_tables_and_slots_of_their_own(make):
     inputs.last_ids[6] = 5
     full, wide, half = range(3)
     first = (NewBlocks(full, 0, (1, 2)), NewBlocks(wide, 0, (3, 4, 5, 6)), NewBlocks(half, 0, (7, 8)))
-    inputs.fill([scheduled(6, 0, (1, 2, 3, 4, 5), new=first)], StepShape(8, 2, False))
+    inputs.upload([scheduled(6, 0, (1, 2, 3, 4, 5), new=first)], StepShape(8, 2, False))
     behind = (NewBlocks(full, 2, (9,)), NewBlocks(wide, 2, (10, 11)))  # entries of `half` are still to come
     rows = [scheduled(1, 0, (8, 8), new=(NewBlocks(half, 0, (12,)),)), scheduled(6, 5, (), late=True, new=behind)]
     step = filled(inputs, rows, StepShape(4, 3, False))
-    assert step.ids.tolist() == [8, 8, 5, 0]
-    assert [slots.tolist()[2:] for slots in step.slots] == [[9, -1], [21, -1], [25, -1], [2 * 8 * BLOCK + 1, -1]]
-    assert [meta.block_tables[6, :3].tolist() for meta in step.metas] == [
+    assert step.forward.input_ids.tolist() == [8, 8, 5, 0]
+    assert [slots.tolist()[2:] for slots in step.forward.slot_mapping] == [
+        [9, -1],
+        [21, -1],
+        [25, -1],
+        [2 * 8 * BLOCK + 1, -1],
+    ]
+    assert [meta.block_tables[6, :3].tolist() for meta in step.forward.attn_metadata] == [
         [1, 2, 9],
         [3, 5, 10],
         [4, 6, 11],
         [14, 16, 0],
     ]
-    assert step.slots[3][:2].tolist() == [24 * BLOCK, 24 * BLOCK + 1]
-    assert {tuple(meta.rows.tolist()) for meta in step.metas} == {(1, 6, -1)}
+    assert step.forward.slot_mapping[3][:2].tolist() == [24 * BLOCK, 24 * BLOCK + 1]
+    assert {tuple(meta.rows.tolist()) for meta in step.forward.attn_metadata} == {(1, 6, -1)}
 
 
 def test_states_have_a_slot_a_line_and_lie_beside_blocks_of_many_small_ones(make):
@@ -128,15 +140,57 @@ def test_states_have_a_slot_a_line_and_lie_beside_blocks_of_many_small_ones(make
     inputs = make(RECURRENT)
     keys, states = range(2)
     first = (NewBlocks(keys, 0, (5,)), NewBlocks(states, 0, (7, 3)))
-    inputs.fill([scheduled(6, 0, (1, 2, 3, 4, 5), new=first)], StepShape(8, 2, False))
+    inputs.upload([scheduled(6, 0, (1, 2, 3, 4, 5), new=first)], StepShape(8, 2, False))
     rows = [
         scheduled(1, 0, (8, 8), new=(NewBlocks(keys, 0, (0,)), NewBlocks(states, 0, (2, 4)))),
         scheduled(6, 5, (6, 7, 8, 9), new=(NewBlocks(keys, 1, (1,)),)),
     ]
     step = filled(inputs, rows, StepShape(8, 4, False))
     # Block 5 of the pool is blocks 10 and 11 as kernels count them, block 1 is 2 and 3.
-    assert step.slots[0].tolist() == [0, 1, 45, 46, 47, 8, -1, -1]
-    assert step.metas[0].block_tables[6, :4].tolist() == [10, 11, 2, 3]
-    assert [slots.tolist() for slots in step.slots[1:]] == [[2, 7, -1, -1], [4, 3, -1, -1]]
+    assert step.forward.slot_mapping[0].tolist() == [0, 1, 45, 46, 47, 8, -1, -1]
+    assert step.forward.attn_metadata[0].block_tables[6, :4].tolist() == [10, 11, 2, 3]
+    assert [slots.tolist() for slots in step.forward.slot_mapping[1:]] == [[2, 7, -1, -1], [4, 3, -1, -1]]
     decode = filled(inputs, [scheduled(6, 9, (1,))], StepShape(2, 2, True))
-    assert [slots.tolist() for slots in decode.slots] == [[9, -1], [7, -1], [3, -1]]
+    assert [slots.tolist() for slots in decode.forward.slot_mapping] == [[9, -1], [7, -1], [3, -1]]
+
+
+def test_the_device_counts_a_rows_tokens_from_where_its_binding_says(inputs):
+    bound = RowBinding(SamplingParams(max_tokens=4), 0, (1,), (), num_computed=8)
+    first = scheduled(3, 8, (5, 6, 7), blocks=(1, 2, 3, 4))._replace(binding=bound)
+    inputs.upload([first], StepShape(4, 2, False))
+    assert inputs.placed(StepShape(4, 2, False), (first,)).forward.positions.tolist() == [8, 9, 10, 0]
+    inputs.num_computed[3] -= 1  # a guess was wrong
+    guessed = scheduled(3, 11, (), late=True)._replace(
+        num_tokens=3, draft_ids=(8, 9), work=Sample(num_drafts=2)
+    )  # 11 if all had been right
+    inputs.last_ids[3] = 30
+    step = inputs.fill((guessed, scheduled(1, 0, (4,), blocks=(6,))))
+    assert step.forward.input_ids.tolist() == [30, 8, 9, 4]
+    assert step.forward.positions.tolist() == [10, 11, 12, 0]
+    assert step.forward.slot_mapping[0].tolist() == [3 * BLOCK + 2, 3 * BLOCK + 3, 4 * BLOCK, 6 * BLOCK]
+    assert step.forward.attn_metadata[0].context_lens.tolist() == [13, 1]
+    assert step.logit_tokens.tolist() == [0, 1, 2, 3]
+    assert step.sample_rows.tolist() == [3, 3, 3, 1]
+    assert step.sample_positions.tolist() == [11, 12, 13, 1]
+    assert inputs.num_computed[[3, 1]].tolist() == [13, 1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_positions_and_slots_of_any_mix_of_rows(make, seed):
+    """The table of the fuzzer says where everything must be; batch indices and tokens are padded."""
+    chance = random.Random(seed)
+    inputs = make(RECURRENT)
+    tables = inputs._tensors.block_tables
+    tables.copy_(torch.arange(tables.numel(), dtype=torch.int32).view(tables.shape))
+    rows = [scheduled(row, chance.randrange(30), (7,) * chance.randint(1, 9)) for row in chance.sample(range(8), 5)]
+    num_tokens = sum(row.num_tokens for row in rows)
+    shape = StepShape(num_tokens + chance.randrange(5), chance.choice([5, 8]), False)
+    step = filled(inputs, rows, shape).forward
+    wanted = [(row.row, position) for row in rows for position in range(row.start, row.end)]
+    padding = [0] * (shape.num_tokens - num_tokens)
+    assert step.positions.tolist() == [position for _, position in wanted] + padding
+    slots = [int(tables[0, row, position // BLOCK]) * BLOCK + position % BLOCK for row, position in wanted]
+    assert step.slot_mapping[0].tolist() == slots + [-1 for _ in padding]
+    for table in (1, 2):
+        states = [int(tables[table, row.row, 0]) for row in rows]
+        assert step.slot_mapping[table].tolist() == states + [-1] * (shape.num_rows - 5)

@@ -1,7 +1,8 @@
-"""Memory: how much of it this process may still take, as the kernel and its cgroup tell."""
+"""The host: how much memory this process may still take, and how many cores, as the kernel and its cgroup tell."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -13,6 +14,16 @@ def free_host_bytes() -> int:
     if limit.isdigit() and used.isdigit():
         free = min(free, max(0, int(limit) - int(used)))
     return free
+
+
+def total_host_bytes() -> int:
+    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
+    return int(fields["MemTotal"].split()[0]) * 1024 if "MemTotal" in fields else free_host_bytes()
+
+
+def num_cores() -> int:
+    """That this process may use, where the system tells (Linux); else all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read(path: str) -> str:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 
 from runtime.runner.device_inputs import StepShape
-from runtime.sample.prompt_logprobs import PromptLogprobs
+from runtime.runner.runner import Sampled
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
@@ -24,7 +23,7 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
     """Token counts an eighth apart or less where a step is long enough for its padding to show, a half apart below; each for few
-    lines, many, and all rows."""
+    rows, many, and all."""
     finer = {16: 8, 32: 16, 64: 32, 128: 64, 1024: 128, 2048: 256, 4096: 512}  # from a count on, to the next
     sizes, size, step = [], 16, 8
     while size < max_num_tokens:
@@ -36,14 +35,6 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
         counts = (4, 32, 128, 256, max_num_seqs) if size <= 512 else (32, max_num_seqs)
         shapes += [StepShape(size, num, False) for num in sorted({min(num, size, max_num_seqs) for num in counts})]
     return shapes
-
-
-class Sampled(NamedTuple):
-    """ids [L] int64, and the logits [L, V] they were drawn from. `scores`: what was asked about prompts, which no graph tells."""
-
-    ids: torch.Tensor
-    logits: torch.Tensor
-    scores: PromptLogprobs | None = None
 
 
 class _Memory:
@@ -76,7 +67,7 @@ class GraphPool:
     def shapes(self) -> Iterable[StepShape]:
         """All that will be captured, largest first."""
         decodes = [StepShape(size, size, True) for size in self._decodes]
-        return sorted([*self._mixed, *decodes], key=lambda shape: (-shape.num_tokens, -shape.num_lines, shape.uniform))
+        return sorted([*self._mixed, *decodes], key=lambda shape: (-shape.num_tokens, -shape.num_rows, shape.uniform))
 
     def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], Sampled]) -> None:
         """Record what `compute` enqueues for each of `shapes`. It has run before for one of each kind, so nothing is left to
@@ -88,15 +79,15 @@ class GraphPool:
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
                 sampled = compute(shape)
             # Logits are large and read, if at all, before the next replay: their memory is the next graph's too.
-            self._graphs[shape] = graph, Sampled(sampled.ids, _alias(sampled.logits))
+            self._graphs[shape] = graph, sampled._replace(logits=_alias(sampled.logits))
 
-    def find(self, num_tokens: int, num_lines: int, *, uniform: bool) -> StepShape | None:
+    def find(self, num_tokens: int, num_rows: int, *, uniform: bool) -> StepShape | None:
         """The smallest captured shape that such a step fits."""
         if uniform:
-            index = bisect_left(self._decodes, num_lines)
+            index = bisect_left(self._decodes, num_rows)
             shape = StepShape(self._decodes[index], self._decodes[index], True) if index < len(self._decodes) else None
         else:
-            fitting = (s for s in self._mixed if s.num_tokens >= num_tokens and s.num_lines >= num_lines)
+            fitting = (s for s in self._mixed if s.num_tokens >= num_tokens and s.num_rows >= num_rows)
             shape = next(fitting, None)
         return shape if shape in self._graphs else None
 

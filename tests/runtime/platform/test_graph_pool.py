@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runtime.platform.graph_pool import GraphPool, decode_sizes, mixed_shapes
 from runtime.runner.device_inputs import StepShape
-from runtime.runner.graph_pool import GraphPool, Sampled, decode_sizes, mixed_shapes
+from runtime.runner.runner import Sampled
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64, 100, 256, 300, 1024])
@@ -20,9 +21,9 @@ def test_the_ladder_of_batch_sizes_rises_to_the_largest(most):
 @pytest.mark.parametrize(("seqs", "tokens"), [(1, 2), (8, 16), (24, 40), (256, 8192), (512, 2048), (1000, 1001)])
 def test_every_mixed_step_within_the_limits_has_a_shape(seqs, tokens):
     shapes = mixed_shapes(seqs, tokens)
-    assert all(shape.num_lines <= min(seqs, shape.num_tokens) for shape in shapes)
+    assert all(shape.num_rows <= min(seqs, shape.num_tokens) for shape in shapes)
     assert max(shape.num_tokens for shape in shapes) == tokens
-    assert any(shape.num_tokens == tokens and shape.num_lines == min(seqs, tokens) for shape in shapes)
+    assert any(shape.num_tokens == tokens and shape.num_rows == min(seqs, tokens) for shape in shapes)
 
 
 def test_what_was_not_captured_is_not_found():
@@ -35,8 +36,8 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     source = torch.zeros(256, dtype=torch.int64, device="cuda")
 
     def compute(shape: StepShape) -> Sampled:
-        ids = source[: shape.num_lines] + shape.num_tokens
-        return Sampled(ids, ids[:, None].repeat(1, 100_000).to(torch.bfloat16))
+        ids = source[: shape.num_rows] + shape.num_tokens
+        return Sampled(ids, ids[:, None].repeat(1, 100_000).to(torch.bfloat16), ids)
 
     before = torch.cuda.memory_allocated()
     pool.capture(pool.shapes, compute)
@@ -50,6 +51,6 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     shape = pool.find(100, 20, uniform=False)
     assert shape is not None
     sampled = pool.replay(shape)
-    assert sampled.ids.tolist() == [1000 + shape.num_tokens] * shape.num_lines
-    assert sampled.logits.shape == (shape.num_lines, 100_000)
+    assert sampled.ids.tolist() == [1000 + shape.num_tokens] * shape.num_rows
+    assert sampled.logits.shape == (shape.num_rows, 100_000)
     assert (sampled.logits == sampled.ids[:, None].to(torch.bfloat16)).all()

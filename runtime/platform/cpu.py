@@ -1,0 +1,113 @@
+"""The CPU: one worker thread computes, from memory that the host shares with everybody."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+import ops
+from runtime.config import GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError, WeightPolicy
+from runtime.kv.kv_cache import KVCache
+from runtime.models.model import Model
+from runtime.models.spec.model import ModelSpec
+from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes
+from runtime.platform.platform import DeviceMemory, Report
+from runtime.platform.worker_lane import WorkerLane
+from runtime.runner.input_buffers import InputBuffers
+from runtime.runner.runner import ModelRunner, NoGraphs
+from runtime.runner.warmup import next_tokens, prompts
+from runtime.runner.worker import Worker
+from runtime.sample.drafts import DraftRules
+from runtime.sample.sampler import Sampler
+
+# A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
+DEFAULTS = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
+
+
+class CpuPlatform:
+    name = device = "cpu"
+
+    def missing(self) -> str | None:
+        return None
+
+    def describe(self) -> str:
+        return f"{num_cores()} CPU cores"
+
+    def refuse(self, config: EngineConfig) -> None:
+        if config.quantization == "int8" and not _native():
+            raise PlanError(
+                "quantization int8 is computed by the native kernels only, and they are not there or not wanted"
+            )
+
+    def force_kernels(self, config: EngineConfig) -> None:
+        ops.force(None if config.kernels == "auto" else config.kernels)
+        for op in ("attend", "paged_attention"):
+            ops.force(None, op)
+        ops.set_num_threads(config.num_threads or num_cores())
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(free_host_bytes(), total_host_bytes())
+
+    def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
+        weights, dtype = _weights(config), DEFAULTS.dtype
+        if weights.dense_dtype != "stored" and not _native():
+            dtype = weights.dense_dtype  # references compute in the type of the weights
+        elif config.kv_cache_dtype == "auto" and config.dtype == "bfloat16":
+            config = replace(config, kv_cache_dtype=config.dtype)
+        weights_bytes = spec.weights_bytes(dtype if weights.dense_dtype == "stored" else weights.dense_dtype)
+        if weights.keep_quantized and stored_bytes is not None:
+            weights_bytes = min(weights_bytes, stored_bytes)
+        return EnginePlan.resolve(
+            config, dtype=dtype, layers=spec.memory_kinds(), model_len=spec.max_model_len, defaults=DEFAULTS,
+            free_bytes=max(0, self.memory().free - weights_bytes), weights=weights,
+        )  # fmt: skip
+
+    def compile_ahead(self, plan: EnginePlan) -> None:
+        """There is no compiler to wait for."""
+
+    def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
+        """The system ends a process that takes too much, and tells nobody."""
+        return nullcontext()
+
+    def build_runner(
+        self, config: EngineConfig, plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker,
+        report: Report,
+    ) -> tuple[ModelRunner, EnginePlan]:  # fmt: skip
+        cpu = torch.device("cpu")
+        cache = KVCache(plan.layout, plan.num_kv_blocks, cpu)
+        runner = ModelRunner(
+            model.traced(cache.layers),
+            cache,
+            InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout, cache.layers),
+            Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu),
+            WorkerLane(worker),
+            NoGraphs(),
+            DraftRules.of(plan.layout),
+        )
+        _warm_up(runner, plan)
+        return runner, plan
+
+
+def _native() -> bool:
+    """Whether kernels of our own read weights in other formats than the activations'."""
+    return ops.linear_refusal([ops.WeightFormat("int8")], torch.float32, torch.device("cpu")) is None
+
+
+def _weights(config: EngineConfig) -> WeightPolicy:
+    """Kernels of our own read whatever is stored; references only numbers of the activations' dtype."""
+    native = _native()
+    return WeightPolicy(
+        config.dtype if config.dtype != "auto" else "stored" if native else DEFAULTS.dtype,
+        keep_quantized=native and config.quantization != "none",
+        online_int8=config.quantization == "int8",
+    )
+
+
+def _warm_up(runner: ModelRunner, plan: EnginePlan) -> None:
+    """One prompt of two blocks, then a token."""
+    length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
+    batch = prompts([length], plan.layout, plan.num_kv_blocks)
+    runner.run(batch)
+    runner.run(next_tokens(batch))

@@ -1,0 +1,80 @@
+"""CudaLane: steps enqueued by the event loop itself, on one stream, behind what was enqueued before; nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from runtime.gpu_event import GpuEvent
+from runtime.platform.cuda_event import EventWaiter
+from runtime.runner.lane import Launched, Part
+from runtime.runner.worker import Worker
+from runtime.transfer import is_remote, to_host
+
+
+class CudaLane:
+    """`worker`: whoever built the engine, with nothing left to do but to be closed."""
+
+    def __init__(
+        self, max_num_seqs: int, steps_in_flight: int, device: torch.device, worker: Worker | None = None
+    ) -> None:
+        self._worker = worker
+        self._waiter = EventWaiter()
+        # One more than can be under way: the ids of the oldest have been read when its turn comes again.
+        self._host_ids = cycle(
+            [
+                torch.zeros(max_num_seqs, dtype=torch.int64, pin_memory=is_remote(device))
+                for _ in range(steps_in_flight + 1)
+            ]
+        )
+        self._last_end: torch.cuda.Event | None = None
+
+    def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
+        started = _recorded() if opens else None
+        value = work()
+        return Part(lambda: value, self._end_so_far, started)
+
+    def _end_so_far(self) -> GpuEvent:
+        return self._waiter.after(_recorded(blocking=True))  # late, but nothing was enqueued since
+
+    def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
+        started = _recorded() if behind is None else cast("torch.cuda.Event | None", behind.started)
+        value = work()
+        ended = _recorded(blocking=True)
+        previous, self._last_end = self._last_end, ended
+
+        def idle_before_s() -> float | None:
+            return None if previous is None or started is None else previous.elapsed_time(started) / 1e3
+
+        return Launched(lambda: value, self._waiter.after(ended), idle_before_s)
+
+    def ids_to_host(self, ids: Tensor) -> Tensor:
+        host = next(self._host_ids)
+        if len(ids) > len(host):  # several a row
+            return to_host(ids)
+        return host[: len(ids)].copy_(ids, non_blocking=True)
+
+    def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:
+        return read
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._worker is not None:
+            await self._worker.close()
+
+    def stop(self) -> None:
+        self._waiter.close()
+
+
+def _recorded(*, blocking: bool = False) -> torch.cuda.Event:
+    """What was enqueued so far."""
+    event = torch.cuda.Event(enable_timing=True, blocking=blocking)
+    event.record()
+    return event

@@ -1,0 +1,103 @@
+"""Platform: everything that differs by the kind of device a model runs on. Chosen once, by name, before anything is loaded.
+
+The two built in are named here; another is an entry point of the group `oneloop.platforms`, a function without arguments that gives
+one, and is loaded only where --device names it. No torch before one is chosen."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from runtime.api import LoadProgress
+from runtime.config import EngineConfig, EnginePlan, PlanError
+
+if TYPE_CHECKING:
+    from runtime.models.model import Model
+    from runtime.models.spec.model import ModelSpec
+    from runtime.runner.worker import Worker
+    from runtime.step import Runner
+
+GROUP = "oneloop.platforms"
+_BUILT_IN = {"cpu": "runtime.platform.cpu:CpuPlatform", "cuda": "runtime.platform.cuda:CudaPlatform"}
+
+Report = Callable[[LoadProgress], None]
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes that this process can still take, and all that the device has."""
+
+    free: int
+    total: int
+
+
+class Platform(Protocol):
+    """`name`: by which --device asks for it; `device`: where tensors live, by torch's name.
+
+    Its methods are called in this order, on the thread that builds the engine; that one is also the worker's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+
+    def missing(self) -> str | None:
+        """Why there is no such device here, None where there is one."""
+        ...
+
+    def describe(self) -> str:
+        """For people: which device."""
+        ...
+
+    def refuse(self, config: EngineConfig) -> None:
+        """Raises PlanError for an option that it cannot serve."""
+        ...
+
+    def force_kernels(self, config: EngineConfig) -> None:
+        """Have `ops` choose as the options say."""
+        ...
+
+    def memory(self) -> DeviceMemory: ...
+
+    def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> EnginePlan:
+        """Before loading. `stored_bytes`: of the model's weights in its files, if there are any. Raises PlanError."""
+        ...
+
+    def compile_ahead(self, plan: EnginePlan) -> None:
+        """Begin to make kernels that need a compiler, beside whatever comes next."""
+        ...
+
+    def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
+        """Raises PlanError, naming what to change, where the device has no memory left."""
+        ...
+
+    def build_runner(
+        self, config: EngineConfig, plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker,
+        report: Report,
+    ) -> tuple[Runner, EnginePlan]:  # fmt: skip
+        """A runner that has run, and the plan as it came out. Raises PlanError."""
+        ...
+
+
+def choose_platform(name: str) -> Platform:
+    """ "auto": a CUDA device where there is one, else the CPU. Raises PlanError where there is no such device or platform."""
+    if name == "auto":
+        cuda = _load("cuda")
+        return _load("cpu") if cuda.missing() else cuda
+    platform = _load(name)
+    if why := platform.missing():
+        raise PlanError(f"device {name} cannot be used: {why}; use --device cpu")
+    return platform
+
+
+def _load(name: str) -> Platform:
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        return cast("Platform", getattr(importlib.import_module(module), attribute)())
+    installed = entry_points(group=GROUP)
+    if name not in installed.names:
+        known = ", ".join(["auto", *_BUILT_IN, *sorted(installed.names)])
+        raise PlanError(f"device {name} is not known; there is {known}")
+    return cast("Platform", installed[name].load()())

@@ -1,0 +1,55 @@
+"""WorkerLane: steps computed start to end on one worker thread, where host and device are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from torch import Tensor
+
+from runtime.runner.lane import Launched, Part
+from runtime.runner.worker import Worker
+
+
+class WorkerLane:
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
+        value: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                value.set_result(work())
+            except Exception as error:
+                value.set_exception(error)  # for what is submitted behind it to raise
+
+        done = self._worker.submit(run)
+        return Part(value.result, lambda: done)
+
+    def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
+        values: list[Any] = []
+        done = self._worker.submit(lambda: values.append(work()))
+        return Launched(lambda: values[0], done, _unknown)
+
+    def ids_to_host(self, ids: Tensor) -> Tensor:
+        return ids
+
+    def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:
+        """Read here and now: it is not the loop's thread."""
+        value = read()
+        return lambda: value
+
+    def synchronize(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    def stop(self) -> None:
+        pass
+
+
+def _unknown() -> None:
+    return None

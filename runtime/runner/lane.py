@@ -1,0 +1,62 @@
+"""Lane: where steps are computed, one behind another, and how the event loop learns of their end. A platform brings one.
+
+A thread that computes, or a device's own queue which the loop fills: a runner does not know which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from runtime.gpu_event import GpuEvent
+
+T = TypeVar("T")
+
+
+class Part(NamedTuple):
+    """The first part of a step, under way. `value`, for what is submitted behind it: what the work gave, or raises what it
+    raised. `done`: when all that was submitted so far has run; it may cost an event. `started`: known to its lane alone."""
+
+    value: Callable[[], Any]
+    done: Callable[[], GpuEvent]
+    started: object = None
+
+
+class Launched(NamedTuple):
+    """A whole step, under way. `value`, once `done`: what its work gave. `idle_before_s`, once `done`: how long the device had
+    nothing to do before it, None where nobody knows."""
+
+    value: Callable[[], Any]
+    done: GpuEvent
+    idle_before_s: Callable[[], float | None]
+
+
+class Lane(Protocol):
+    """Call it on the event loop."""
+
+    def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
+        """Submit the first part of a step; or, where nothing `opens` by it, what comes between the parts of others."""
+        ...
+
+    def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
+        """Submit the rest of a step, or all of it."""
+        ...
+
+    def ids_to_host(self, ids: Tensor) -> Tensor:
+        """In a step's work: its ids [n] int64 on their way to the host, to be read before as many steps more as can be in
+        flight have been launched."""
+        ...
+
+    def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:
+        """In a step's work: what gives, once the step is done, what `read` makes of tensors on the host."""
+        ...
+
+    def synchronize(self) -> None:
+        """On the thread that builds: wait for all that was computed there."""
+        ...
+
+    async def close(self) -> None: ...
+    def stop(self) -> None:
+        """Close it, of a runner that never served."""
+        ...

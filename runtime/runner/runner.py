@@ -1,0 +1,272 @@
+"""The runner: carries a scheduled batch out by putting its collaborators in order, and nothing else.
+
+Bind rows, copy blocks, fill inputs; then a captured step, or the model's forward pass, prompt log-probabilities, pooling,
+logits and sampling; then results on their way to the host. Knows neither which model nor which feature it runs, nor on what
+device: where work runs, and how its end is known, is its lane's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.api import TokenLogprobs
+from runtime.batch import ScheduledBatch, ScheduledRow
+from runtime.constrain.masks import RowMasks
+from runtime.kv.kv_cache import KVCache
+from runtime.models.model import Model
+from runtime.pool.pooling import Pooled
+from runtime.runner.lane import Lane, Part
+from runtime.runner.step_inputs import Inputs, StepInputs
+from runtime.sample.drafts import DraftRules, accepted_ids, num_drafts
+from runtime.sample.logprobs import LogprobsState, StepLogprobs
+from runtime.sample.prompt_logprobs import PromptLogprobs
+from runtime.sample.sampler import Sampler
+from runtime.step import ForwardOutput, Step, StepResult
+from runtime.transfer import index_on
+
+
+class Sampled(NamedTuple):
+    """ids [S] int64, the logits [S, V] they were drawn from, and the `positions` [S] int64 at which they stand."""
+
+    ids: Tensor
+    logits: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A step up to what its unmasked rows sample. `logits_of`: the row of each of the first logits rows, as in StepInputs."""
+
+    logits_of: tuple[ScheduledRow, ...]
+    sampled: Sampled
+    prompt_logprobs: PromptLogprobs | None = None
+    pooled: Pooled | None = None
+
+
+class Graphs(Protocol):
+    def replay(self, rows: tuple[ScheduledRow, ...]) -> Sampled | None:
+        """Enqueue a step of `rows`, arranged, as it was captured, a logits row for each of them and perhaps more; None where none
+        was captured that serves it. What it gives is overwritten by the next."""
+        ...
+
+
+class NoGraphs:
+    def replay(self, rows: tuple[ScheduledRow, ...]) -> Sampled | None:
+        return None
+
+
+class Outputs(NamedTuple):
+    """What there is to read once a step is done."""
+
+    result: Callable[[], StepResult]
+    prompt_logprobs: Callable[[], list[list[TokenLogprobs] | None]]
+
+
+class ModelRunner:
+    """`drafts`: which rows may have some."""
+
+    def __init__(
+        self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs,
+        drafts: DraftRules,
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._cache = cache
+        self._inputs = inputs
+        self._sampler = sampler
+        self._lane = lane
+        self._graphs = graphs
+        self._drafts = drafts
+        self._logprobs = LogprobsState()
+
+    # --- what the engine calls ------------------------------------------------------------------------------------
+
+    def launch(self, batch: ScheduledBatch) -> Step:
+        _refuse_encoder_work(batch)
+        return self._step(batch, lambda: self.whole(batch))
+
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
+        _refuse_encoder_work(batch)
+        return self._forward_output(batch, self._lane.begin(lambda: self._first_part(batch)))
+
+    async def close(self) -> None:
+        await self._lane.close()
+
+    # --- what a platform calls ------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, batch: ScheduledBatch) -> None:
+        """One step without a graph, start to end on the calling thread: for warm-up."""
+        rows = self._bound(batch)
+        self.compute(self._inputs.fill(rows), rows)
+        self._lane.synchronize()
+
+    def stop(self) -> None:
+        self._lane.stop()
+
+    def compute(self, step: StepInputs, rows: tuple[ScheduledRow, ...] = ()) -> Computed:
+        """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled."""
+        hidden = self._model.forward(step.forward)
+        device = step.forward.positions.device
+        prompt_logprobs = PromptLogprobs.compute(
+            rows, self._model.spec.vocab_size, device, lambda tokens: self._model.compute_logits(hidden, tokens)
+        )
+        pooled = Pooled.compute(rows, device, lambda tokens: self._model.final_hidden(hidden, tokens))
+        logits = self._model.compute_logits(hidden, step.logit_tokens)
+        ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids)
+        if step.drafts is not None:
+            step.drafts.settle(ids, self._inputs.last_ids, self._inputs.num_computed)
+        return Computed(step.logits_of, Sampled(ids, logits, step.sample_positions), prompt_logprobs, pooled)
+
+    # --- a step in one part or two --------------------------------------------------------------------------------
+
+    def _step(self, batch: ScheduledBatch, work: Callable[[], Outputs], behind: Part | None = None) -> Step:
+        launched = self._lane.finish(work, behind)
+        value: Callable[[], Outputs] = launched.value
+        return Step(
+            batch,
+            launched.done,
+            lambda: value().result(),
+            (lambda: value().prompt_logprobs()) if batch.prompt_logprobs_rows else None,
+            launched.idle_before_s,
+        )
+
+    def _forward_output(self, batch: ScheduledBatch, part: Part) -> ForwardOutput:
+        computed: Callable[[], Computed] = part.value
+        return ForwardOutput(
+            batch,
+            lambda some, masks: self._step(some, lambda: self._rest(some, computed(), masks), part),
+            lambda some: self._forward_output(
+                some, self._lane.begin(lambda: self._snapshot(some, computed()), opens=False)
+            ),
+            part.done,
+        )
+
+    def _bound(self, batch: ScheduledBatch) -> tuple[ScheduledRow, ...]:
+        """The rows as the step has them, those with a new tenant known to all who keep something by row."""
+        rows = self._inputs.arranged(batch.rows)
+        for row in rows:
+            if row.binding is not None:
+                self._sampler.bind(row.row, row.binding)
+                self._logprobs.bind(row.row, row.binding)
+                self._drafts.bind(row.row, row.binding)
+        if len(rows) < batch.num_tokens:
+            self._drafts.check(rows)
+        if batch.copies:
+            device = self._inputs.last_ids.device
+            ends = [copy.source for copy in batch.copies], [copy.target for copy in batch.copies]
+            self._cache.copy_blocks(*(index_on(device, blocks) for blocks in ends))
+        return rows
+
+    @torch.inference_mode()
+    def whole(self, batch: ScheduledBatch) -> Outputs:
+        """All of a step whose rows need no mask, on the calling thread."""
+        return self._outputs(batch, self._computed(batch))
+
+    @torch.inference_mode()
+    def _first_part(self, batch: ScheduledBatch) -> Computed:
+        return self._computed(batch)
+
+    @torch.inference_mode()
+    def _rest(self, batch: ScheduledBatch, computed: Computed, masks: RowMasks) -> Outputs:
+        return self._outputs(batch, self._sampled_masked(batch, computed, masks))
+
+    def _computed(self, batch: ScheduledBatch) -> Computed:
+        rows = self._bound(batch)
+        sampled = self._graphs.replay(rows)
+        return self.compute(self._inputs.fill(rows), rows) if sampled is None else Computed(rows, sampled)
+
+    @torch.inference_mode()
+    def _snapshot(self, batch: ScheduledBatch, computed: Computed) -> Computed:
+        """The logits of `batch`, masked rows that will be sampled later, out of the next step's way."""
+        rows = batch.sampled_by(computed.logits_of)
+        chosen = [index for index, row in _logits_rows(rows) if row.samples]
+        index = index_on(computed.sampled.positions.device, chosen)
+        kept = tuple(row for row in rows if row.samples)
+        return Computed(kept, Sampled(*(tensor[index] for tensor in computed.sampled)))
+
+    def _sampled_masked(self, batch: ScheduledBatch, computed: Computed, masks: RowMasks) -> Computed:
+        """Masked rows were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""
+        rows = batch.sampled_by(computed.logits_of)
+        if not masks.rows:
+            return replace(computed, logits_of=rows)
+        masked = set(masks.rows)
+        ids, logits, positions = computed.sampled
+        late = [row.row if row.row in masked else -1 for _, row in _logits_rows(rows)]
+        late += [-1] * (len(ids) - len(late))
+        late_rows = index_on(ids.device, late, torch.int32)
+        self._sampler.restrict(masks)
+        # As many logits rows as before, of which the sampler skips most: their kernels are compiled, their memory is planned for.
+        drawn = self._sampler.sample(logits, late_rows, positions, self._inputs.last_ids)
+        sampled = Sampled(torch.where(late_rows >= 0, drawn, ids), logits, positions)
+        return replace(computed, logits_of=rows, sampled=sampled)
+
+    # --- results --------------------------------------------------------------------------------------------------
+
+    def _outputs(self, batch: ScheduledBatch, computed: Computed) -> Outputs:
+        rows, sampled = computed.logits_of, computed.sampled
+        of_row = _first_logits_rows(rows)
+        num_logits_rows = of_row[-1]
+        ids = self._lane.ids_to_host(sampled.ids[:num_logits_rows])
+        logprobs = self._logprobs.compute(sampled.logits, sampled.ids, rows, of_row)
+        logprobs = None if logprobs is None else logprobs.to_host()
+        prompt_logprobs = None if computed.prompt_logprobs is None else computed.prompt_logprobs.to_host()
+        pooled = None if computed.pooled is None else computed.pooled.to_host()
+
+        def read() -> StepResult:
+            return _result(batch, rows, of_row, ids, logprobs, pooled)
+
+        def read_prompt_logprobs() -> list[list[TokenLogprobs] | None]:
+            assert prompt_logprobs is not None
+            by_row = prompt_logprobs.by_row()
+            return [by_row[row.row] for row in batch.prompt_logprobs_rows]
+
+        return Outputs(self._lane.reader(read), read_prompt_logprobs)
+
+
+def _result(
+    batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], of_row: Sequence[int], ids: Tensor,
+    logprobs: StepLogprobs | None, pooled: Pooled | None,
+) -> StepResult:  # fmt: skip
+    """`of_row`: where the logits rows of each of `rows` begin. Reads the tensors, so they must be there."""
+    drawn = ids.tolist()
+    if len(drawn) == len(rows):
+        tokens = {row.row: [token_id] for row, token_id in zip(rows, drawn, strict=True)}
+    else:
+        tokens = {
+            row.row: accepted_ids(drawn[first:stop], row.draft_ids)
+            for row, first, stop in zip(rows, of_row, of_row[1:], strict=True)
+        }
+    sampling = batch.sampling_rows
+    gained = [tokens[row.row] for row in sampling]
+    told: list[list[TokenLogprobs] | None] = []
+    if logprobs is not None:
+        by_row = logprobs.by_row()
+        told = [
+            found if (found := by_row.get(row.row)) is None else found[: len(ids)]
+            for row, ids in zip(sampling, gained, strict=True)
+        ]
+    vectors = {} if pooled is None else pooled.by_row()
+    return StepResult(gained, told, [vectors[row.row] for row in batch.pooling_rows] if vectors else ())
+
+
+def _first_logits_rows(rows: Sequence[ScheduledRow]) -> Sequence[int]:
+    """Of each of `rows`, where its logits rows begin; and, last, how many there are."""
+    if not any(row.draft_ids for row in rows):
+        return range(len(rows) + 1)
+    return list(accumulate((1 + num_drafts(row) for row in rows), initial=0))
+
+
+def _logits_rows(rows: Sequence[ScheduledRow]) -> list[tuple[int, ScheduledRow]]:
+    """Each logits row, and whose it is."""
+    return [*enumerate(row for row in rows for _ in range(1 + num_drafts(row)))]
+
+
+def _refuse_encoder_work(batch: ScheduledBatch) -> None:
+    if batch.encoder_work:
+        numbers = sorted({work.number for work in batch.encoder_work})
+        raise ValueError(f"encoder work for sequences {numbers}: no encoder runs beside this model")

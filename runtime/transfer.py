@@ -1,0 +1,39 @@
+"""Between host and device, in stream order and without waiting: numbers up, results down.
+
+Where the device has its own queue and memory, host memory must be pinned for that; on a CPU there is nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def is_remote(device: torch.device) -> bool:
+    """Whether tensors there are not the host's memory."""
+    return device.type != "cpu"
+
+
+def upload(target: Tensor, values: NDArray[Any]) -> None:
+    """values -> target, which has their shape."""
+    source = torch.from_numpy(values)
+    if is_remote(target.device):
+        source = source.pin_memory()  # its allocator keeps freed memory until the copy out of it is done
+    target.copy_(source, non_blocking=True)
+
+
+def index_on(
+    device: torch.device, values: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int64
+) -> Tensor:
+    index = torch.tensor(values, dtype=dtype)
+    return index.pin_memory().to(device, non_blocking=True) if is_remote(device) else index
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The same on its way to the host: to be read once the work enqueued before has run."""
+    if not is_remote(tensor.device):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,88 @@
+"""Runners over small models: on a worker's lane with the CPU's inputs, and on a device's lane with a device's inputs.
+
+The device's lane runs on the CPU here, where an event has passed when it is recorded, with Triton's kernels interpreted or by the
+references."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import torch
+
+import ops
+from ops.inputs import triton_unpack
+from runtime.kv.kv_cache import KVCache
+from runtime.kv.layout import KVLayout
+from runtime.platform.captured_steps import CapturedSteps
+from runtime.platform.cuda_lane import CudaLane
+from runtime.platform.graph_pool import GraphPool
+from runtime.platform.worker_lane import WorkerLane
+from runtime.runner.device_inputs import DeviceInputs
+from runtime.runner.input_buffers import InputBuffers
+from runtime.runner.runner import ModelRunner, NoGraphs
+from runtime.runner.worker import Worker
+from runtime.sample.drafts import DraftRules
+from runtime.sample.sampler import Sampler
+from tests.kinds import full
+
+LANES = ["worker", "device"]
+VOCAB = 40
+LAYOUT = KVLayout.of((full(1, 8),), 4)
+CPU = torch.device("cpu")
+
+
+class PassedEvent:
+    def __init__(self, **options) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: PassedEvent) -> float:
+        return 1e3 * (other.at - self.at)
+
+
+class Successor:
+    """A model that finds the id behind the last one likeliest, and the next ones less and less."""
+
+    spec = SimpleNamespace(vocab_size=VOCAB)
+
+    def forward(self, step):
+        return step.input_ids.clone()
+
+    def compute_logits(self, hidden, tokens=None):
+        ids = hidden if tokens is None else hidden[tokens]
+        return -(((torch.arange(VOCAB) - ids[:, None] - 1) % VOCAB).float())
+
+
+class NoCache:
+    """Of a model that keeps nothing. Notes what it was to copy."""
+
+    layers = ()
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[int, int]] = []
+
+    def copy_blocks(self, sources, targets) -> None:
+        self.copies += zip(sources.tolist(), targets.tolist(), strict=True)
+
+
+def make_runner(
+    lane: str, model, monkeypatch, *, cache: NoCache | KVCache | None = None, layout: KVLayout = LAYOUT, rows=4,
+    max_model_len=64, vocab_size=VOCAB,
+) -> ModelRunner:  # fmt: skip
+    cache = cache or NoCache()
+    sampler, rules = Sampler(vocab_size, frozenset(), rows, CPU), DraftRules.of(layout)
+    if lane == "worker":
+        inputs = InputBuffers(rows, max_model_len, layout, cache.layers)
+        return ModelRunner(model, cache, inputs, sampler, WorkerLane(Worker()), NoGraphs(), rules)
+    monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
+    monkeypatch.setattr(ops, "unpack", triton_unpack.unpack)
+    monkeypatch.setattr(ops, "place_tokens", triton_unpack.place_tokens)
+    inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers)
+    steps = CapturedSteps(inputs, GraphPool(1, 2))
+    return ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), steps, rules)
