@@ -8,12 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from runtime.config import WeightPolicy
-from runtime.weights.rules import AS_STORED, Load, moves_rows
+from runtime.weights.rules import AS_STORED, Load, Span, moves_rows
 
 NARROW = {"BF16": "bfloat16", "F16": "float16"}
 _PLAIN = frozenset({"F32", *NARROW})
 
 Refusal = Callable[[frozenset[str]], str | None]
+
+
+_BLOCK = 256  # columns; whatever a block has divides it
+
+
+def _whole_blocks(columns: Span | None) -> bool:
+    return columns is None or not (columns.start % _BLOCK or columns.stop % _BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,11 @@ class Keeping:
         """What to tell of quantised rows that become plain numbers though they should not; None where nothing does."""
         if not self.policy.keep_quantized or self._types(load) <= _PLAIN or self.storage(load, refusal) == AS_STORED:
             return None
-        why = refusal(self._types(load)) if self._stays(load) else "they are stored in another order"
+        why = (
+            refusal(self._types(load))
+            if self._stays(load)
+            else "what is wanted of them is not whole blocks in their order"
+        )
         return f"weights in {', '.join(sorted(self._types(load)))} become {self.storage(load, refusal)}: {why}"
 
     def _types(self, load: Load) -> frozenset[str]:
@@ -46,4 +57,5 @@ class Keeping:
 
     def _stays(self, load: Load) -> bool:
         whole_rows = load.transform is None or (moves_rows(load.transform) and len(load.shards) == 1)
+        whole_rows = whole_rows and load.cut is None and all(_whole_blocks(shard.columns) for shard in load.shards)
         return whole_rows and self.policy.keep_quantized and not self._types(load) & _PLAIN

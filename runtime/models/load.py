@@ -76,7 +76,8 @@ def opened(
     """The files' parameters, to be read inside the block. Arguments as of `load_model`."""
     if dtype not in DTYPES:
         raise WeightsError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    expected = {shard.name: shard.shape for p in spec.parameters() for shard in stored_as(p, spec.rules).shards}
+    whole = spec if spec.shard_of is None else spec.shard_of.whole
+    expected = {shard.name: shard.shape for p in whole.parameters() for shard in stored_as(p, spec.rules).shards}
     with files.open_tensors(load_format, expected, seed) as source:
         yield ParameterReader(spec, source, policy or WeightPolicy(dtype), dtype, torch.device(device))
 

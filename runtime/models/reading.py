@@ -17,7 +17,8 @@ from runtime.config import WeightPolicy
 from runtime.models.keeping import Keeping, Refusal
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.moe import MoE
-from runtime.weights.rules import AS_STORED, Load, Parameter, Report, StoredRows, TensorSource, fitting, plan
+from runtime.models.spec.sharding import cuts
+from runtime.weights.rules import AS_STORED, Load, Parameter, Report, StoredRows, TensorSource, fitting, plan, reduced
 
 log = logging.getLogger("oneloop.start")
 
@@ -92,11 +93,15 @@ class ParameterReader:
 
 
 def _plan(spec: DecoderSpec, source: TensorSource) -> list[Load]:
-    parameters = tuple(spec.parameters())
+    whole = spec if spec.shard_of is None else spec.shard_of.whole
+    parameters = tuple(whole.parameters())
     # Some checkpoints carry a second copy of a tied embedding.
     ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
     rules = fitting(parameters, (spec.rules, *spec.other_rules), source.shapes)
-    return plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
+    loads = plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
+    held = cuts(spec)
+    own = zip(loads, spec.parameters(), strict=True)
+    return [reduced(load, part, held[part.name]) if part.name in held else load for load, part in own]
 
 
 def _routers(spec: DecoderSpec) -> set[str]:

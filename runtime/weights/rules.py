@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -160,28 +160,57 @@ def transform(ours: str, how: Transform) -> Rule:
     return Transformed(tuple(ours.split(".")), how)
 
 
+class Span(NamedTuple):
+    """From `start` up to `stop`, without it."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What one of several devices holds of a parameter that has this `shape`: these rows, one span behind the other, and these
+    columns of them, None for all. No rows: zeros, since another device has it."""
+
+    shape: Shape
+    rows: tuple[Span, ...]
+    columns: Span | None
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Stored tensor `name`, or slice `index` of it, fills its parameter's rows from `start` on. `shape` is the stored one."""
+    """Stored tensor `name`, or slice `index` of it, fills its parameter's rows from `start` on. `shape` is the stored one.
+
+    `taken`, `columns`: the rows that are read of it, and what is kept of each; None for all."""
 
     name: str
     start: int
     shape: Shape
     index: int | None = None
+    taken: Span | None = None
+    columns: Span | None = None
+
+    @property
+    def whole(self) -> Shape:
+        """The shape of what there is to be read."""
+        return self.shape if self.index is None else self.shape[1:]
 
     @property
     def rows(self) -> Shape:
         """The shape of what it fills."""
-        return self.shape if self.index is None else self.shape[1:]
+        count = self.whole[:1] if self.taken is None else (self.taken.stop - self.taken.start,)
+        rest = self.whole[1:] if self.columns is None else (self.columns.stop - self.columns.start,)
+        return (*count, *rest)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`transform`: what the shards make is yet to be decoded from it."""
+    """`transform`: what the shards make is yet to be decoded from it; `cut`: and only then to be cut. No shards: zeros."""
 
     parameter: Parameter
     shards: tuple[Shard, ...]
     transform: Transform | None = None
+    cut: Cut | None = None
 
 
 def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
@@ -207,6 +236,24 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
         for name, start, count in zip(names, starts, rows, strict=True)
     )
     return Load(parameter, tuple(shards), how)
+
+
+def reduced(load: Load, parameter: Parameter, cut: Cut) -> Load:
+    """What is to be read so that `parameter` becomes this cut of `load`'s. Rows that are stored as they are wanted are the only
+    ones read; where they are to be put in order first, all are."""
+    if not cut.rows:
+        return Load(parameter, ())
+    if load.transform is not None and not isinstance(load.transform, UnitOffsetNorm):
+        return replace(load, parameter=parameter, cut=cut)
+    shards, start = [], 0
+    for span in cut.rows:
+        for shard in load.shards:
+            first, last = max(span.start, shard.start), min(span.stop, shard.start + shard.rows[0])
+            if first < last:
+                taken = Span(first - shard.start, last - shard.start)
+                shards.append(replace(shard, start=start + first - span.start, taken=taken, columns=cut.columns))
+        start += span.stop - span.start
+    return Load(parameter, tuple(shards), load.transform)
 
 
 def fitting(

@@ -18,9 +18,11 @@ from zlib import crc32
 import numpy as np
 
 from runtime.api import LoadProgress
+from runtime.weights.dequantize import FORMATS
 from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
 from runtime.weights.rules import (
     AS_STORED,
+    Cut,
     Load,
     Parameter,
     Report,
@@ -67,12 +69,14 @@ class _InFlight:
     def finish(self) -> tuple[Parameter, Array | list[StoredRows]]:
         for read in self.reads:
             read.result()
-        parameter, transform = self.load.parameter, self.load.transform
+        parameter, transform, cut = self.load.parameter, self.load.transform, self.load.cut
         if transform is None:
             return parameter, self.values
         if isinstance(self.values, list):
             return parameter, [_undone(transform, rows) for rows in self.values]
-        return parameter, undo(transform, self.values, parameter.shape)
+        if cut is None:
+            return parameter, undo(transform, self.values, parameter.shape)
+        return parameter, _cut(undo(transform, self.values, cut.shape), cut)
 
 
 class TensorStream:
@@ -118,30 +122,80 @@ class TensorStream:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begin(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
-        shape = load.parameter.shape if load.transform is None else load.transform.stored_shape(load.parameter.shape)
-        values = empty(shape, dtype)
-        reads = []
+        shape = load.parameter.shape if load.cut is None else load.cut.shape
+        values = empty(shape if load.transform is None else load.transform.stored_shape(shape), dtype)
+        if not load.shards:
+            values.fill(0)
+        reads: list[Future[None]] = []
         for shard in load.shards:
             rows = values[shard.start : shard.start + shard.rows[0]]
-            out, first = (rows, 0) if shard.index is None else (rows[None], shard.index)
-            step = max(1, _TASK // max(1, prod(shard.shape[1:])))
-            for start in range(0, len(out), step):
-                part = out[start : start + step]
-                reads.append(pool.submit(self._checkpoint.read_rows, shard.name, first + start, part))
+            reads.extend(self._read(shard, rows, pool))
         return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.shards)))
+
+    def _read(self, shard: Shard, rows: Array, pool: ThreadPoolExecutor) -> Iterator[Future[None]]:
+        step = max(1, _TASK // max(1, prod(shard.whole[1:])))
+        if shard.index is not None:  # what is stacked is read slice by slice
+            if shard.taken is None and shard.columns is None:
+                yield pool.submit(self._checkpoint.read_rows, shard.name, shard.index, rows[None])
+            else:
+                yield pool.submit(self._read_cut, shard, shard.index, rows)
+            return
+        first = 0 if shard.taken is None else shard.taken.start
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step]
+            if shard.columns is None:
+                yield pool.submit(self._checkpoint.read_rows, shard.name, first + start, part)
+            else:
+                yield pool.submit(self._read_cut, shard, first + start, part)
+
+    def _read_cut(self, shard: Shard, first: int, out: Array) -> None:
+        """Whole rows into a buffer, and what is wanted of them on. `out` uint8: [rows, bytes], as they are stored."""
+        width = prod(shard.whole[1:])
+        unit, size = (1, 1) if out.dtype != np.uint8 else self._block(shard)
+        rest = (width // unit * size,) if out.dtype == np.uint8 else shard.whole[1:]
+        columns = slice(None)
+        if shard.columns is not None:
+            columns = slice(shard.columns.start // unit * size, shard.columns.stop // unit * size)
+        if shard.index is None:
+            buffer = np.empty((len(out), *rest), out.dtype)
+            self._checkpoint.read_rows(shard.name, first, buffer)
+            out[...] = buffer[:, columns]
+            return
+        buffer = np.empty((1, shard.whole[0] * rest[0]) if out.dtype == np.uint8 else (1, *shard.whole), out.dtype)
+        self._checkpoint.read_rows(shard.name, first, buffer)
+        taken = slice(None) if shard.taken is None else slice(*shard.taken)
+        rows = buffer.reshape(shard.whole[0], *rest)[taken]
+        out[...] = rows if shard.columns is None else rows[:, columns]
 
     def _begin_stored(self, load: Load, pool: ThreadPoolExecutor) -> _InFlight:
         values, reads = [], []
         for shard in load.shards:
-            rows = np.empty((shard.rows[0], self._stored_bytes(shard) // shard.rows[0]), np.uint8)
+            unit, size = self._block(shard)
+            rows = np.empty((shard.rows[0], prod(shard.rows[1:]) // unit * size), np.uint8)
             values.append(StoredRows(self.types[shard.name], {"weight": rows}))
-            out, first = (rows, 0) if shard.index is None else (rows.reshape(1, -1), shard.index)
-            reads.append(pool.submit(self._checkpoint.read_rows, shard.name, first, out))
+            if shard.taken is None and shard.columns is None:
+                out, first = (rows, 0) if shard.index is None else (rows.reshape(1, -1), shard.index)
+                reads.append(pool.submit(self._checkpoint.read_rows, shard.name, first, out))
+            else:
+                first = (0 if shard.taken is None else shard.taken.start) if shard.index is None else shard.index
+                reads.append(pool.submit(self._read_cut, shard, first, rows))
         return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.shards)))
 
+    def _block(self, shard: Shard) -> tuple[int, int]:
+        """Weights, and bytes of as many."""
+        written = FORMATS[self.types[shard.name]]
+        return written.weights, written.size
+
     def _stored_bytes(self, shard: Shard) -> int:
+        """That are read of it: whole rows."""
         whole = self._checkpoint.stored_bytes(shard.name)
-        return whole if shard.index is None else whole // shard.shape[0]
+        whole = whole if shard.index is None else whole // shard.shape[0]
+        return whole if shard.taken is None else whole * shard.rows[0] // shard.whole[0]
+
+
+def _cut(values: Array, cut: Cut) -> Array:
+    rows = np.concatenate([values[span.start : span.stop] for span in cut.rows])
+    return rows if cut.columns is None else np.ascontiguousarray(rows[:, slice(*cut.columns)])
 
 
 def _undone(transform: Transform, stored: StoredRows) -> StoredRows:

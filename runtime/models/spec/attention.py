@@ -81,7 +81,7 @@ class Attention:
         parts = (2 * q if self.output_gate else q, kv, kv)
         return (
             Linear(f"{layer}.self_attn.qkv_proj", sum(parts), hidden_size, self.qkv_bias, parts),
-            Linear(f"{layer}.self_attn.o_proj", hidden_size, q, self.output_bias),
+            Linear(f"{layer}.self_attn.o_proj", hidden_size, q, self.output_bias, reduce=True),
         )
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
@@ -117,7 +117,7 @@ class LatentAttention(Attention):
         queries, values = self.num_heads * (self.key_size + turned), self.num_heads * self.value_size
         ends = (
             Linear(f"{name}.kv_a_proj_with_mqa", self.head_size, hidden_size, self.bias),
-            Linear(f"{name}.o_proj", hidden_size, values, self.bias),
+            Linear(f"{name}.o_proj", hidden_size, values, self.bias, reduce=True),
         )
         if self.query_rank is None:
             return (*ends, Linear(f"{name}.q_proj", queries, hidden_size))

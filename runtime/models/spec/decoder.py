@@ -43,6 +43,15 @@ class LearnedPositions:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardOf:
+    """What a spec is a part of: that of device `rank` of `size` (sharding.py)."""
+
+    whole: DecoderSpec
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """`max_model_len`: the longest context, in tokens, that the model was made for and this spec computes exactly.
 
@@ -50,7 +59,7 @@ class DecoderSpec:
     matrix each leads from there to the hidden size and back. Embeddings are multiplied by
     `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
     `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
-    they may be."""
+    they may be. `shard_of`: where this is what one of several devices computes; it holds `vocab_rows` of the vocabulary."""
 
     architecture: str
     vocab_size: int
@@ -69,6 +78,7 @@ class DecoderSpec:
     other_rules: tuple[tuple[Rule, ...], ...] = ()
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     ignored_below: tuple[str, ...] = ()
+    shard_of: ShardOf | None = None
 
     def with_mixers(self, change: Callable[[int, Attention], Mixer]) -> DecoderSpec:
         """The same with the attention of each layer, by index, changed, or something recurrent put in its place."""
@@ -88,6 +98,11 @@ class DecoderSpec:
         return replace(self, layers=tuple(layers))
 
     @property
+    def vocab_rows(self) -> int:
+        """Of the embedding and of the head."""
+        return self.vocab_size if self.shard_of is None else self.vocab_size // self.shard_of.size
+
+    @property
     def attention(self) -> Attention:
         """Of the first layer that has it."""
         return next(self.attentions())
@@ -103,7 +118,7 @@ class DecoderSpec:
     @property
     def head(self) -> Linear:
         size = self.embedding_size or self.hidden_size
-        return Linear(EMBEDDING if self.tied_embedding else HEAD, self.vocab_size, size, self.head_bias)
+        return Linear(EMBEDDING if self.tied_embedding else HEAD, self.vocab_rows, size, self.head_bias)
 
     @property
     def projections(self) -> tuple[Linear, ...]:
@@ -134,7 +149,7 @@ class DecoderSpec:
     def parameters(self) -> Iterator[Parameter]:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""
         if not self.tied_embedding:
-            yield Parameter(f"{EMBEDDING}.weight", (self.vocab_size, self.embedding_size or self.hidden_size))
+            yield Parameter(f"{EMBEDDING}.weight", (self.vocab_rows, self.embedding_size or self.hidden_size))
         if self.positions is not None:
             yield Parameter(f"{POSITIONS}.weight", (self.positions.rows, self.hidden_size))
         of_layers = (layer.parameters(layer_name(index), self.hidden_size) for index, layer in enumerate(self.layers))

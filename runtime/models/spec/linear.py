@@ -12,7 +12,8 @@ from runtime.weights.rules import Parameter
 class Linear:
     """A matrix [out_features, in_features] at `name`.weight. `parts`: the rows of each matrix it may be merged from.
 
-    `stack` and `float32` as a `Parameter` has them."""
+    `stack` and `float32` as a `Parameter` has them. `reduce`: its columns are shared out where a model is cut for several devices
+    (sharding.py), so that what it gives there is a part of a sum, taken over them."""
 
     name: str
     out_features: int
@@ -21,6 +22,7 @@ class Linear:
     parts: tuple[int, ...] = ()
     stack: int = 0
     float32: bool = False
+    reduce: bool = False
 
     def parameters(self) -> Iterator[Parameter]:
         """The bias first: a linear layer is complete, and can be prepared, when its weight has come."""

@@ -34,7 +34,7 @@ class GatedMLP:
         inner = self.intermediate_size
         return (
             Linear(f"{layer}.{self.name}.gate_up_proj", 2 * inner, hidden_size, self.bias, (inner, inner)),
-            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, self.bias),
+            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, self.bias, reduce=True),
         )
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
@@ -55,7 +55,7 @@ class PlainMLP:
         inner = self.intermediate_size
         return (
             Linear(f"{layer}.{self.name}.up_proj", inner, hidden_size, self.bias),
-            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, self.bias),
+            Linear(f"{layer}.{self.name}.down_proj", hidden_size, inner, self.bias, reduce=True),
         )
 
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:

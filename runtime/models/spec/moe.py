@@ -63,7 +63,7 @@ class Experts:
     def halves(self, expert: int) -> tuple[Linear, Linear]:
         """gate_up, or up where there is no gate, and down of one of them."""
         name, inner, stack = f"{self.name}.{expert}", self.intermediate_size, self.num_experts
-        down = Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack)
+        down = Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack, reduce=True)
         if not self.gated:
             return Linear(f"{name}.up", inner, self.hidden_size, self.bias, stack=stack), down
         return Linear(f"{name}.gate_up", 2 * inner, self.hidden_size, self.bias, (inner, inner), stack), down

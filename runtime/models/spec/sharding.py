@@ -1,0 +1,133 @@
+"""Sharding: the part of a model that one of several devices computes, as a smaller spec, and which numbers of each parameter it
+holds.
+
+Heads, the inner sizes of MLPs and of every expert, and the vocabulary are shared out (Megatron-LM, Shoeybi et al. 2019); what
+follows a sharing of columns is a part of a sum (`Linear.reduce`), and its bias belongs to the first device. Where there are
+fewer kv heads than devices, neighbours hold the same one. Pure functions on data; who adds the sums up is the caller's affair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from runtime.models.spec.attention import Attention, LatentAttention, Over
+from runtime.models.spec.decoder import DecoderSpec, ShardOf
+from runtime.models.spec.layer import MLP, AnyLayer, HybridLayer, Mixer, OnlyBlock, SideBySide, SingleLayer
+from runtime.models.spec.mlp import GatedMLP, PlainMLP
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.moe import MoE
+from runtime.weights.rules import Cut, Parameter, Span
+
+
+def sharded(spec: DecoderSpec, rank: int, size: int) -> DecoderSpec:
+    """What device `rank` of `size` computes; names stay. One device has the whole.
+
+    Raises UnsupportedModel, naming what cannot be shared out evenly or not at all."""
+    if not 0 <= rank < size:
+        raise ValueError(f"there is no rank {rank} of {size}")
+    if size == 1:
+        return spec
+    try:
+        _share(spec.vocab_size, size, "rows of the vocabulary")
+        layers = tuple(_layer(layer, size) for layer in spec.layers)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: {error}") from error
+    return replace(spec, layers=layers, shard_of=ShardOf(spec, rank, size))
+
+
+def cuts(spec: DecoderSpec) -> dict[str, Cut]:
+    """What `spec`, made by `sharded`, holds of those parameters of the whole that it does not have entirely."""
+    if spec.shard_of is None:
+        return {}
+    rank, size = spec.shard_of.rank, spec.shard_of.size
+    added_once = set(_reduced_biases(spec)) if rank else set()
+    found = {}
+    for whole, own in zip(spec.shard_of.whole.parameters(), spec.parameters(), strict=True):
+        assert whole.name == own.name
+        if whole.name in added_once:
+            found[whole.name] = Cut(whole.shape, (), None)
+        elif whole.shape != own.shape:
+            found[whole.name] = _cut(whole, own, rank, size)
+    return found
+
+
+def _cut(whole: Parameter, own: Parameter, rank: int, size: int) -> Cut:
+    aligned = len(whole.parts) == len(own.parts)
+    parts = (whole.parts, own.parts) if aligned and whole.parts else (whole.shape[:1], own.shape[:1])
+    rows, start = [], 0
+    for count, held in zip(*parts, strict=True):
+        first, last = _span(count, held, rank, size)
+        rows.append(Span(start + first, start + last))
+        start += count
+    narrower = len(whole.shape) == 2 and whole.shape[1] != own.shape[1]
+    return Cut(whole.shape, tuple(rows), _span(whole.shape[1], own.shape[1], rank, size) if narrower else None)
+
+
+def _span(count: int, held: int, rank: int, size: int) -> Span:
+    """Of `count` in all: neighbours hold the same where there are fewer such spans than devices."""
+    start = rank * (count // held) // size * held
+    return Span(start, start + held)
+
+
+def _reduced_biases(spec: DecoderSpec) -> Iterator[str]:
+    halves = (half for each in spec.experts() for number in range(each.num_experts) for half in each.halves(number))
+    for linears in (spec.linears(), halves):
+        yield from (f"{linear.name}.bias" for linear in linears if linear.reduce)
+
+
+def _layer(layer: AnyLayer, size: int) -> AnyLayer:
+    match layer:
+        case HybridLayer():
+            raise UnsupportedModel("transformers that several layers share")
+        case SingleLayer(GatedMLP() | PlainMLP() | MoE() as mlp):
+            return replace(layer, block=_mlp(mlp, size))
+        case SingleLayer(mixer):
+            return replace(layer, block=_one_mixer(mixer, size))
+        case _:
+            return replace(layer, mixer=_mixer(layer.mixer, size), mlp=_mlp(layer.mlp, size))
+
+
+def _mixer(mixer: Mixer | SideBySide, size: int) -> Mixer | SideBySide:
+    if not isinstance(mixer, SideBySide):
+        return _one_mixer(mixer, size)
+    return SideBySide(tuple(replace(branch, mixer=_one_mixer(branch.mixer, size)) for branch in mixer.branches))
+
+
+def _one_mixer(mixer: OnlyBlock, size: int) -> Mixer:
+    match mixer:
+        case LatentAttention():
+            return replace(mixer, num_heads=_share(mixer.num_heads, size, "attention heads"))
+        case Attention():
+            return _attention(mixer, size)
+        case _:
+            raise UnsupportedModel(f"layers of the kind {type(mixer).__name__}")
+
+
+def _mlp(mlp: MLP, size: int) -> MLP:
+    if not isinstance(mlp, MoE):
+        return _plain_or_gated(mlp, size)
+    inner = _share(mlp.intermediate_size, size, "columns of an expert")
+    return replace(
+        mlp, intermediate_size=inner, shared=None if mlp.shared is None else _plain_or_gated(mlp.shared, size)
+    )
+
+
+def _plain_or_gated(mlp: GatedMLP | PlainMLP, size: int) -> GatedMLP | PlainMLP:
+    return replace(mlp, intermediate_size=_share(mlp.intermediate_size, size, "columns of an MLP"))
+
+
+def _attention(attention: Attention, size: int) -> Attention:
+    if attention.output_gate:
+        raise UnsupportedModel("attention with a gate behind it")
+    if attention.qk_norm is not None and attention.qk_norm.over is Over.ALL_HEADS:
+        raise UnsupportedModel("norms of q and k over all heads")
+    num_heads, num_kv_heads = _share(attention.num_heads, size, "attention heads"), attention.num_kv_heads
+    if num_kv_heads % size and size % num_kv_heads:
+        raise UnsupportedModel(f"{num_kv_heads} kv heads")
+    return replace(attention, num_heads=num_heads, num_kv_heads=max(1, num_kv_heads // size))
+
+
+def _share(count: int, size: int, what: str) -> int:
+    if count % size:
+        raise UnsupportedModel(f"{count} {what}")
+    return count // size
