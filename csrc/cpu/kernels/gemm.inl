@@ -1,0 +1,137 @@
+// Linear layers over packed panels of 16 output columns: float32, bfloat16 or float16 weights.
+
+// c [MR, NP panels] (+)= a [kc][MR] . b, one fused chain per element in the order of k. Without `resume` the chain
+// starts at zero, with it at c: cutting K into pieces does not change the sum. Bias, if any, is added after the chain.
+template <class Type, int MR, int NP>
+void linear_tile(const float* a, const void* weights, int64_t panel_stride, int64_t kc, float* c, int64_t ldc, bool resume,
+                 const float* bias) {
+    using Stored = typename Type::Element;
+    constexpr int NV = NP * kVecsPerPanel;
+    const auto* b = static_cast<const Stored*>(weights);
+    // Far enough ahead that a line has come from memory before its turn, also across a page border, where the hardware
+    // prefetcher stops.
+    constexpr int kAhead = 2048 / sizeof(Stored);
+    Vec acc[MR][NV];
+    ONELOOP_UNROLL
+    for (int i = 0; i < MR; i++) {
+        ONELOOP_UNROLL
+        for (int j = 0; j < NV; j++)
+            acc[i][j] = resume ? Vec::load(c + i * ldc + j * W) : Vec::zero();
+    }
+    for (int64_t k = 0; k < kc; k++) {
+        Vec row[NV];
+        ONELOOP_UNROLL
+        for (int p = 0; p < NP; p++) prefetch(b + p * panel_stride + kAhead);
+        ONELOOP_UNROLL
+        for (int j = 0; j < NV; j++) row[j] = Type::load(b + (j / kVecsPerPanel) * panel_stride + (j % kVecsPerPanel) * W);
+        ONELOOP_UNROLL
+        for (int i = 0; i < MR; i++) {
+            Vec x = Vec::broadcast(a[i]);
+            if (NV > 1) x.pin();
+            ONELOOP_UNROLL
+            for (int j = 0; j < NV; j++) acc[i][j] = Vec::fma(x, row[j], acc[i][j]);
+        }
+        a += MR;
+        b += kPanel;
+    }
+    ONELOOP_UNROLL
+    for (int j = 0; j < NV; j++) {
+        Vec shift = bias ? Vec::load(bias + j * W) : Vec::zero();
+        ONELOOP_UNROLL
+        for (int i = 0; i < MR; i++) (bias ? acc[i][j] + shift : acc[i][j]).store(c + i * ldc + j * W);
+    }
+}
+
+using LinearTile = void (*)(const float*, const void*, int64_t, int64_t, float*, int64_t, bool, const float*);
+
+template <class Type, int NP, int MR>
+struct TileTable {
+    static void fill(LinearTile* table) {
+        table[MR] = linear_tile<Type, MR, NP>;
+        TileTable<Type, NP, MR - 1>::fill(table);
+    }
+};
+template <class Type, int NP>
+struct TileTable<Type, NP, 0> {
+    static void fill(LinearTile*) {}
+};
+
+// The registers hold MR * NV sums, NV pieces of the weight and one of x. Rows beside each other share what is loaded of the
+// weight; panels beside each other keep more of it on its way from memory. So many rows take two panels (or one, where
+// registers are few), and few rows four.
+constexpr int kTileRows = W == kPanel ? 14 : W == 8 ? 6 : Vec::kRegisters == 32 ? 6 : 2;
+constexpr int kFourPanelRows = W == kPanel ? 7 : W == 8 ? 1 : 0;
+constexpr int kTwoPanelRows = W == kPanel ? 14 : W == 8 ? 2 : 0;
+
+template <class Type>
+struct LinearTiles {
+    LinearTile one[kTileRows + 1], two[kTileRows + 1], four[kTileRows + 1];
+    LinearTiles() {
+        TileTable<Type, 1, kTileRows>::fill(one);
+        TileTable<Type, 2, kTwoPanelRows>::fill(two);
+        TileTable<Type, 4, kFourPanelRows>::fill(four);
+    }
+};
+
+// K at once when a panel meets several tiles of rows. Few tiles: the pieces are small, so that fetching the next piece of
+// the weight overlaps with multiplying this one. Many tiles: large, since memory is not what they wait for.
+constexpr int64_t kFewTiles = 8, kFewTilesDepth = 64, kManyTilesDepth = 384;
+
+// All tiles of rows against `num` panels from `panel` on, writing to c (column 0 = the first column of `panel`).
+template <class Type>
+void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int64_t ldc) {
+    static const LinearTiles<Type> tiles;
+    const LinearTile* table = num == 1 ? tiles.one : num == 2 ? tiles.two : tiles.four;
+    const auto* w = static_cast<const typename Type::Element*>(args.w) + panel * args.k * kPanel;
+    const float* bias = args.bias ? args.bias + panel * kPanel : nullptr;
+    const int64_t most = args.rows.num_tiles <= kFewTiles ? kFewTilesDepth : kManyTilesDepth;
+    const int64_t pieces = args.rows.num_tiles == 1 ? 1 : (args.k + most - 1) / most;
+    const int64_t depth = (args.k + pieces - 1) / pieces;
+    for (int64_t k = 0; k < args.k; k += depth) {
+        const int64_t kc = smaller(depth, args.k - k);
+        for (int64_t t = 0; t < args.rows.num_tiles; t++) {
+            const int64_t row = args.rows.row_start[t], rows = args.rows.row_start[t + 1] - row;
+            table[rows](args.rows.data + row * args.k + k * rows, w + k * kPanel, args.k * kPanel, kc, c + row * ldc, ldc,
+                        k > 0, k + kc == args.k ? bias : nullptr);
+        }
+    }
+}
+
+// A last panel with fewer than kPanel columns: computed whole, tile by tile, then its real columns copied.
+template <class Type>
+void linear_ragged_panel(const LinearArgs& args, int64_t panel) {
+    float whole[kTileRows * kPanel];
+    const int64_t columns = args.n - panel * kPanel;
+    for (int64_t t = 0; t < args.rows.num_tiles; t++) {
+        LinearArgs tile = args;
+        const int64_t row = args.rows.row_start[t], rows = args.rows.row_start[t + 1] - row;
+        const int64_t starts[2] = {0, rows};
+        tile.rows = {args.rows.data + row * args.k, starts, 1};
+        linear_panels<Type>(tile, panel, 1, whole, kPanel);
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < columns; j++) args.out[(row + i) * args.ld_out + panel * kPanel + j] = whole[i * kPanel + j];
+    }
+}
+
+template <class Type>
+void linear_of(const LinearArgs& args) {
+    int64_t rows = 0;
+    for (int64_t t = 0; t < args.rows.num_tiles; t++) {
+        const int64_t here = args.rows.row_start[t + 1] - args.rows.row_start[t];
+        rows = here > rows ? here : rows;
+    }
+    const int widest = rows <= kFourPanelRows ? 4 : rows <= kTwoPanelRows ? 2 : 1;
+    const int64_t whole_end = smaller(args.panel_end, args.n / kPanel);
+    int64_t panel = args.panel_begin;
+    for (int num = widest; num > 0; num /= 2)
+        for (; panel + num <= whole_end; panel += num) linear_panels<Type>(args, panel, num, args.out + panel * kPanel, args.ld_out);
+    for (; panel < args.panel_end; panel++) linear_ragged_panel<Type>(args, panel);
+}
+
+void linear(const LinearArgs& args) {
+    switch (args.element) {
+        case Element::kFloat32: return linear_of<Float32>(args);
+        case Element::kBFloat16: return linear_of<BFloat16>(args);
+        case Element::kFloat16: return linear_of<Float16>(args);
+    }
+}
