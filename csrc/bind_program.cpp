@@ -28,10 +28,13 @@ struct AttendShape {
     float softcap;   // 0 for none
 };
 
+constexpr int64_t kMaxWidth = int64_t{1} << 31;  // floats; twice as many are still counted without care
+
 class BoundProgram {
 public:
     int add_register(int64_t width) {
-        if (width < 1) throw nb::value_error("a register needs a width");
+        if (finished()) throw nb::value_error("the program is finished");
+        if (width < 1 || width > kMaxWidth) throw nb::value_error("a register's width is between 1 and 2^31");
         return program_.add_register(width);
     }
 
@@ -71,6 +74,7 @@ public:
         const int64_t d = s.head_size;
         if (d < 8 || d % 8) throw nb::value_error("head_size is not a multiple of 8");
         if (s.num_kv_heads < 1 || s.num_heads < 1 || s.num_heads % s.num_kv_heads) throw nb::value_error("heads do not fit kv heads");
+        if (s.num_heads > program_.width(qkv) / d) throw nb::value_error("heads do not fit qkv");
         if (s.window < 0 || !(s.softcap >= 0)) throw nb::value_error("window or softcap is negative");
         expect(qkv, (s.num_heads + 2 * s.num_kv_heads) * d, "qkv"), expect(out, s.num_heads * d, "out"), apart(qkv, out);
         const Tensor cos_sin(cos_sin_, "cos_sin"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache");
@@ -128,12 +132,14 @@ public:
     }
 
     int64_t size() const { return program_.size(); }
+    bool finished() const { return program_.finished(); }
     void truncate(int64_t size) { program_.truncate(size); }
     void finish(std::vector<int> external) { program_.finish(std::move(external)); }
 
     // external: a [tokens, width] float32 tensor for each external register; tables: (slots, query_starts, context_lens,
     // block_tables) of each block table; those that no op uses are not looked at.
     void run(nb::list external_, nb::handle positions_, nb::list tables_) {
+        if (!finished()) throw nb::value_error("the program is not finished");
         const Tensor positions(positions_, "positions");
         const int64_t tokens = positions.typed(Type::kInt64).shaped({-1}).contiguous().size(0);
         check_range<int64_t>(positions, 0, max_positions_);
@@ -217,6 +223,7 @@ void bind_program(nb::module_& m) {
         .def("__len__", &BoundProgram::size)
         .def("truncate", &BoundProgram::truncate, "size"_a)
         .def("finish", &BoundProgram::finish, "external"_a)
+        .def_prop_ro("finished", &BoundProgram::finished)
         .def("run", &BoundProgram::run, "external"_a, "positions"_a, "tables"_a);
 }
 

@@ -92,11 +92,13 @@ Tensor::Tensor(nb::handle object, const char* name) : name_(name) {
     }
     data_ = static_cast<char*>(t.data) + t.byte_offset;
     rank_ = t.ndim;
+    bool empty = false;
+    for (int64_t d = 0; d < rank_; d++) empty |= (shape_[d] = t.shape[d]) == 0;
+    // A dim of one element may carry any stride, and a tensor of none any at all (numpy's are zeros): make them the dense ones, so
+    // that they never fail a check.
     int64_t dense = 1;
     for (int64_t d = rank_ - 1; d >= 0; d--) {
-        shape_[d] = t.shape[d];
-        // A dim of one element may carry any stride; make it the dense one, so that it never fails a check.
-        strides_[d] = t.strides && shape_[d] != 1 ? t.strides[d] : dense;
+        strides_[d] = t.strides && shape_[d] != 1 && !empty ? t.strides[d] : dense;
         dense *= shape_[d];
     }
 }

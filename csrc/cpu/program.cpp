@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <stdexcept>
 
 namespace oneloop {
@@ -10,6 +11,19 @@ constexpr int64_t kLine = 16;  // floats
 
 int64_t whole_lines(int64_t floats) { return (floats + kLine - 1) / kLine * kLine; }
 
+// Floats of all registers `widths` for so many tokens, each from a new line on.
+int64_t floats_of(const std::vector<int64_t>& widths, int64_t tokens) {
+    constexpr int64_t kMost = INT64_MAX / sizeof(float) - kLine;
+    int64_t total = 0;
+    for (int64_t width : widths) {
+        int64_t floats;
+        if (__builtin_mul_overflow(width, tokens, &floats) || floats > kMost || __builtin_add_overflow(total, whole_lines(floats), &total) ||
+            total > kMost)
+            throw std::invalid_argument("the registers are too wide for so many tokens");
+    }
+    return total;
+}
+
 }  // namespace
 
 int Program::add_register(int64_t width) {
@@ -18,17 +32,17 @@ int Program::add_register(int64_t width) {
 }
 
 void Program::add(Op op, std::vector<int> used) {
-    if (!slot_of_.empty()) throw std::invalid_argument("the program is finished");
+    if (finished_) throw std::invalid_argument("the program is finished");
     ops_.push_back({std::move(op), std::move(used)});
 }
 
 void Program::truncate(int64_t size) {
-    if (size < 0 || size > this->size() || !slot_of_.empty()) throw std::invalid_argument("nothing to cut off");
+    if (size < 0 || size > this->size() || finished_) throw std::invalid_argument("nothing to cut off");
     ops_.resize(size);
 }
 
 void Program::finish(std::vector<int> external) {
-    if (!slot_of_.empty()) throw std::invalid_argument("the program is finished");
+    if (finished_) throw std::invalid_argument("the program is finished");
     std::vector<size_t> last(widths_.size(), 0);
     for (size_t i = 0; i < ops_.size(); i++)
         for (int reg : ops_[i].used) last.at(reg) = i;
@@ -63,12 +77,13 @@ void Program::finish(std::vector<int> external) {
                 idle.push_back(slot_of_[reg]);
     }
     places_.assign(widths_.size(), nullptr);
+    finished_ = true;
 }
 
 void Program::run(const StepInputs& inputs, const std::vector<float*>& external) {
     std::lock_guard alone(running_);
-    int64_t wanted = 0;
-    for (int64_t width : slots_) wanted += whole_lines(width * inputs.tokens);
+    if (!finished_) throw std::invalid_argument("the program is not finished");
+    const int64_t wanted = floats_of(slots_, inputs.tokens);
     if (wanted > room_) {
         memory_ = Memory();
         memory_ = allocate(wanted * sizeof(float));

@@ -47,11 +47,13 @@ public:
     void add(Op op, std::vector<int> used);
     int64_t size() const { return static_cast<int64_t>(ops_.size()); }
     void truncate(int64_t size);
-    // No op comes after. `external`: registers that every call brings memory for, in this order.
+    // No op comes after. `external`: registers that every call brings memory for, in this order. Where it throws, nothing is changed.
     void finish(std::vector<int> external);
+    bool finished() const { return finished_; }
     const std::vector<int>& external() const { return external_; }
 
-    // One call at a time; a second one waits.
+    // One call at a time; a second one waits. Throws std::invalid_argument unless finished, and where registers for so many tokens
+    // have more floats than can be counted.
     void run(const StepInputs& inputs, const std::vector<float*>& external);
 
 private:
@@ -65,6 +67,7 @@ private:
     std::vector<int> slot_of_;       // by register; -1: external, or unused
     std::vector<int64_t> slots_;     // widths
     std::vector<float*> places_;
+    bool finished_ = false;
     Memory memory_;
     int64_t room_ = 0;  // floats in memory_
     std::mutex running_;
