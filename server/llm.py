@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
+import gc
 import inspect
 import operator
 import os
@@ -440,7 +442,7 @@ class LLM:
         cancel = threading.Event()
         background = Background("oneloop-llm")
         try:
-            self._core = background.run(_Core.load(config, cancel))
+            self._core: _Core | None = background.run(_Core.load(config, cancel))
         except BaseException:
             cancel.set()
             background.close()
@@ -503,8 +505,13 @@ class LLM:
         return self._iterate(_ask_chat(messages, sampling_params or SamplingParams(), options))
 
     def close(self) -> None:
-        """What is in flight ends with a RuntimeError. Closing again does nothing."""
-        self._close()
+        """What is in flight ends with a RuntimeError. Closing again does nothing.
+
+        When it returns, the memory of model and cache is the system's again, though the closed LLM is still referred to."""
+        if self._close.alive:
+            self._close()
+            self._core = None
+            _give_memory_back()
 
     def __enter__(self) -> Self:
         return self
@@ -515,20 +522,29 @@ class LLM:
         self.close()
 
     def _all(self, asks: Sequence[_Ask], use_tqdm: bool) -> list[RequestOutput]:
-        self._check_open()
+        core = self._open_core()
         progress = Progress(len(asks), "prompt", shown=use_tqdm)
         try:
-            return self._background.run(self._core.answers(asks, progress))
+            return self._background.run(core.answers(asks, progress))
         finally:
             progress.close()
 
     def _iterate(self, ask: _Ask) -> AsyncIterator[RequestOutput]:
-        self._check_open()
-        return self._background.iterate(self._core.increments(ask))
+        return self._background.iterate(self._open_core().increments(ask))
 
-    def _check_open(self) -> None:
-        if not self._close.alive:
+    def _open_core(self) -> _Core:
+        core = self._core
+        if core is None or not self._close.alive:
             raise RuntimeError("this LLM is closed")
+        return core
+
+
+def _give_memory_back() -> None:
+    """What refers to itself is collected now, and not when it happens; then free pages leave malloc, which would keep some for
+    each thread that there ever was."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _close(background: Background, core: _Core) -> None:
