@@ -15,6 +15,7 @@ from runtime.config import WeightPolicy
 from runtime.models.registry import FAMILIES, architecture_of, spec_from_config
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
+from runtime.models.spec.rope import LongRopeScaling
 from runtime.models.through_transformers.tried import ARCHITECTURES
 from runtime.weights.rules import Checkpoint, Report
 
@@ -65,6 +66,13 @@ def load(
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
     if isinstance(spec, DecoderSpec):
+        if (original := _longrope_switch(spec)) is not None and max_model_len > original:
+            log.warning(
+                "the rotary embedding is LongRoPE's for contexts of more than %d tokens, and so it is in shorter ones, which "
+                "transformers turns by other factors: with --max-model-len %d these get theirs, and none are longer",
+                original,
+                original,
+            )
         from runtime.models.load import load_model
 
         return load_model(
@@ -90,6 +98,20 @@ def supported() -> Iterator[tuple[str, str]]:
     that were tried. A config may still ask for what is not served."""
     yield from ((name, "native") for name in FAMILIES)
     yield from ((name, "transformers") for name in _tried())
+
+
+def _longrope_switch(spec: DecoderSpec) -> int | None:
+    """The context length, in tokens, above which transformers turns all of a sequence by LongRoPE's long factors, if it does.
+
+    We turn by one table whatever the length: a sequence that grows beyond it would have to be computed anew from its first
+    token, and no cached block could serve both kinds."""
+    scalings = (attention.rope.scaling for attention in spec.attentions() if attention.rope is not None)
+    lengths = (
+        each.original_max_positions
+        for each in scalings
+        if isinstance(each, LongRopeScaling) and each.short != each.long
+    )
+    return next(lengths, None)
 
 
 def _through_transformers(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:

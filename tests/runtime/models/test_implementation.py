@@ -236,6 +236,25 @@ def test_a_model_that_is_refused_once_it_is_loaded_has_both_reasons(folder, monk
         load(folder)
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("rope", "max_model_len", "says"),
+    [
+        (LONGROPE, 33, True),
+        (LONGROPE, 32, False),
+        (LONGROPE | {"long_factor": [1.0] * 4}, 33, False),
+        (None, 33, False),
+    ],
+)
+def test_the_log_says_that_short_contexts_are_turned_as_long_ones(tmp_path, caplog, rope, max_model_len, says):
+    values = config("phi3", "Phi3ForCausalLM", original_max_position_embeddings=32, rope_parameters=rope)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    load(tmp_path, max_model_len=max_model_len, load_format="dummy")
+    assert ("with --max-model-len 32 these get theirs" in caplog.text) == says
+
+
 def test_eight_bits_are_refused(folder):
     with pytest.raises(UnsupportedModel, match="quantization int8 is for models of our own"):
         load(folder, weights=WeightPolicy("stored", online_int8=True))
