@@ -29,16 +29,20 @@ _paged_attention = Op(
 
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
-    softcap: float | None = None, sinks: Tensor | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
 
     k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head
     h // (Hq // Hkv). Query i of row r sees keys 0 to its own position, or only the last `window` of them.
     Where `softcap` is given, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024).
-    sinks [Hq] float32: a further score of each head, which takes its share of the softmax but adds nothing (GPT-OSS, 2025)."""
+    sinks [Hq] float32: a further score of each head, which takes its share of the softmax but adds nothing (GPT-OSS, 2025).
+    alibi [Hq] float32: scores of head h lose alibi[h] for each token that the key stands before the query, after any cap (Press et
+    al. 2021); the native CPU kernel leaves these to the reference."""
     run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2]]
-    return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
+    if alibi is None:
+        return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
+    return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi)
 
 
 def attend(
@@ -63,7 +67,10 @@ def _attend_in_parts(
         k = rms_norm(k, heads.norms[1], heads.norm_eps)
     rope(q, k, positions, heads.cos_sin)
     store_kv(k, v, k_cache, v_cache, slots)
-    return paged_attention(q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks).flatten(1)
+    mixed = paged_attention(
+        q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks, heads.alibi
+    )
+    return mixed.flatten(1)
 
 
 def attend_latent(

@@ -29,8 +29,8 @@ def refusal(heads: AttentionHeads, k_cache: Tensor) -> str | None:
         return f"head size {heads.head_size} is not one of {HEAD_SIZES}"
     if heads.num_heads // heads.num_kv_heads > MAX_GROUP:
         return f"more than {MAX_GROUP} query heads share a kv head"
-    if heads.window is not None or heads.softcap is not None or heads.sinks is not None:
-        return "it knows neither windows nor soft caps nor sinks"
+    if heads.window is not None or heads.softcap is not None or heads.sinks is not None or heads.alibi is not None:
+        return "it knows neither windows nor soft caps nor sinks nor linear biases"
     if heads.norms is not None and heads.norms[0].dtype != k_cache.dtype:
         return f"it reads norm weights in {k_cache.dtype} only"
     if k_cache.shape[2] != BLOCK_SIZE:

@@ -56,6 +56,7 @@ def attend(
         heads.window,
         heads.softcap,
         heads.sinks,
+        heads.alibi,
         out=out,
         prefill_from=prefill_from,
         singles=not own,

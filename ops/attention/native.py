@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ops.attention import reference
 from ops.attention.meta import AttentionMeta
 from ops.native import module as native
 
 
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None,
-    softcap: float | None, sinks: Tensor | None,
+    softcap: float | None, sinks: Tensor | None, alibi: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
+    if alibi is not None:  # which the compiled kernel does not know
+        return reference.paged_attention(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi)
     out = q.new_empty(*q.shape)
     # Most layers have none of them: they are the native function's defaults.
     plain = window is None and softcap is None and sinks is None

@@ -16,6 +16,8 @@ def attend(
 ) -> Symbol:  # fmt: skip
     if not isinstance(positions, Symbol) or not isinstance(slots, Symbol) or slots.table is None:
         raise NotRecordable("attention to what is not of the step")
+    if heads.alibi is not None:
+        raise NotRecordable("attention with linear biases")
     out = Symbol.of(qkv.program, heads.num_heads * heads.head_size)
     shape = native.module.AttendShape(
         heads.num_heads, heads.num_kv_heads, heads.head_size, heads.scale, heads.window or 0, heads.softcap or 0.0

@@ -16,7 +16,7 @@ QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long p
 
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
-    softcap: float | None = None, sinks: Tensor | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts, lens = meta.query_starts.tolist(), meta.context_lens.tolist()
@@ -31,7 +31,7 @@ def paged_attention(
             first = context_len - (end - chunk)  # position of the chunk's first query, which sees the earliest key
             low = 0 if window is None else max(0, first + 1 - window)
             seen = keys[:, low:], values[:, low:]
-            out[chunk:stop] = _attend(q[chunk:stop], *seen, first - low, scale, window, softcap, sinks)
+            out[chunk:stop] = _attend(q[chunk:stop], *seen, first - low, scale, window, softcap, sinks, alibi)
     return out
 
 
@@ -45,7 +45,7 @@ def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
 
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, first_position: int, scale: float, window: int | None,
-    softcap: float | None, sinks: Tensor | None,
+    softcap: float | None, sinks: Tensor | None, alibi: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """q [n, Hq, D], the first one beside key `first_position`; keys, values [Hkv, context, D]. Returns [n, Hq, D]."""
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -59,6 +59,8 @@ def _attend(
         hidden |= key_positions <= query_positions[:, None] - window
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
+    if alibi is not None:
+        scores -= alibi.to(wide)[:, None, None] * (query_positions[:, None] - key_positions)
     scores = scores.masked_fill_(hidden, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, num_queries, 1)], dim=-1)

@@ -26,8 +26,8 @@ def refusal(heads: AttentionHeads) -> str | None:
     """Why these heads cannot be served, None if they can."""
     if heads.head_size > 256:
         return "torch's kernels serve head sizes up to 256"
-    if heads.window is not None or heads.softcap is not None or heads.sinks is not None:
-        return "torch's kernels know neither windows nor soft caps nor sinks"
+    if heads.window is not None or heads.softcap is not None or heads.sinks is not None or heads.alibi is not None:
+        return "torch's kernels know neither windows nor soft caps nor sinks nor linear biases"
     return None
 
 

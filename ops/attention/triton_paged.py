@@ -58,8 +58,15 @@ def _capped(scores, scale_log2, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def _biased(scores, slopes_ptr, head, is_head, distance, scale):
+    # In base 2: scores [rows, keys] times `scale`, less each row's slope times the distance of query and key, [rows or 1, keys].
+    slope = tl.load(slopes_ptr + head, mask=is_head, other=0.0).to(tl.float32) * 1.4426950408889634
+    return scores * scale - slope[:, None] * distance.to(tl.float32)
+
+
+@triton.jit
 def _decode(
-    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, part_ptr, lse_ptr, scale_log2,
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr, part_ptr, lse_ptr, scale_log2,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
@@ -113,8 +120,14 @@ def _decode(
         scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = _capped(scores, scale_log2, SOFTCAP)
-        scores = tl.where(inside[None, :], scores, HIDDEN)
-        best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+        if slopes_ptr is not None:
+            distance = (context - 1 - start - tl.arange(0, TILE))[None, :]
+            scores = _biased(scores, slopes_ptr, head, member < GROUP, distance, fold_scale)
+            scores = tl.where(inside[None, :], scores, HIDDEN)
+            best, total, mixed = fold(scores, v, best, total, mixed, 1.0, PRECISION)
+        else:
+            scores = tl.where(inside[None, :], scores, HIDDEN)
+            best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     if span >= context - low:
         total = with_sink(total, best, sinks_ptr, head, member < GROUP)
         out_at = (token * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
@@ -127,7 +140,8 @@ def _decode(
 
 @triton.jit(do_not_specialize=["num_lines", "prefill_from"])
 def _spans(
-    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, scale_log2, num_lines, prefill_from,
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr, scale_log2, num_lines,
+    prefill_from,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, WINDOW: tl.constexpr,
@@ -198,7 +212,12 @@ def _spans(
         scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
         if SOFTCAP > 0:
             scores = _capped(scores, scale_log2, SOFTCAP)
-        best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+        if slopes_ptr is not None:
+            distance = position[:, None] - (begin + tl.arange(0, TILE))[None, :]
+            scores = _biased(scores, slopes_ptr, head, valid, distance, fold_scale)
+            best, total, mixed = fold(scores, v, best, total, mixed, 1.0, PRECISION)
+        else:
+            best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     for begin in range(unmasked, end, TILE):
         key = begin + tl.arange(0, TILE)
         loaded = (key < context)[:, None]
@@ -215,8 +234,13 @@ def _spans(
         visible = key[None, :] <= position[:, None]
         if WINDOW > 0:
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(visible, scores, HIDDEN)
-        best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+        if slopes_ptr is not None:
+            scores = _biased(scores, slopes_ptr, head, valid, position[:, None] - key[None, :], fold_scale)
+            scores = tl.where(visible, scores, HIDDEN)
+            best, total, mixed = fold(scores, v, best, total, mixed, 1.0, PRECISION)
+        else:
+            scores = tl.where(visible, scores, HIDDEN)
+            best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
     total = with_sink(total, best, sinks_ptr, head, valid)
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * HEAD + dim[None, :]
     tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
@@ -231,6 +255,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
     *,
     out: Tensor | None = None,
     prefill_from: int = NEVER,
@@ -252,15 +277,15 @@ def paged_attention(
         whole = (end - start >= prefill_from and end - start == context for start, end, context in meta.spans)
         lengths = [end - start for (start, end, _), left_out in zip(meta.spans, whole, strict=True) if not left_out]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, out, prefill_from, lengths)
+        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out, prefill_from, lengths)
     if singles and num_lines and (lengths is None or 1 in lengths):
-        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, out)
+        _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out)
     return out
 
 
 def _run_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
-    sinks: Tensor | None, out: Tensor,
+    sinks: Tensor | None, alibi: Tensor | None, out: Tensor,
 ) -> None:  # fmt: skip
     num_lines, (num_heads, head_size) = meta.context_lens.shape[0], q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
@@ -275,8 +300,8 @@ def _run_decode(
     group = num_heads // kv_heads
     launch = overlap(q.device)
     _decode[(num_lines, kv_heads, splits)](
-        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, out, part, lse,
-        scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
+        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, alibi, out, part,
+        lse, scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size, LANES=lanes, BLOCK=block_size,
         TILE=how.keys, **limits, WIDE=is_wide(k_cache), PRECISION=precision(q), num_warps=how.warps,
         num_stages=how.stages, **launch,
@@ -290,7 +315,7 @@ def _run_decode(
 
 def _run_spans(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
-    sinks: Tensor | None, out: Tensor, prefill_from: int, lengths: list[int] | None,
+    sinks: Tensor | None, alibi: Tensor | None, out: Tensor, prefill_from: int, lengths: list[int] | None,
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
@@ -305,8 +330,8 @@ def _run_spans(
     else:
         num_tiles = sum(triton.cdiv(length, tokens) for length in lengths if length > 1)
     _spans[(num_tiles * (kv_heads if how.packed else num_heads),)](
-        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, out, scale_log2,
-        num_lines, prefill_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
+        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, alibi, out,
+        scale_log2, num_lines, prefill_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
         LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), **limits, WIDE=is_wide(k_cache),
         PRECISION=precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),

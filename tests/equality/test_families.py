@@ -38,6 +38,7 @@ GPT2 = {
     "vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
+MPT = {"vocab_size": VOCAB, "d_model": 64, "n_layers": 2, "max_seq_len": 256, "bos_token_id": 1, "eos_token_id": 2}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.6],
@@ -49,13 +50,14 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 @dataclass(frozen=True)
 class Row:
     """A family and what of it is asked for. `lengths`: of its prompts; `max_model_len` and `model_impl`: as options. `spread`:
-    of random matrices."""
+    of random matrices. `attention`: transformers' own, to compare with."""
 
     config: Callable[[], transformers.PretrainedConfig]
     lengths: tuple[int, ...] = (1, 2, 15, 17, 33, 90)
     max_model_len: int | None = None
     model_impl: str = "native"
     spread: float = 0.25
+    attention: str = "eager"
 
 
 def row(config_class: str, common: dict, **rest) -> Row:
@@ -201,6 +203,15 @@ FAMILIES = {
     "falcon, new": row("FalconConfig", SMALL, new_decoder_architecture=True, num_kv_heads=2, bias=True),
     "falcon 2": row("FalconConfig", SMALL, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
     "falcon, rw": row("FalconConfig", SMALL, multi_query=False, parallel_attn=False, bias=True),
+    "falcon, rw with linear biases": replace(  # eagerly, transformers adds them twice
+        row("FalconConfig", SMALL, alibi=True, multi_query=False, parallel_attn=False, bias=True), attention="sdpa"
+    ),
+    "bloom": row("BloomConfig", SMALL, n_head=4),
+    "bloom, six heads": row("BloomConfig", SMALL | {"hidden_size": 48}, n_head=6),
+    "mpt": row("MptConfig", MPT, n_heads=4),
+    "mpt, six heads, clipped": row(
+        "MptConfig", MPT | {"d_model": 48}, n_heads=6, attn_config={"clip_qkv": 0.8, "softmax_scale": 0.2}
+    ),
     "exaone 4": row("Exaone4Config", GROUPED, sliding_window=WINDOW, layer_types=[SLIDING, FULL]),
     "exaone 4, no windows": row("Exaone4Config", GROUPED, sliding_window=None, layer_types=[FULL, FULL]),
     "glm": row("GlmConfig", HEADS),
@@ -373,7 +384,7 @@ def case(request, tmp_path_factory):
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp("model")
     torch.manual_seed(5)
     theirs = transformers.AutoModelForCausalLM.from_config(
-        family.config(), dtype=torch.float32, attn_implementation="eager"
+        family.config(), dtype=torch.float32, attn_implementation=family.attention
     ).eval()
     for parameter in theirs.parameters():
         if parameter.ndim == 1:  # biases and norms begin as zeros and ones, which hides mistakes

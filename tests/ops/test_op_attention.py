@@ -38,11 +38,12 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    alibi: Tensor | None = None
 
     def run(self) -> Tensor:
         scale = self.q.shape[2] ** -0.5
         return ops.paged_attention(
-            self.q, self.k_cache, self.v_cache, self.meta, scale, self.window, self.softcap, self.sinks
+            self.q, self.k_cache, self.v_cache, self.meta, scale, self.window, self.softcap, self.sinks, self.alibi
         )
 
     def expected(self) -> Tensor:
@@ -56,6 +57,8 @@ class Case:
                 scores = torch.einsum("hd,shd->hs", self.q[i].double(), k) * self.q.shape[2] ** -0.5
                 if self.softcap is not None:
                     scores = self.softcap * torch.tanh(scores / self.softcap)
+                if self.alibi is not None:
+                    scores -= self.alibi.double()[:, None] * (seen - 1 - torch.arange(first, seen))
                 if self.sinks is not None:  # as a key without a value
                     scores = torch.cat([scores, self.sinks.double()[:, None]], 1)
                     v = torch.cat([v, torch.zeros_like(v[:1])])
@@ -170,6 +173,14 @@ def test_sinks_take_their_share_and_add_nothing(kernel: str, scale: float, windo
     case.window, case.sinks = window, torch.randn(6) * scale
     out = case.run()
     torch.testing.assert_close(out.double(), case.expected(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("dtype", CACHES)
+def test_linear_biases_grow_with_the_distance(kernel: str, dtype: torch.dtype, window: int | None) -> None:
+    case = make([(1, 1), (70, 3), (600, 1), (130, 33)], 32, 2, 3, dtype=dtype)
+    case.window, case.alibi = window, torch.tensor([0.5, 0.25, 0.0, 0.004, 0.03, 0.7])
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-5)
 
 
 def test_scores_of_any_size_give_finite_weights(kernel: str) -> None:

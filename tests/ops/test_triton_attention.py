@@ -45,16 +45,16 @@ def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0
     return qkv[:, : heads * head_size].unflatten(1, (heads, head_size)), k, v, meta
 
 
-def check(q, k, v, meta, tolerance, got=None, window=None, softcap=None, sinks=None):
+def check(q, k, v, meta, tolerance, got=None, window=None, softcap=None, sinks=None, alibi=None):
     """Tokens of lines match the reference; others may hold anything."""
     used = int(meta.query_starts[-1])
     scale = q.shape[2] ** -0.5
     if got is None:
-        got = triton_paged.paged_attention(q, k, v, meta, scale, window, softcap, sinks)
+        got = triton_paged.paged_attention(q, k, v, meta, scale, window, softcap, sinks, alibi)
     assert got.shape == q.shape
     got = got[:used].double()
     wide = (tensor.double() for tensor in (q[:used], k, v))
-    wanted = reference.paged_attention(*wide, meta, scale, window, softcap, sinks)
+    wanted = reference.paged_attention(*wide, meta, scale, window, softcap, sinks, alibi)
     assert got.isfinite().all()
     assert ((got - wanted).norm() / wanted.norm()) < tolerance
 
@@ -143,6 +143,15 @@ def test_sinks_take_their_share_and_add_nothing(device, dtype, tolerance, window
     q, k, v, meta = case(device, spans, 4, 2, 64, dtype)
     sinks = torch.tensor([0.0, 3.0, -50.0, 6.0], device=device)
     check(q, k, v, meta, tolerance, window=window, sinks=sinks)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (50, None), (None, 2.0)])
+@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
+def test_linear_biases_grow_with_the_distance(device, dtype, tolerance, window, softcap, spans):
+    q, k, v, meta = case(device, spans, 6, 2, 64, dtype)
+    alibi = torch.tensor([0.5, 0.25, 0.0, 0.004, 0.03, 0.7], device=device)
+    check(q, k, v, meta, tolerance, window=window, softcap=softcap, alibi=alibi)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -36,9 +36,12 @@ class AttentionBlock:
                 norms, norm_eps = (weights.tensors[names[0]], weights.tensors[names[1]]), eps
             case QKNorm():
                 self._norm_heads = _HeadNorms(attention, attention.qk_norm, f"{layer}.self_attn", weights)
+        alibi = None
+        if attention.alibi is not None:
+            alibi = torch.tensor(attention.alibi, dtype=torch.float32, device=cos_sin.device)
         self._heads = ops.AttentionHeads(
             attention.num_heads, attention.num_kv_heads, attention.head_size, attention.scale, cos_sin, norms, norm_eps,
-            attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"),
+            attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"), alibi,
         )  # fmt: skip
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec.decoder import EMBEDDING, FINAL_NORM, POSITIONS, DecoderSpec
+from runtime.models.spec.decoder import EMBEDDING, EMBEDDING_NORM, FINAL_NORM, POSITIONS, DecoderSpec
 
 
 class VocabularyBlock:
@@ -25,6 +25,9 @@ class VocabularyBlock:
             self._positions = weights.tensors[f"{POSITIONS}.weight"][spec.positions.offset :]
         projections: Sequence[ops.LinearWeight | None] = [weights.linears[each.name] for each in spec.projections]
         self._project_in, self._project_out = projections or (None, None)
+        self._embedding_norm = (
+            None if spec.embedding_norm is None else build_norm(spec.embedding_norm, EMBEDDING_NORM, weights)
+        )
         self._norm = build_norm(spec.norm, FINAL_NORM, weights)
         self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
 
@@ -36,10 +39,10 @@ class VocabularyBlock:
         return x if self._project_in is None else ops.linear(x, self._project_in)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [T, H] += the learned vectors of positions [T] int64, in place, if the model has any."""
+        """x [T, H] += the learned vectors of positions [T] int64, in place, if the model has any -> x, or its norm."""
         if self._positions is not None:
             x += ops.embedding(positions, self._positions)
-        return x
+        return x if self._embedding_norm is None else self._embedding_norm.forward(x)
 
     def final_hidden(self, x: Tensor | None, residual: Tensor) -> Tensor:
         """What the last layer adds, x [S, H], and what it adds it to, which is overwritten -> [S, H], the final norm's output."""

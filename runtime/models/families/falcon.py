@@ -1,13 +1,14 @@
-"""Falcon: attention and MLP side by side, behind one layer norm or one each; q, k and v in one stored matrix, by kv head."""
+"""Falcon: attention and MLP side by side, behind one layer norm or one each; q, k and v in one stored matrix, by kv head. The RW
+models have linear biases in place of a rotary embedding."""
 
 from __future__ import annotations
 
+from runtime.models.read.alibi import rounded_to_bfloat16, slopes
 from runtime.models.read.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import Layer, ParallelLayer
 from runtime.models.spec.mlp import PlainMLP
-from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.norm import LayerNorm
 from runtime.weights.rules import GroupedRows, rename, transform
 
@@ -23,8 +24,6 @@ _RULES = (
 
 
 def falcon(config: HfConfig) -> DecoderSpec:
-    if config.flag("alibi", False):
-        raise UnsupportedModel("config: alibi is not supported")
     new = config.flag("new_decoder_architecture", False)
     num_heads = config.count("num_attention_heads")
     if new:
@@ -33,7 +32,11 @@ def falcon(config: HfConfig) -> DecoderSpec:
         num_kv_heads = 1 if config.flag("multi_query", True) else num_heads
     num_heads, num_kv_heads, head_size = heads(config.with_defaults(num_key_value_heads=num_kv_heads))
     bias = config.flag("bias", False)
-    attention = Attention(num_heads, num_kv_heads, head_size, rope(config, head_size), qkv_bias=bias, output_bias=bias)
+    alibi = _slopes(num_heads, head_size) if config.flag("alibi", False) else None
+    turn = rope(config, head_size) if alibi is None else None
+    attention = Attention(
+        num_heads, num_kv_heads, head_size, turn, qkv_bias=bias, output_bias=bias, alibi=alibi
+    )  # fmt: skip
     inner = config.count("ffn_hidden_size", 4 * config.count("hidden_size"))
     mlp = PlainMLP(inner, bias, activation(config, "activation", "gelu"))
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5))
@@ -41,6 +44,11 @@ def falcon(config: HfConfig) -> DecoderSpec:
     of_kv_head = (num_heads // num_kv_heads * head_size, head_size, head_size)
     rules = (*_RULES, transform("qkv_proj", GroupedRows(num_kv_heads, of_kv_head)))
     return decoder(config, "FalconForCausalLM", layers, norm, tied=True, rules=rules)
+
+
+def _slopes(num_heads: int, head_size: int) -> tuple[float, ...]:
+    """Falcon scales scores after the biases, and rounds slopes to bfloat16; transformers also rounds their multiples."""
+    return tuple(rounded_to_bfloat16(slope) * head_size**-0.5 for slope in slopes(num_heads))
 
 
 def _layer(

@@ -48,7 +48,8 @@ class Attention:
     `rope` None: q and k do not turn. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
     and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
-    takes its share of the softmax and adds nothing. `output_gate`: what heads give is multiplied by the sigmoid of a further
+    takes its share of the softmax and adds nothing. `alibi`: each head's slope, which scores lose for every token
+    between key and query. `output_gate`: what heads give is multiplied by the sigmoid of a further
     projection, whose rows are between those of q and k."""
 
     num_heads: int
@@ -65,6 +66,7 @@ class Attention:
     sinks: bool = False
     growth: QueryGrowth | None = None
     output_gate: bool = False
+    alibi: tuple[float, ...] | None = None
     latent: ClassVar[bool] = False  # values are part of the keys
 
     @property

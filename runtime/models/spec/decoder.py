@@ -17,6 +17,7 @@ from runtime.models.spec.norm import Norm
 from runtime.weights.rules import Parameter, Rule, merge, rename
 
 EMBEDDING = "model.embed_tokens"
+EMBEDDING_NORM = "model.embed_norm"
 POSITIONS = "model.embed_positions"
 FINAL_NORM = "model.norm"
 HEAD = "lm_head"
@@ -56,8 +57,8 @@ class DecoderSpec:
     """`max_model_len`: the longest context, in tokens, that the model was made for and this spec computes exactly.
 
     `norm`: of the last layer's output. `tied_embedding`: the head is the embedding matrix. `embedding_size`: of both, where a
-    matrix each leads from there to the hidden size and back. Embeddings are multiplied by
-    `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
+    matrix each leads from there to the hidden size and back. `embedding_norm`: of what the first layer is given. Embeddings are
+    multiplied by `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
     `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
     they may be. `shard_of`: where this is what one of several devices computes; it holds `vocab_rows` of the vocabulary."""
 
@@ -70,6 +71,7 @@ class DecoderSpec:
     max_model_len: int
     positions: LearnedPositions | None = None
     embedding_size: int | None = None
+    embedding_norm: Norm | None = None
     embedding_multiplier: float = 1.0
     head_bias: bool = False
     logit_scale: float = 1.0
@@ -150,6 +152,8 @@ class DecoderSpec:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""
         if not self.tied_embedding:
             yield Parameter(f"{EMBEDDING}.weight", (self.vocab_rows, self.embedding_size or self.hidden_size))
+        if self.embedding_norm is not None:
+            yield from self.embedding_norm.parameters(EMBEDDING_NORM, self.hidden_size)
         if self.positions is not None:
             yield Parameter(f"{POSITIONS}.weight", (self.positions.rows, self.hidden_size))
         of_layers = (layer.parameters(layer_name(index), self.hidden_size) for index, layer in enumerate(self.layers))

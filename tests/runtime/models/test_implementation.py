@@ -101,7 +101,7 @@ BART = {
         (config("rwkv", "RwkvForCausalLM"), "auto", "RwkvForCausalLM is not supported.*more than attention"),
         (config("lfm2", "Lfm2ForCausalLM", layer_types=["conv", "full_attention"]), "transformers", r"attention \(conv\)"),
         (BART, "auto", "it is an encoder-decoder"),
-        (config("bloom", "BloomForCausalLM"), "auto", "its attention is code of its own"),
+        (config("bloom", "BloomForCausalLM"), "transformers", "its attention is code of its own"),
         (config("moon", "MoonForCausalLM", auto_map={"AutoModel": "x.Y"}), "auto", "repository brings.*is never run"),
         (config("bert", "BertLMHeadModel"), "auto", "sees other keys than those before it"),
         (config("opt", "OPTForCausalLM", ffn_dim=48, word_embed_proj_dim=32), "transformers", "is not apart from its layers"),
@@ -153,9 +153,9 @@ def test_without_the_package_it_is_named(monkeypatch):
 
 def test_the_list_of_architectures_says_who_computes_each():
     listed = dict(implementation.supported())
-    assert listed["LlamaForCausalLM"] == "native"
+    assert listed["LlamaForCausalLM"] == listed["BloomForCausalLM"] == "native"
     assert listed["ArceeForCausalLM"] == listed["BioGptForCausalLM"] == "transformers"
-    assert not listed.keys() & {"BartForCausalLM", "BloomForCausalLM", "RwkvForCausalLM", "Lfm3ForCausalLM"}
+    assert not listed.keys() & {"BartForCausalLM", "BertLMHeadModel", "RwkvForCausalLM", "Lfm3ForCausalLM"}
 
 
 def test_tensors_that_do_not_fit_are_named(folder):

@@ -133,7 +133,16 @@ def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
         ({"layer_types": ["full_attention"], "architectures": ["Qwen2ForCausalLM"]}, "layer_types is not 2 times"),
         ({"layer_types": ["full_attention", "x"], "architectures": ["Qwen2ForCausalLM"]}, "layer_types is not 2 times"),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}, "no_rope_layers is not 2 times 0 or 1"),
-        ({"architectures": ["FalconForCausalLM"], "alibi": True}, "alibi is not supported"),
+        (
+            {"architectures": ["BloomForCausalLM"], "apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post",
+        ),
+        (
+            {"architectures": ["MptForCausalLM"], "attn_config": {"alibi": False}},
+            "attn_config.alibi False is not supported, only True",
+        ),
+        ({"architectures": ["MptForCausalLM"], "attn_config": {"prefix_lm": True}}, "attn_config.prefix_lm True"),
+        ({"architectures": ["MptForCausalLM"], "logit_scale": "inv_sqrt_d_model"}, "logit_scale 'inv_sqrt_d_model'"),
         (
             {"architectures": ["GPTJForCausalLM"], "n_embd": 64, "n_head": 4, "rotary_dim": 32},
             "rotary_dim 32 is more than a head's 16",

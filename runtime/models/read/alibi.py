@@ -1,0 +1,26 @@
+"""Attention with linear biases (Press et al. 2021): the slopes of heads, as their models were trained with them."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+
+def slopes(num_heads: int) -> tuple[float, ...]:
+    """2^(-8 i / n) for heads i = 1 to n, a power of two; further heads take every other one of twice as many."""
+    whole = 1 << (num_heads.bit_length() - 1)
+    further = geometric(2 * whole, 8)[::2][: num_heads - whole]
+    return (*geometric(whole, 8), *further)
+
+
+def geometric(count: int, bias_max: float) -> tuple[float, ...]:
+    """2^(-bias_max i / count) for i = 1 to count."""
+    return tuple(math.exp2(-bias_max * index / count) for index in range(1, count + 1))
+
+
+def rounded_to_bfloat16(number: float) -> float:
+    """To the nearest, ties to even; positive and finite."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    bits += 0x7FFF + (bits >> 16 & 1)
+    (rounded,) = struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))
+    return float(rounded)
