@@ -119,6 +119,8 @@ def _plain_or_gated(mlp: GatedMLP | PlainMLP, size: int) -> GatedMLP | PlainMLP:
 def _attention(attention: Attention, size: int) -> Attention:
     if attention.output_gate:
         raise UnsupportedModel("attention with a gate behind it")
+    if attention.alibi is not None:  # whose slopes differ by head, and this knows no rank
+        raise UnsupportedModel("attention with linear biases")
     if attention.qk_norm is not None and attention.qk_norm.over is Over.ALL_HEADS:
         raise UnsupportedModel("norms of q and k over all heads")
     num_heads, num_kv_heads = _share(attention.num_heads, size, "attention heads"), attention.num_kv_heads

@@ -156,6 +156,7 @@ def test_a_part_reads_no_rows_but_its_own():
         (transformers.LlamaConfig(**{**SIZES, "intermediate_size": 50}), 4, "50 columns of an MLP"),
         (TWELVE_HEADS, 2, "3 kv heads"),
         (transformers.Olmo2Config(**SIZES), 2, "norms of q and k over all heads"),
+        (transformers.BloomConfig(hidden_size=64, n_head=4, vocab_size=96), 2, "attention with linear biases"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )  # fmt: skip
