@@ -14,9 +14,8 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from collections.abc import Sequence as Several
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from runtime.api import (
@@ -31,12 +30,9 @@ from runtime.api import (
     SamplingParams,
     TokenLogprobs,
 )
-from runtime.batch import ScheduledBatch, ScheduledRow
-from runtime.constrain.constraints import Constraints
-from runtime.constrain.deferred import DeferredSampling
-from runtime.metrics.loop_lag import LoopLag
-from runtime.metrics.stats import EngineStats, counter, gauge
-from runtime.metrics.throughput_log import ThroughputLog
+from runtime.batch import ScheduledBatch
+from runtime.constrain.masked_sampling import MaskedSampling
+from runtime.metrics.engine_meter import EngineMeter
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
 from runtime.step import ForwardOutput, Runner, Step, StepResult
@@ -82,8 +78,7 @@ class Engine:
         self._max_queue = max_queue
         self._steps_in_flight = steps_in_flight
         self._random = random.Random(seed)  # seeds for requests that bring none
-        self._stats = EngineStats(model.max_model_len)
-        self._lag = LoopLag(self._stats.loop_lag.observe)
+        self._meter = EngineMeter(model, scheduler)
         self._sinks: dict[int, _Sink] = {}  # by the sequence's number
         self._in_flight: deque[Step] = deque()
         self._unsampled: ForwardOutput | None = None
@@ -92,17 +87,9 @@ class Engine:
         self._closing = False
         self._death: str | None = None
         self._work = asyncio.Event()
-        self._constraints = Constraints(model, self._work.set)
-        self._deferred = DeferredSampling(scheduler, self._constraints)
+        self._masked = MaskedSampling(model, scheduler, self)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._last_settle_s = 0.0
-        self._cache_facts = (
-            ("block_size", str(model.kv_block_size)),
-            ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
-            ("enable_prefix_caching", str(scheduler.cache.enabled)),
-        )
-        self._throughput = ThroughputLog(self._stats)
         self._task = asyncio.create_task(self._live(), name="engine")
 
     # --- EngineClient ---------------------------------------------------------------------------------------------
@@ -121,17 +108,18 @@ class Engine:
                 raise ValueError(f"token ids go from 0 to {self._model.vocab_size - 1}")
             if len(request.prompt_ids) + _least_output(request) > self._model.max_model_len:
                 raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
-        waiting = self._num_queued
+        free_rows = self._scheduler.limits.max_num_seqs - len(self._scheduler.running)
+        waiting = max(0, len(self._scheduler.waiting) - free_rows)  # beyond what free rows will take up at once
         if waiting >= self._max_queue and not continues:
-            self._stats.admission_rejections += 1
+            self._meter.rejected()
             raise QueueFull(waiting, self._max_queue)
         sequences = [self._sequence(request) for request in requests]
         stream = EngineTokenStream(len(sequences), lambda index, reason: self._leave(sequences[index], reason))
         for index, sequence in enumerate(sequences):
             self._sinks[sequence.number] = _Sink(sequence, stream, index)
-            self._constraints.add(sequence)
+            self._masked.add(sequence)
             self._scheduler.add(sequence)
-        self._stats.request_n.observe(len(sequences))
+        self._meter.submitted(len(sequences))
         self._idle.clear()
         self._work.set()
         return stream
@@ -140,27 +128,13 @@ class Engine:
         reason = self._death
         oldest = self._in_flight[0] if self._in_flight else self._unsampled
         if reason is None and oldest is not None:
-            age_s = time.monotonic() - max(oldest.launched_s, self._last_settle_s)
+            age_s = time.monotonic() - max(oldest.launched_s, self._meter.last_settled_s)
             if age_s > STALL_S:
                 reason = f"a step has been running for {age_s:.0f} s"
         return EngineHealth(reason is None, reason, len(self._scheduler.running), len(self._scheduler.waiting))
 
     def metrics(self) -> list[Metric]:
-        scheduler = self._scheduler
-        usage = 1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks
-        return [
-            gauge("num_requests_running", "Requests with a row.", len(scheduler.running)),
-            gauge("num_requests_waiting", "Requests in line.", len(scheduler.waiting)),
-            gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", usage),
-            Metric("cache_config_info", "The KV cache, as labels.", "gauge", {self._cache_facts: 1.0}),
-            gauge("kv_cache_cached_blocks", "KV blocks findable by prefix, in use or not.", len(scheduler.cache)),
-            counter(
-                "num_preemptions", "Sequences sent back to the line for lack of blocks.", scheduler.num_preemptions
-            ),
-            counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
-            counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
-            *self._stats.metrics(),
-        ]
+        return self._meter.metrics()
 
     async def drain(self, timeout_s: float) -> int:
         self._accepting = False
@@ -169,7 +143,7 @@ class Engine:
         except TimeoutError:
             left = list(self._sinks)
             for number in left:
-                self._end(number, FinishReason.ABORT)
+                self.end(number, FinishReason.ABORT)
             return len(left)
         return 0
 
@@ -178,7 +152,7 @@ class Engine:
         self._closing = True
         self._work.set()
         await self._task
-        self._constraints.close()
+        self._masked.close()
         await self._runner.close()
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -192,13 +166,13 @@ class Engine:
             self._accepting = False
             self._death = f"the engine died: {type(error).__name__}"
             for number in list(self._sinks):
-                self._end(number, FinishReason.ERROR, "the engine died")
+                self.end(number, FinishReason.ERROR, "the engine died")
         finally:
-            self._lag.stop()
+            self._meter.idle()
 
     async def _run(self) -> None:
         while await self._wait_for_work():
-            launched = self._sample_deferred() or await self._launch_next()
+            launched = self._launched(self._masked.sample_deferred()) or await self._launch_next()
             if self._in_flight and (not launched or len(self._in_flight) >= self._steps_in_flight):
                 await self._settle_oldest()
             elif not launched and self._sinks:
@@ -209,59 +183,36 @@ class Engine:
         batch = self._scheduler.schedule()
         if batch is None:
             return False
-        masked = batch.masked_rows
-        if masked:
-            await self._launch_in_two(batch, masked)
+        if batch.masked_rows:
+            await self._launch_in_two(batch)
         else:
-            self._launch(batch)
+            step = self.enqueue(lambda: self._runner.launch(batch), batch)
+            if step is not None:
+                self._meter.launched(batch, step.launched_s)
+            self._launched(step)
         return True
 
-    def _launch(self, batch: ScheduledBatch) -> None:
-        step = self._enqueue(lambda: self._runner.launch(batch), batch)
-        if step is not None:
-            self._note_launch(batch, step.launched_s)
-            self._in_flight.append(step)
-
-    async def _launch_in_two(self, batch: ScheduledBatch, masked: Several[ScheduledRow]) -> None:
-        output = self._unsampled = self._enqueue(lambda: self._runner.launch_forward(batch), batch)
+    async def _launch_in_two(self, batch: ScheduledBatch) -> None:
+        output = self._unsampled = self.enqueue(lambda: self._runner.launch_forward(batch), batch)
         if output is None:
             return
-        self._note_launch(batch, output.launched_s)
+        self._meter.launched(batch, output.launched_s)
         settled = True
         while self._in_flight and settled:
             settled = await self._settle_oldest()
         if settled:
-            await self._constraints.make([row.number for row in masked], output.done)
-            late = {row.row for row in masked if not self._constraints.has_mask(row.number)}
-            self._sample(output, self._defer(output, batch, late) if late else batch)
+            self._launched(await self._masked.sample(output))
         else:  # what it computed rests on a step that failed
             self._scheduler.forget_step([batch])
         self._unsampled = None
 
-    def _defer(self, output: ForwardOutput, batch: ScheduledBatch, late: Set[int]) -> ScheduledBatch:
-        """What is left of `batch` without the sampling of the rows `late`, which comes with their masks."""
-        rest, sampling = batch.split(late)
-        snapshot = self._enqueue(lambda: output.snapshot_logits(sampling), sampling)
-        if snapshot is not None:
-            self._deferred.add(snapshot)
-        return rest
-
-    def _sample_deferred(self) -> bool:
-        """False where there is none that can be sampled."""
-        ready = self._deferred.take_ready()
-        if ready is not None:
-            self._sample(*ready)
-        return ready is not None
-
-    def _sample(self, output: ForwardOutput, batch: ScheduledBatch) -> None:
-        masks, ended = self._constraints.take(batch.masked_rows)
-        for end in ended:
-            self._end(end.number, end.finish, end.error)
-        step = self._enqueue(lambda: output.sample(batch, masks), batch)
+    def _launched(self, step: Step | None) -> bool:
         if step is not None:
-            self._in_flight.append(replace(step, launched_s=output.launched_s))
+            self._in_flight.append(step)
+        return step is not None
 
-    def _enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
+    def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
+        """What `enqueue` gives; None where it failed, and the requests of `batch` have ended."""
         try:
             return enqueue()
         except Exception:
@@ -274,13 +225,16 @@ class Engine:
     async def _wait_for_work(self) -> bool:
         """True while there is something to schedule or settle; waits, without a timer, for it; False at the end."""
         if not self._sinks and not self._in_flight:
-            self._lag.stop()
+            self._meter.idle()
             self._idle.set()
             if not self._closing:
                 await self._sleep()
-                self._throughput.restart()
-                self._lag.start()
+                self._meter.busy()
         return bool(self._sinks or self._in_flight or not self._closing)
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._work.set()
 
     async def _sleep(self) -> None:
         self._work.clear()
@@ -302,17 +256,14 @@ class Engine:
 
     def _settle(self, step: Step, result: StepResult, prompt_logprobs: list[list[TokenLogprobs] | None]) -> None:
         now = time.monotonic()
-        self._stats.step_time.observe(now - max(step.launched_s, self._last_settle_s))
-        if step.launched_s < self._last_settle_s and (idle_s := step.idle_before_s()) is not None:
-            self._stats.gpu_idle_gap.observe(idle_s)
-        self._last_settle_s = now
+        self._meter.settled(step, now)
         rows = step.batch.prompt_logprobs_rows if prompt_logprobs else ()
         for row, entries in zip(rows, prompt_logprobs, strict=True):
             self._hold(row.number, entries)
         logprobs = result.logprobs  # nearly always empty
         for settled in self._scheduler.settle(step.batch, result.tokens, result.pooled):
             self._deliver(settled, now, logprobs[settled.place] if logprobs and settled.token_ids else None)
-        self._throughput.maybe(now, self._scheduler)
+        self._meter.report(now)
 
     async def _fail(self) -> None:
         """The oldest step raised. Its requests end; what was launched behind it may have read its garbage and starts over."""
@@ -345,13 +296,12 @@ class Engine:
         error = NOT_FINITE_ERROR if finish is FinishReason.ERROR else None
         if not token_ids:
             if error is None:
-                self._note_prompt(sequence, now)
+                self._meter.gained(sequence, 0, now)
             self._forget(sequence)
             stream.put(index, [], sequence.num_cached_tokens, finish, error=error, pooled=settled.pooled)
             return
-        self._note_tokens(sequence, len(token_ids), now)
-        if sequence.has_matchers:
-            self._constraints.note(sequence.number, token_ids)
+        self._meter.gained(sequence, len(token_ids), now)
+        self._masked.note(sequence, token_ids)
         stop_token_id = None
         if finish is not None:
             self._forget(sequence)
@@ -364,7 +314,7 @@ class Engine:
     def _hold(self, number: int, entries: list[TokenLogprobs] | None) -> None:
         """What a step told of a prompt, None where it was no number."""
         if entries is None:
-            self._end(number, FinishReason.ERROR, NOT_FINITE_ERROR)
+            self.end(number, FinishReason.ERROR, NOT_FINITE_ERROR)
         elif number in self._sinks:
             _, stream, index = self._sinks[number]
             stream.hold_prompt_logprobs(index, entries)
@@ -377,7 +327,7 @@ class Engine:
             if reason is FinishReason.ABORT:
                 log.info("request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens)
 
-    def _end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
+    def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
         """Our doing: the reader is told."""
         if number in self._sinks:
             sequence, stream, index = self._sinks[number]
@@ -390,67 +340,11 @@ class Engine:
 
     def _end_batch(self, batch: ScheduledBatch) -> None:
         for row in batch.rows:
-            self._end(row.number, FinishReason.ERROR, "the engine failed to compute this request")
+            self.end(row.number, FinishReason.ERROR, "the engine failed to compute this request")
 
     def _forget(self, sequence: Sequence) -> None:
         """It has finished: out of the books, into the statistics."""
         del self._sinks[sequence.number]
-        self._constraints.forget(sequence.number)
+        self._masked.forget(sequence)
+        self._meter.finished(sequence)
         self._work.set()
-        stats, now = self._stats, time.monotonic()
-        assert sequence.finish is not None
-        stats.finished[sequence.finish] += 1
-        stats.e2e_latency.observe(now - sequence.request.arrival_s)
-        stats.request_num_preemptions.observe(sequence.num_preemptions)
-        stats.request_prompt_tokens.observe(sequence.num_prompt_tokens)
-        stats.request_generation_tokens.observe(sequence.num_output_tokens)
-        stats.request_max_tokens.observe(sequence.sampling.max_tokens)
-        if sequence.first_scheduled_s is not None:
-            stats.inference_time.observe(now - sequence.first_scheduled_s)
-        if sequence.first_token_s is not None:
-            decode_s = now - sequence.first_token_s
-            stats.decode_time.observe(decode_s)
-            if sequence.num_output_tokens > 1:
-                stats.time_per_output_token.observe(decode_s / (sequence.num_output_tokens - 1))
-
-    # --- numbers --------------------------------------------------------------------------------------------------
-
-    @property
-    def _num_queued(self) -> int:
-        """Waiting beyond what free rows will take up at once."""
-        free_rows = self._scheduler.limits.max_num_seqs - len(self._scheduler.running)
-        return max(0, len(self._scheduler.waiting) - free_rows)
-
-    def _note_launch(self, batch: ScheduledBatch, launched_s: float) -> None:
-        self._stats.iteration_tokens.observe(batch.num_tokens)
-        self._stats.batch_size.observe(len(batch.rows))
-        if batch.num_preempted:
-            log.warning(
-                "%d requests preempted for lack of KV blocks (%d running, %d waiting): kv-cache-memory is short",
-                batch.num_preempted, len(self._scheduler.running), len(self._scheduler.waiting),
-            )  # fmt: skip
-        for row in batch.rows:
-            sequence = self._sinks[row.number].sequence
-            if sequence.first_scheduled_s is None:
-                sequence.first_scheduled_s = launched_s
-                self._stats.queue_time.observe(launched_s - sequence.request.arrival_s)
-
-    def _note_tokens(self, sequence: Sequence, num: int, now: float) -> None:
-        stats = self._stats
-        stats.generation_tokens += num
-        if sequence.first_token_s is None:
-            sequence.first_token_s = now
-            self._note_prompt(sequence, now)
-            stats.time_to_first_token.observe(now - sequence.request.arrival_s)
-        elif sequence.last_token_s is not None:
-            for _ in range(num):  # those that come together have waited alike
-                stats.inter_token_latency.observe((now - sequence.last_token_s) / num)
-        sequence.last_token_s = now
-
-    def _note_prompt(self, sequence: Sequence, now: float) -> None:
-        stats = self._stats
-        stats.prompt_tokens += sequence.num_prompt_tokens
-        stats.prompt_tokens_cached += sequence.num_cached_tokens
-        stats.request_computed_tokens.observe(sequence.num_prompt_tokens - sequence.num_cached_tokens)
-        if sequence.first_scheduled_s is not None:
-            stats.prefill_time.observe(now - sequence.first_scheduled_s)

@@ -32,6 +32,7 @@ from runtime.batch import (
     Sample,
     ScheduledBatch,
     ScheduledRow,
+    Work,
 )
 from runtime.block_copies import BlockCopies
 from runtime.kv.block_pool import BlockPool
@@ -64,9 +65,8 @@ def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
     return total if num_prompt_tokens < 2 * _TILE else total - total % _TILE
 
 
-def _num_reserved(row: ScheduledRow) -> int:
-    """Ids that `row` brings at most."""
-    work = row.work
+def _num_reserved(work: Work) -> int:
+    """Ids that a row brings at most."""
     return 1 + work.num_drafts if type(work) is Sample else 0
 
 
@@ -154,21 +154,25 @@ class Scheduler:
         """Take in what each sampling and each pooling row of `batch` gained, in row order. Sequences that end here are finished;
         what they sampled behind their end is dropped. A row that gained nothing computes its last token again."""
         self.copies.release(batch.copies)
-        sampling, settled = batch.sampling_rows, []
+        sampling, find, settled = batch.sampling_rows, self._sequences.get, []
         for place, (row, token_ids) in enumerate(zip(sampling, tokens, strict=True)):
-            sequence = self._sequences.get(row.number)
+            sequence, work = find(row.number), row.work
             if sequence is None:
                 continue  # it ended while this step ran: tokens too many were computed
-            reserved = _num_reserved(row)
-            sequence.num_in_flight -= reserved
-            if len(token_ids) != reserved:
-                self._roll_back(sequence, reserved - len(token_ids))
+            assert type(work) is Sample
+            num_reserved, num_before = 1 + work.num_drafts, len(sequence.output_ids)
+            sequence.num_in_flight -= num_reserved
+            if len(token_ids) != num_reserved:
+                self._roll_back(sequence, num_reserved - len(token_ids))
                 if not token_ids:
                     continue
-            num, finish = self._take_in(sequence, token_ids)
-            if finish is not None:
-                self.finish(sequence, finish)
-                token_ids = token_ids[:num]
+            finish = None
+            for token_id in token_ids:
+                finish = self._take_in(sequence, token_id)
+                if finish is not None:
+                    self.finish(sequence, finish)
+                    token_ids = sequence.output_ids[num_before:]
+                    break
             settled.append(Settled(sequence, token_ids, finish, place))
         if len(sampling) < len(batch.rows):
             settled += self._settle_pooled(batch, pooled)
@@ -184,18 +188,21 @@ class Scheduler:
                 settled.append(Settled(sequence, [], finish, place, vector))
         return settled
 
-    def _take_in(self, sequence: Sequence, token_ids: list[int]) -> tuple[int, FinishReason | None]:
-        """How many of `token_ids` count, and how they end the sequence."""
-        for num, token_id in enumerate(token_ids):
-            if token_id == NOT_FINITE:
-                return num, FinishReason.ERROR
-            if not sequence.sampling.max_tokens:
-                return num, FinishReason.LENGTH
-            sequence.output_ids.append(token_id)
-            finish = self._finish_reason(sequence, token_id)
-            if finish is not None:
-                return num + 1, finish
-        return len(token_ids), None
+    def _take_in(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        """Whether, with `token_id`, it has ended; where it failed, or wanted none, it has no further token."""
+        params = sequence.sampling
+        if token_id == NOT_FINITE:
+            return FinishReason.ERROR
+        if not params.max_tokens:
+            return FinishReason.LENGTH
+        sequence.output_ids.append(token_id)
+        if token_id in params.stop_token_ids:
+            return FinishReason.STOP
+        if token_id in self.limits.eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP
+        if sequence.num_prompt_tokens + len(sequence.output_ids) >= sequence.max_tokens_total:
+            return FinishReason.LENGTH
+        return None
 
     def _roll_back(self, sequence: Sequence, num_tokens: int) -> None:
         """So many fewer than were reserved came. One that has been preempted meanwhile starts over anyway."""
@@ -244,7 +251,7 @@ class Scheduler:
                 sequence = self._sequences.get(row.number)
                 if sequence is None:
                     continue
-                sequence.num_in_flight -= _num_reserved(row)
+                sequence.num_in_flight -= _num_reserved(row.work)
                 if row.prompt_logprobs is not None:
                     sequence.next_prompt_logprob = min(sequence.next_prompt_logprob, row.prompt_logprobs.start)
                 if sequence.status is Status.RUNNING:
@@ -267,23 +274,19 @@ class Scheduler:
         draft_ids = tuple(proposer.propose(sequence.prompt_ids, sequence.output_ids))[:room]
         if draft_ids and num_in_flight:
             return None
-        missing = self._num_missing(sequence, sequence.num_computed_tokens + 1 + len(draft_ids))
+        end = sequence.num_computed_tokens + 1 + len(draft_ids)
+        missing = sum(table.num_missing(end) for table in sequence.tables)
         return draft_ids if missing <= self.pool.num_free else ()
-
-    def _num_missing(self, sequence: Sequence, end: int) -> int:
-        """Blocks to allocate before tokens up to `end` fit."""
-        missing = 0
-        for table in sequence.tables:
-            if end > table.num_slots:
-                missing += table.num_missing(end)
-        return missing
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Blocks for `num_tokens` more, at the cost of sequences later in line; False where it had to go itself."""
         if self._has_windows:
             self._give_up_unseen(sequence)
         end = sequence.num_computed_tokens + num_tokens
-        missing = self._num_missing(sequence, end)
+        missing = 0
+        for table in sequence.tables:
+            if end > table.num_slots:
+                missing += table.num_missing(end)
         if missing:
             while self.pool.num_free < missing:
                 victim = self.running[-1]
@@ -310,18 +313,18 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, num_tokens: int, draft_ids: tuple[int, ...] = ()) -> ScheduledRow:
         assert sequence.row is not None
-        start = sequence.num_computed_tokens
+        start, num_known = sequence.num_computed_tokens, sequence.num_prompt_tokens + len(sequence.output_ids)
         end = start + num_tokens
         known_end = end - len(draft_ids)
-        work = sequence.work if known_end == sequence.num_tokens else None
-        if draft_ids:
-            work = Sample(len(draft_ids))
+        work: Work = None
+        if known_end == num_known + sequence.num_in_flight:
+            work = Sample(len(draft_ids)) if draft_ids else sequence.work
         row = ScheduledRow(
             sequence.number,
             sequence.row,
             start,
             num_tokens,
-            sequence.known_ids(start, known_end),
+            sequence.known_ids(start, known_end) if start < num_known else (),
             draft_ids,
             self._take_new_blocks(sequence) if sequence.has_new_blocks else (),
             work,
@@ -330,8 +333,12 @@ class Scheduler:
         )
         sequence.needs_bind = False
         sequence.num_computed_tokens = end
-        sequence.num_in_flight += _num_reserved(row)
-        self._register_blocks(sequence)
+        if work is not None:
+            sequence.num_in_flight += _num_reserved(work)
+        if self.cache.enabled:
+            full = min(end, num_known) // self.cache.block_size
+            if full > sequence.num_registered_blocks:
+                self._register_blocks(sequence, full)
         return row
 
     def _take_new_blocks(self, sequence: Sequence) -> tuple[NewBlocks, ...]:
@@ -357,19 +364,15 @@ class Scheduler:
         sequence.next_prompt_logprob = min(end + 1, sequence.num_prompt_tokens)
         return PromptLogprobsSpan(start, sequence.known_ids(start, sequence.next_prompt_logprob), count)
 
-    def _register_blocks(self, sequence: Sequence) -> None:
-        """Offer the blocks that this step fills. Before they are written: whoever hits them runs in this step or later,
-        and within a step every layer stores all keys before any query reads."""
-        if not self.cache.enabled:
-            return
-        full = min(sequence.num_computed_tokens, sequence.num_known_tokens) // self.cache.block_size
-        if full > sequence.num_registered_blocks:
-            self._extend_chain(sequence)
-            for group, table in enumerate(sequence.tables):
-                # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
-                for index in range(max(sequence.num_registered_blocks, table.first_entry), full):
-                    self.cache.insert(sequence.chain[index], group, table.entry(index))
-            sequence.num_registered_blocks = full
+    def _register_blocks(self, sequence: Sequence, num_full: int) -> None:
+        """Offer the first `num_full` blocks, as far as they are new. Before they are written: whoever hits them runs in this step
+        or later, and within a step every layer stores all keys before any query reads."""
+        self._extend_chain(sequence)
+        for group, table in enumerate(sequence.tables):
+            # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
+            for index in range(max(sequence.num_registered_blocks, table.first_entry), num_full):
+                self.cache.insert(sequence.chain[index], group, table.entry(index))
+        sequence.num_registered_blocks = num_full
 
     def _extend_chain(self, sequence: Sequence) -> None:
         """The hashes of all its full blocks of known tokens."""
@@ -448,15 +451,3 @@ class Scheduler:
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = start
         return True
-
-    # --- ending ---------------------------------------------------------------------------------------------------
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        params = sequence.sampling
-        if token_id in params.stop_token_ids:
-            return FinishReason.STOP
-        if token_id in self.limits.eos_token_ids and not params.ignore_eos:
-            return FinishReason.STOP
-        if sequence.num_prompt_tokens + len(sequence.output_ids) >= sequence.max_tokens_total:
-            return FinishReason.LENGTH
-        return None

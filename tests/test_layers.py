@@ -13,7 +13,8 @@ SERVER_LEAVES = ("config", "schema", "errors", "sse", "admission")
 NO_TORCH_IN_RUNTIME = (
     "runtime.api", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
     "runtime.engine", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
-    "runtime.token_stream",
+    "runtime.token_stream", "runtime.proposer", "runtime.block_copies", "runtime.metrics.engine_meter",
+    "runtime.constrain.masked_sampling",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
     "runtime.runner.worker", "runtime.platform.host", "runtime.models.registry",
     "runtime.weights.gguf", "runtime.weights.fetch",

@@ -243,7 +243,7 @@ async def test_an_idle_engine_has_no_timer_and_no_pending_callback():
         await read(engine.submit([request()]))
         await turns(5)
         loop = asyncio.get_running_loop()
-        assert engine._lag._timer is None
+        assert engine._meter._lag._timer is None
         assert not [handle for handle in loop._scheduled if not handle.cancelled()]
         assert not loop._ready
 
@@ -254,7 +254,7 @@ async def test_an_engine_is_idle_again_though_its_only_client_left_before_the_fi
         async with engine.submit([request()]):
             pass
         await turns(5)
-        assert engine._lag._timer is None
+        assert engine._meter._lag._timer is None
         assert engine._idle.is_set()
 
 

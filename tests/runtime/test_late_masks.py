@@ -52,7 +52,7 @@ def hasty() -> FakeRunner:
 
 def held(engine) -> dict[str, int]:
     """Where the tokens will stand whose draws are held; on a slow machine any mask may be late for a moment."""
-    snapshots, scheduler = engine._deferred._snapshots, engine._scheduler
+    snapshots, scheduler = engine._masked._deferred._snapshots, engine._scheduler
     rows = [row for snapshot in snapshots for row in snapshot.batch.rows if scheduler.is_current(row)]
     return {scheduler.names[row.number]: row.end for row in rows}
 
@@ -124,7 +124,7 @@ async def test_late_masks_that_come_together_are_drawn_together():
         reading = asyncio.create_task(read(engine.submit(requests)))
         await until(lambda: held(engine) == dict.fromkeys("01234", 3))
         gate.opened.set()
-        engine._constraints._threads.shutdown()  # while nothing else happens here, all are made
+        engine._masked._constraints._threads.shutdown()  # while nothing else happens here, all are made
         got = await reading
     assert list(got.values()) == [(drawn_by(from_last, 1, 3), LENGTH)] * 5
     assert [runner.names[row.number] for row in runner.sampled_late[-1].rows] == list("01234")

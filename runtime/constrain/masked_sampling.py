@@ -1,0 +1,90 @@
+"""Masked sampling: what the engine does with a forward pass that has masked rows.
+
+Rows whose masks are there when the logits are, and all rows without masks, are sampled at once; the others are deferred until
+they can be sampled by themselves. Launches nothing on its own account: it is given a way that knows what a failure means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from runtime.api import FinishReason, ModelInfo
+from runtime.batch import ScheduledBatch
+from runtime.constrain.constraints import Constraints
+from runtime.constrain.deferred import DeferredSampling
+from runtime.scheduler import Scheduler
+from runtime.sequence import Sequence
+from runtime.step import ForwardOutput, Step
+
+T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """What is asked of it here."""
+
+    def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
+        """What `enqueue` gives; None where it failed, and the requests of `batch` have ended."""
+        ...
+
+    def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
+        """End sequence `number`, if it has not ended, and tell its reader."""
+        ...
+
+    def wake(self) -> None:
+        """A mask has come for a row that was deferred."""
+        ...
+
+
+class MaskedSampling:
+    def __init__(self, model: ModelInfo, scheduler: Scheduler, engine: Engine) -> None:
+        self._engine = engine
+        self._constraints = Constraints(model, engine.wake)
+        self._deferred = DeferredSampling(scheduler, self._constraints)
+
+    # --- sequences ------------------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        self._constraints.add(sequence)
+
+    def note(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """`token_ids` have settled."""
+        if sequence.has_matchers:
+            self._constraints.note(sequence.number, token_ids)
+
+    def forget(self, sequence: Sequence) -> None:
+        if sequence.has_matchers:
+            self._constraints.forget(sequence.number)
+
+    def close(self) -> None:
+        self._constraints.close()
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    async def sample(self, output: ForwardOutput) -> Step | None:
+        """The step that samples `output`, but for rows whose masks are late. All before it has settled."""
+        batch = output.batch
+        masked = batch.masked_rows
+        await self._constraints.make([row.number for row in masked], output.done)
+        late = {row.row for row in masked if not self._constraints.has_mask(row.number)}
+        return self._sample(output, self._defer(output, batch, late) if late else batch)
+
+    def sample_deferred(self) -> Step | None:
+        """A step of deferred rows whose masks have come; None where there is none."""
+        ready = self._deferred.take_ready()
+        return None if ready is None else self._sample(*ready)
+
+    def _defer(self, output: ForwardOutput, batch: ScheduledBatch, late: Set[int]) -> ScheduledBatch:
+        """What is left of `batch` without the sampling of the rows `late`, which comes with their masks."""
+        rest, sampling = batch.split(late)
+        snapshot = self._engine.enqueue(lambda: output.snapshot_logits(sampling), sampling)
+        if snapshot is not None:
+            self._deferred.add(snapshot)
+        return rest
+
+    def _sample(self, output: ForwardOutput, batch: ScheduledBatch) -> Step | None:
+        masks, ended = self._constraints.take(batch.masked_rows)
+        for end in ended:
+            self._engine.end(end.number, end.finish, end.error)
+        step = self._engine.enqueue(lambda: output.sample(batch, masks), batch)
+        return None if step is None else replace(step, launched_s=output.launched_s)

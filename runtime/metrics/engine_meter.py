@@ -1,0 +1,139 @@
+"""Engine meter: what the engine does, in numbers. It is told of each event and keeps counters, histograms and the log's lines.
+
+A sequence's own times stand on the sequence, so a request that ends takes its history with it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from runtime.api import Metric, ModelInfo
+from runtime.batch import ScheduledBatch
+from runtime.metrics.loop_lag import LoopLag
+from runtime.metrics.stats import EngineStats, counter, gauge
+from runtime.metrics.throughput_log import ThroughputLog
+from runtime.scheduler import Scheduler
+from runtime.sequence import Sequence
+from runtime.step import Step
+
+log = logging.getLogger("oneloop.engine")
+
+
+class EngineMeter:
+    """Its calls come from the event loop. `last_settled_s`: when a step settled last, by the monotonic clock."""
+
+    def __init__(self, model: ModelInfo, scheduler: Scheduler) -> None:
+        self.last_settled_s = 0.0
+        self._scheduler = scheduler
+        self._stats = EngineStats(model.max_model_len)
+        self._lag = LoopLag(self._stats.loop_lag.observe)
+        self._throughput = ThroughputLog(self._stats)
+        self._cache_facts = (
+            ("block_size", str(model.kv_block_size)),
+            ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
+            ("enable_prefix_caching", str(scheduler.cache.enabled)),
+        )
+
+    # --- the engine as a whole ------------------------------------------------------------------------------------
+
+    def busy(self) -> None:
+        """Work has come after a pause."""
+        self._throughput.restart()
+        self._lag.start()
+
+    def idle(self) -> None:
+        """There is no work, or no engine any more: nothing of the meter's waits on the loop from now on."""
+        self._lag.stop()
+
+    def submitted(self, num_requests: int) -> None:
+        self._stats.request_n.observe(num_requests)
+
+    def rejected(self) -> None:
+        self._stats.admission_rejections += 1
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def launched(self, batch: ScheduledBatch, launched_s: float) -> None:
+        stats, scheduler = self._stats, self._scheduler
+        stats.iteration_tokens.observe(batch.num_tokens)
+        stats.batch_size.observe(len(batch.rows))
+        if batch.num_preempted:
+            log.warning(
+                "%d requests preempted for lack of KV blocks (%d running, %d waiting): kv-cache-memory is short",
+                batch.num_preempted, len(scheduler.running), len(scheduler.waiting),
+            )  # fmt: skip
+        for row in batch.rows:
+            if row.binding is not None:  # as the first row of a sequence has one
+                sequence = scheduler.sequence(row.number)
+                if sequence is not None and sequence.first_scheduled_s is None:
+                    sequence.first_scheduled_s = launched_s
+                    stats.queue_time.observe(launched_s - sequence.request.arrival_s)
+
+    def settled(self, step: Step, now: float) -> None:
+        self._stats.step_time.observe(now - max(step.launched_s, self.last_settled_s))
+        if step.launched_s < self.last_settled_s and (idle_s := step.idle_before_s()) is not None:
+            self._stats.gpu_idle_gap.observe(idle_s)
+        self.last_settled_s = now
+
+    def report(self, now: float) -> None:
+        """The throughput line in the log, if it is time for one."""
+        self._throughput.maybe(now, self._scheduler)
+
+    # --- one sequence ---------------------------------------------------------------------------------------------
+
+    def gained(self, sequence: Sequence, num_tokens: int, now: float) -> None:
+        """A step brought it `num_tokens`; 0 for one that ends with its prompt, computed or pooled."""
+        stats = self._stats
+        stats.generation_tokens += num_tokens
+        last_s = sequence.last_token_s
+        sequence.last_token_s = now
+        if last_s is None:
+            self._prompt_computed(sequence, now)
+            if num_tokens:
+                sequence.first_token_s = now
+                stats.time_to_first_token.observe(now - sequence.request.arrival_s)
+            return
+        for _ in range(num_tokens):  # those that come together have waited alike
+            stats.inter_token_latency.observe((now - last_s) / num_tokens)
+
+    def finished(self, sequence: Sequence) -> None:
+        stats, now = self._stats, time.monotonic()
+        assert sequence.finish is not None
+        stats.finished[sequence.finish] += 1
+        stats.e2e_latency.observe(now - sequence.request.arrival_s)
+        stats.request_num_preemptions.observe(sequence.num_preemptions)
+        stats.request_prompt_tokens.observe(sequence.num_prompt_tokens)
+        stats.request_generation_tokens.observe(sequence.num_output_tokens)
+        stats.request_max_tokens.observe(sequence.sampling.max_tokens)
+        if sequence.first_scheduled_s is not None:
+            stats.inference_time.observe(now - sequence.first_scheduled_s)
+        if sequence.first_token_s is not None:
+            decode_s = now - sequence.first_token_s
+            stats.decode_time.observe(decode_s)
+            if sequence.num_output_tokens > 1:
+                stats.time_per_output_token.observe(decode_s / (sequence.num_output_tokens - 1))
+
+    def _prompt_computed(self, sequence: Sequence, now: float) -> None:
+        stats = self._stats
+        stats.prompt_tokens += sequence.num_prompt_tokens
+        stats.prompt_tokens_cached += sequence.num_cached_tokens
+        stats.request_computed_tokens.observe(sequence.num_prompt_tokens - sequence.num_cached_tokens)
+        if sequence.first_scheduled_s is not None:
+            stats.prefill_time.observe(now - sequence.first_scheduled_s)
+
+    # --- what there is to tell ------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[Metric]:
+        scheduler = self._scheduler
+        usage = 1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks
+        return [
+            gauge("num_requests_running", "Requests with a row.", len(scheduler.running)),
+            gauge("num_requests_waiting", "Requests that wait for a row.", len(scheduler.waiting)),
+            gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", usage),
+            Metric("cache_config_info", "The KV cache, as labels.", "gauge", {self._cache_facts: 1.0}),
+            gauge("kv_cache_cached_blocks", "KV blocks findable by prefix, in use or not.", len(scheduler.cache)),
+            counter("num_preemptions", "Sequences sent back to wait for lack of blocks.", scheduler.num_preemptions),
+            counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
+            counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
+            *self._stats.metrics(),
+        ]
