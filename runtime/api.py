@@ -72,6 +72,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def penalized(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether tokens may be sampled at several positions at once: what may be drawn depends on earlier ones through the
+        model alone."""
+        return not self.matchers and not self.penalized
+
 
 @dataclass(frozen=True, slots=True)
 class PoolingParams:

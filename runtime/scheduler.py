@@ -269,7 +269,7 @@ class Scheduler:
             return None  # a window could not be sure of what it shows
         # No step computes what lies beyond the last token; and with what may be computed anew it stays within the budget.
         room = min(room, sequence.max_tokens_total - sequence.num_tokens - 1, most - num_in_flight - 1)
-        if room <= 0 or sequence.has_matchers or self._has_states:  # a state cannot go back
+        if room <= 0 or not sequence.sampling.takes_drafts or self._has_states:  # a state cannot go back
             return ()
         draft_ids = tuple(proposer.propose(sequence.prompt_ids, sequence.output_ids))[:room]
         if draft_ids and num_in_flight:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -239,7 +239,7 @@ def _result(
     else:
         tokens = {
             row.row: accepted_ids(drawn[first:stop], row.draft_ids)
-            for row, first, stop in zip(rows, of_row, of_row[1:], strict=True)
+            for row, (first, stop) in zip(rows, pairwise(of_row), strict=True)
         }
     sampling = batch.sampling_rows
     gained = [tokens[row.row] for row in sampling]

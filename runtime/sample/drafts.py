@@ -2,7 +2,7 @@
 
 A draw depends on (seed, position) and logits alone, so a row that accepts its guesses as long as they equal the draws has exactly
 the tokens that it would have had one by one. That does not go for rows whose logits depend on the tokens before in other ways:
-penalties count what was drawn, a matcher's mask depends on it. Such rows take no drafts."""
+penalties count what was drawn, a matcher's mask depends on it. Such rows take no drafts: see `SamplingParams.takes_drafts`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from runtime.api import SamplingParams
 from runtime.batch import RowBinding, Sample, ScheduledRow
 from runtime.kv.layout import KVLayout
 from runtime.transfer import index_on
 
 _NO_ID = -2  # pads guesses: no draw is that, not even an unusable one
-
-
-def why_no_drafts(params: SamplingParams, *, masked: bool = False) -> str | None:
-    """Why a row with these params cannot be sampled at several positions at once, None where it can. `masked`: it has matchers."""
-    if masked or params.matchers:
-        return "what it may draw depends on what it drew"
-    if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
-        return "its penalties count what it drew"
-    return None
 
 
 def num_drafts(row: ScheduledRow) -> int:
@@ -55,11 +45,11 @@ class DraftRules:
         return cls("its recurrent layers cannot take one back" if layout.num_state_tables else None)
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        refusal = why_no_drafts(binding.params, masked=binding.masked)
-        if refusal is None:
-            self._refusals.pop(row, None)
-        else:
-            self._refusals[row] = refusal
+        self._refusals.pop(row, None)
+        if binding.masked:
+            self._refusals[row] = "what it may draw depends on what it drew"
+        elif not binding.params.takes_drafts:
+            self._refusals[row] = "its penalties count what it drew"
 
     def check(self, rows: Sequence[ScheduledRow]) -> None:
         """Raises ValueError for drafts that cannot be checked."""

@@ -22,7 +22,7 @@ class Penalties:
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
         params = binding.params
-        if params.presence_penalty == 0.0 and params.frequency_penalty == 0.0 and params.repetition_penalty == 1.0:
+        if not params.penalized:
             return
         record.words[tables.FLAGS] |= tables.PENALIZED
         record.floats[tables.PRESENCE] = params.presence_penalty

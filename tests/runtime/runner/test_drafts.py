@@ -1,0 +1,231 @@
+"""Drafts in either runner: whatever is guessed, rows gain exactly the tokens that they have without guesses.
+
+The model's logits depend on every token before, read back from where the step's tensors say that they were stored."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime.api import SamplingParams
+from runtime.batch import NOT_FINITE, SAMPLE, RowBinding, Sample, ScheduledBatch, ScheduledRow
+from runtime.kv.block_table import NewBlocks
+from runtime.kv.layout import KVLayout
+from runtime.runner.runner import ModelRunner
+from tests.kinds import full, state
+from tests.runtime.runner.runners import LANES, LAYOUT, VOCAB, make_runner
+
+BLOCK, NUM_TOKENS, BLOCKS = 4, 30, 16  # blocks of a row, which are neither in order nor its own block's neighbours
+PROMPTS = [(5,), (7, 8, 9, 10, 11), (3, 1, 4, 1, 5, 9)]
+ASKED = [
+    {"temperature": 0.0},
+    {"temperature": 1.2, "top_p": 0.9, "logprobs": 2},
+    {"temperature": 0.9, "top_k": 12, "logit_bias": {4: 2.0}, "min_tokens": 9, "stop_token_ids": frozenset({4})},
+]
+
+
+class Remembering:
+    """Gives logits that are a function of the whole sequence so far, and NaN behind `poison`."""
+
+    spec = SimpleNamespace(vocab_size=VOCAB)
+
+    def __init__(self, poison: int | None = None) -> None:
+        self._stored = [-1] * (BLOCK * BLOCKS * len(PROMPTS))
+        self._poison = poison
+
+    def forward(self, step):
+        meta, slots = step.attn_metadata[0], step.slot_mapping[0].tolist()
+        for token_id, slot in zip(step.input_ids.tolist(), slots, strict=True):
+            self._stored[slot] = token_id
+        starts, sequences = meta.query_starts.tolist(), []
+        for index, seq_len in enumerate(meta.context_lens.tolist()):
+            table = meta.block_tables[index if meta.rows is None else int(meta.rows[index])].tolist()
+            known = [self._stored[table[at // BLOCK] * BLOCK + at % BLOCK] for at in range(seq_len)]
+            num = starts[index + 1] - starts[index]
+            assert step.positions[starts[index] : starts[index + 1]].tolist() == [*range(seq_len - num, seq_len)]
+            sequences += [tuple(known[: seq_len - num + 1 + each]) for each in range(num)]
+        return sequences
+
+    def compute_logits(self, hidden, tokens=None):
+        rows = [self._logits(hidden[token]) for token in (range(len(hidden)) if tokens is None else tokens.tolist())]
+        return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+
+    def _logits(self, sequence: tuple[int, ...]) -> torch.Tensor:
+        if self._poison is not None and sequence[-1] == self._poison:
+            return torch.full((VOCAB,), torch.nan)
+        return 2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(hash(sequence) & (2**63 - 1)))
+
+
+def prompt(row: int, **changes) -> ScheduledRow:
+    ids = PROMPTS[row]
+    params = SamplingParams(max_tokens=NUM_TOKENS, **ASKED[row] | changes)
+    blocks = random.Random(row).sample(range(row * BLOCKS, (row + 1) * BLOCKS), BLOCKS)
+    return ScheduledRow(
+        row, row, 0, len(ids), ids, new_blocks=(NewBlocks(0, 0, tuple(blocks)),), work=SAMPLE,
+        binding=RowBinding(params, 100 + row, ids, ()),
+    )  # fmt: skip
+
+
+def behind(row: int, start: int, draft_ids: tuple[int, ...]) -> ScheduledRow:
+    """Its last id is on the device."""
+    return ScheduledRow(row, row, start, 1 + len(draft_ids), (), draft_ids, work=Sample(len(draft_ids)))
+
+
+def batch_of(*rows: ScheduledRow) -> ScheduledBatch:
+    return ScheduledBatch(rows, sum(row.num_tokens for row in rows), 0)
+
+
+class Gained:
+    """What rows have gained, as steps told."""
+
+    def __init__(self) -> None:
+        self.ids: list[list[int]] = [[] for _ in PROMPTS]
+        self.shown: list[list[tuple[int, ...]]] = [[] for _ in PROMPTS]
+
+    async def take(self, step) -> None:
+        result = await step.result()
+        for row, ids in zip(step.batch.sampling_rows, result.tokens, strict=True):
+            self.ids[row.row] += ids
+        for row, entries in zip(step.batch.sampling_rows if result.logprobs else (), result.logprobs, strict=True):
+            if entries is not None:
+                self.shown[row.row] += [tuple(token for token, _ in entry.top) for entry in entries]
+
+
+async def generated(
+    runner: ModelRunner, guess: Callable[[int, int], tuple[int, ...]], *, ahead: bool = False
+) -> Gained:
+    """`guess`: of a row, behind so many tokens gained. `ahead`: each step is launched before the last one has told anything, so
+    what the batch says of starts is the most that they can be."""
+    gained = Gained()
+    rows = [*range(len(PROMPTS))]
+    last = runner.launch(batch_of(*map(prompt, rows)))
+    if not ahead:
+        await gained.take(last)
+    most = [1 for _ in rows]  # gained, if every guess is right
+    while min(map(len, gained.ids)) < NUM_TOKENS:
+        if not ahead:
+            most = [len(gained.ids[row]) for row in rows]
+        chosen = [row for row in rows if most[row] < NUM_TOKENS]
+        if not chosen:  # some guess was wrong
+            await gained.take(last)
+            most = [len(gained.ids[row]) for row in rows]
+            last = None
+            continue
+        guesses = {row: guess(row, most[row])[: NUM_TOKENS - most[row] - 1] for row in chosen}
+        step = runner.launch(
+            batch_of(*(behind(row, len(PROMPTS[row]) + most[row] - 1, guesses[row]) for row in chosen))
+        )
+        for row in chosen:
+            most[row] += 1 + len(guesses[row])
+        if ahead and last is not None:
+            await gained.take(last)
+        if not ahead:
+            await gained.take(step)
+        last = step
+    if ahead and last is not None:
+        await gained.take(last)
+    return gained
+
+
+@pytest.fixture(params=LANES)
+def make(request, monkeypatch):
+    return lambda model=None: make_runner(request.param, model or Remembering(), monkeypatch, max_model_len=64)
+
+
+async def test_any_guesses_leave_the_tokens_as_they_are(make):
+    runner = make()
+    plain = await generated(runner, lambda row, num: ())
+    await runner.close()
+    assert all(len(ids) == NUM_TOKENS for ids in plain.ids)
+
+    def right(row: int, num: int) -> tuple[int, ...]:
+        return tuple(plain.ids[row][num : num + 4])
+
+    def wrong(row: int, num: int) -> tuple[int, ...]:
+        return tuple((token + 1) % VOCAB for token in right(row, num))
+
+    def mixed(row: int, num: int) -> tuple[int, ...]:
+        chance = random.Random(100 * row + num)
+        good, bad = chance.randrange(4), chance.randrange(3)
+        return (*right(row, num)[:good], *(chance.randrange(VOCAB) for _ in range(bad)))
+
+    for guess in (right, wrong, mixed):
+        for ahead in (False, True):
+            runner = make()
+            guessed = await generated(runner, guess, ahead=ahead)
+            await runner.close()
+            assert [ids[:NUM_TOKENS] for ids in guessed.ids] == plain.ids
+            assert guessed.shown[1][:NUM_TOKENS] == plain.shown[1]
+            assert (guessed.shown[0], guessed.shown[2]) == ([], [])
+
+
+async def test_right_guesses_are_gained_in_one_step(make):
+    runner = make()
+    plain = await generated(runner, lambda row, num: ())
+    steps = 0
+
+    def counted(row: int, num: int) -> tuple[int, ...]:
+        nonlocal steps
+        steps += row == 0
+        return tuple(plain.ids[row][num : num + 4])
+
+    again = make()
+    await generated(again, counted)
+    assert steps == -(-(NUM_TOKENS - 1) // 5)
+    await runner.close()
+    await again.close()
+
+
+async def test_unusable_logits_end_what_a_row_gains(make):
+    ids = PROMPTS[0]
+    runner = make()
+    first = runner.launch(batch_of(prompt(0)))
+    await first.result()
+    second = runner.launch(batch_of(behind(0, len(ids), ())))
+    ((following,),) = (await second.result()).tokens
+    await runner.close()
+    runner = make(Remembering(poison=following))
+    await runner.launch(batch_of(prompt(0))).result()
+    step = runner.launch(batch_of(behind(0, len(ids), (following, 1, 2))))
+    assert (await step.result()).tokens == [[following, NOT_FINITE]]
+    await runner.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"frequency_penalty": 1.0}, "penalties"), ({"repetition_penalty": 1.1}, "penalties")],
+)
+async def test_rows_whose_logits_depend_on_what_was_drawn_take_none(make, changes, named):
+    await _refused(make(), prompt(0, **changes), behind(0, 1, (3,)), named)
+
+
+async def test_masked_rows_take_none(make):
+    row = prompt(0)
+    bound = row._replace(binding=RowBinding(row.binding.params, 0, row.token_ids, (), masked=True))
+    await _refused(make(), bound, behind(0, 1, (3,)), "what it may draw depends on what it drew")
+
+
+async def test_a_row_says_how_many_guesses_it_has(make):
+    await _refused(make(), prompt(0), behind(0, 1, (3,))._replace(work=SAMPLE), "1 drafts among 2 tokens")
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_a_model_with_recurrent_layers_takes_none(lane, monkeypatch):
+    layout = KVLayout.of((full(1, 8), state((3,))), 4)
+    runner = make_runner(lane, Remembering(), monkeypatch, layout=layout)
+    await _refused(runner, prompt(0), behind(0, 1, (3,)), "recurrent layers cannot take one back")
+
+
+async def _refused(runner: ModelRunner, first: ScheduledRow, second: ScheduledRow, named: str) -> None:
+    await runner.launch(batch_of(first)).result()
+    with pytest.raises(ValueError, match=named):
+        await runner.launch(batch_of(second)).result()
+    await runner.close()
+
+
+def test_the_layout_of_these_tests_has_blocks_as_small_as_they_say():
+    assert LAYOUT.kernel_block_size == BLOCK

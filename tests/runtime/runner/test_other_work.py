@@ -1,0 +1,116 @@
+"""What else a step may be asked for: block copies before its first write, pooled rows; and encoder work, which is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import ops
+from runtime.api import SamplingParams
+from runtime.batch import SAMPLE, BlockCopy, EncoderWork, Pool, RowBinding, ScheduledBatch, ScheduledRow
+from runtime.kv.block_table import NewBlocks
+from runtime.kv.kv_cache import KVCache
+from runtime.kv.layout import KVLayout
+from runtime.models.load import load_model
+from runtime.weights.fetch import resolve
+from tests.kinds import FLOAT32
+from tests.runtime.runner.runners import CPU, LANES, NoCache, Successor, make_runner
+
+PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
+MODEL = transformers.LlamaConfig(
+    vocab_size=97, hidden_size=40, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.25, head_dim=10,
+)  # fmt: skip
+
+
+def row_of(row: int, ids: tuple[int, ...], work, *, blocks=(), start=0) -> ScheduledRow:
+    new = (NewBlocks(0, 0, tuple(blocks)),) if blocks else ()
+    binding = RowBinding(PARAMS, 0, ids, (), num_computed=start)
+    return ScheduledRow(row, row, start, len(ids), ids, new_blocks=new, work=work, binding=binding)
+
+
+def batch_of(*rows: ScheduledRow, **more) -> ScheduledBatch:
+    return ScheduledBatch(rows, sum(row.num_tokens for row in rows), 0, **more)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(11)
+    theirs = transformers.AutoModelForCausalLM.from_config(MODEL, dtype=torch.float32).eval()
+    theirs.save_pretrained(folder)
+    files = resolve(str(folder), None, lambda progress: None)
+    ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
+    return theirs, ours
+
+
+@pytest.fixture
+def references():
+    """A device's attention finds its block tables by row; of the kernels for a CPU only the reference does."""
+    ops.force("reference")
+    yield
+    ops.force(None)
+
+
+def real_runner(lane: str, model, monkeypatch):
+    layout = KVLayout.of(tuple(kind.with_dtype(FLOAT32) for kind in model.spec.memory_kinds()))
+    cache = KVCache(layout, 16, CPU)
+    return make_runner(lane, model, monkeypatch, cache=cache, layout=layout, vocab_size=MODEL.vocab_size)
+
+
+@torch.inference_mode()
+def last_hidden(theirs, ids: tuple[int, ...]) -> torch.Tensor:
+    return theirs.model(torch.tensor([ids])).last_hidden_state[0, -1]
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_pooled_rows_give_the_final_norms_output_at_their_last_token(lane, pair, references, monkeypatch):
+    theirs, ours = pair
+    runner = real_runner(lane, ours, monkeypatch)
+    long, short, sampled = tuple(range(3, 40)), (7,), (11, 12, 13)
+    first = batch_of(row_of(0, long[:20], None, blocks=(4, 1, 9)), row_of(2, short, Pool("last"), blocks=(2,)))
+    second = batch_of(
+        row_of(1, sampled, SAMPLE, blocks=(5,)),
+        ScheduledRow(0, 0, 20, len(long) - 20, long[20:], work=Pool("last")),
+    )
+    results = [await runner.launch(batch).result() for batch in (first, second)]
+    assert [len(result.tokens) for result in results] == [0, 1]
+    for result, ids in zip(results, (short, long), strict=True):
+        (vector,) = result.pooled
+        torch.testing.assert_close(torch.tensor(vector), last_hidden(theirs, ids), atol=1e-4, rtol=1e-4)
+    await runner.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_blocks_are_copied_before_the_steps_first_write(lane, pair, references, monkeypatch):
+    """A sequence goes on in a copy of another one's half-filled block; both go on as if they were alone."""
+    theirs, ours = pair
+    runner = real_runner(lane, ours, monkeypatch)
+    shared, one, other = (5, 6, 7, 8, 9), (20, 21), (30, 31, 32)
+    await runner.launch(batch_of(row_of(0, shared, None, blocks=(3,)))).result()
+    forked = row_of(1, other, Pool("last"), blocks=(8,), start=len(shared))
+    going_on = ScheduledRow(0, 0, len(shared), len(one), one, work=Pool("last"))
+    step = runner.launch(batch_of(going_on, forked, copies=(BlockCopy(3, 8),)))
+    for vector, ids in zip((await step.result()).pooled, (shared + one, shared + other), strict=True):
+        torch.testing.assert_close(torch.tensor(vector), last_hidden(theirs, ids), atol=1e-4, rtol=1e-4)
+    await runner.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_a_pooling_that_is_not_known_is_refused_by_name(lane, monkeypatch):
+    runner = make_runner(lane, Successor(), monkeypatch)
+    with pytest.raises(ValueError, match="pooling 'mean' is not known; there is last"):
+        await runner.launch(batch_of(row_of(0, (1, 2), Pool("mean")))).result()
+    await runner.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_encoder_work_is_refused_by_its_sequences(lane, monkeypatch):
+    cache = NoCache()
+    runner = make_runner(lane, Successor(), monkeypatch, cache=cache)
+    batch = batch_of(row_of(0, (1, 2), SAMPLE), encoder_work=(EncoderWork(17, b"picture"),), copies=(BlockCopy(1, 2),))
+    with pytest.raises(ValueError, match=r"encoder work for sequences \[17\]"):
+        runner.launch(batch)
+    assert not cache.copies
+    await runner.close()
