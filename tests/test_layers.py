@@ -132,12 +132,11 @@ def test_only_the_room_for_it_knows_transformers():
 
 @pytest.mark.parametrize("package", ["models", "sample", "weights"])
 def test_siblings_in_runtime_do_not_know_each_other(package):
-    """models -> weights.rules is the one exception: a family is its spec and its rules."""
+    """models -> weights.rules and weights.formats is the one exception: a family is its spec and its rules, and a config says how
+    its weights are quantised."""
     siblings = [f"runtime.{other}" for other in ("models", "sample", "weights", "runner") if other != package]
+    allowed = ("runtime.weights.rules", "runtime.weights.formats") if package == "models" else ()
     assert not offences(
         lambda m: within(m, f"runtime.{package}"),
-        lambda m, n: (
-            within(n, *siblings)
-            and not (package == "models" and (n == "runtime.weights" or within(n, "runtime.weights.rules")))
-        ),
+        lambda m, n: within(n, *siblings) and not within(n, *allowed) and not (allowed and n == "runtime.weights"),
     )

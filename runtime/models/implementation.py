@@ -17,6 +17,7 @@ from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
 from runtime.models.spec.rope import LongRopeScaling
 from runtime.models.through_transformers.tried import ARCHITECTURES
+from runtime.weights.formats import quant_method
 from runtime.weights.rules import Checkpoint, Report
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto") -> ModelSpec:
         try:
             return spec_from_config(config)
         except UnsupportedModel as error:
-            if wanted == "native" or (architecture in FAMILIES and config.get("quantization_config") is not None):
+            if wanted == "native" or (architecture in FAMILIES and quant_method(config) is not None):
                 raise
             why = str(error) if architecture in FAMILIES else None
     try:
@@ -115,9 +116,7 @@ def _longrope_switch(spec: DecoderSpec) -> int | None:
 
 
 def _through_transformers(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+    if (method := quant_method(config)) is not None:
         raise UnsupportedModel(f"weights quantised with {method!r} are not read there")
     try:
         from runtime.models.through_transformers import describe as library

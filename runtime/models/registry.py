@@ -18,6 +18,7 @@ from runtime.models import families
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
+from runtime.weights.formats import unread_method
 
 Family = Callable[[HfConfig], DecoderSpec]
 PLUGINS = "oneloop.models"
@@ -91,11 +92,6 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
         raise UnsupportedModel(
             f"architecture {name} is not supported natively; the nearest that is: {near} (python -m server models lists all)"
         )
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        if method != "mxfp4":  # a tensor in MXFP4 says so itself
-            raise UnsupportedModel(
-                f"weights quantised with {method!r} are not supported; use a GGUF file or the original"
-            )
+    if (method := unread_method(config)) is not None:
+        raise UnsupportedModel(f"weights quantised with {method!r} are not supported; use a GGUF file or the original")
     return FAMILIES[name](HfConfig(config))

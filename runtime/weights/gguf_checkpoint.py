@@ -74,25 +74,22 @@ class GgufCheckpoint:
         return self._tensors[name].nbytes if heads is None else heads.keys.nbytes + heads.values.nbytes
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Rows from `start` on into the contiguous `out`, as many as it has, dequantised, in its type; uint8 [rows, bytes of a
-        row] takes them as they are stored."""
+        """See `stream.TensorReader`."""
         if (heads := self._latent_heads.get(name)) is not None:
             store(self._decompressing(heads, start, start + len(out)), out)
             return
         tensor = self._tensors[name]
-        if out.dtype == np.uint8 and name not in self._head_sizes:
-            self._file.read_raw_rows(tensor, start, out)
-            return
         raw = self._raw_rows(name, start, start + len(out))
-        if out.dtype == np.uint8:
-            out[...] = raw
-            return
         values = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
         dequantize(raw, FORMATS[tensor.type], values)
         if self._architecture is not None and self._architecture.plus_one and name.endswith("norm.weight"):
             values -= 1
         if values is not out:
             store(values, out)
+
+    def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
+        """See `stream.TensorReader`."""
+        return {"weight": self._raw_rows(name, start, stop)}
 
     def _decompressing(self, heads: _LatentHeads, start: int, stop: int) -> Floats:
         size = sum(heads.sizes)

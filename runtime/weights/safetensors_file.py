@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,24 @@ import numpy as np
 
 from runtime.weights.dequantize import FORMATS, Bytes, dequantize
 from runtime.weights.dtypes import Array, store
+from runtime.weights.formats import SCHEMES
+from runtime.weights.formats.scheme import Scheme, StoredTensor
 from runtime.weights.gguf import read_exactly
-from runtime.weights.mxfp4 import BLOCKS_END, SCALES_END, as_ggml, is_pair, values_shape
-from runtime.weights.rules import Shape, WeightsError
+from runtime.weights.rules import Shape, Span, WeightsError
 
 _MAX_HEADER = 100_000_000  # bytes, as in the reference implementation
 _SAME_AS_STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-_MXFP4 = "MXFP4"
+_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "I32": 4,
+    "U32": 4,
+}  # of other types
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 INDEX = "model.safetensors.index.json"
@@ -44,12 +55,21 @@ class _Stored:
         return self.nbytes // (self.shape[0] if self.shape else 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Quantised:
+    """A weight that is several tensors of the file."""
+
+    scheme: Scheme
+    shape: Shape
+    parts: Mapping[str, _Stored]  # by role
+
+
 class SafetensorsCheckpoint:
-    """The tensors of a folder; those in MXFP4, which are two in the file, by the name of their blocks. Close it.
+    """The tensors of a folder; what a scheme keeps as several is one, under the name it gives. Close it.
 
     Raises WeightsError where files are missing, broken or of a kind that is never loaded."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, schemes: Sequence[Scheme] = SCHEMES) -> None:
         self._fds: list[int] = []
         self._paths: list[Path] = []
         self._tensors: dict[str, _Stored] = {}
@@ -59,62 +79,72 @@ class SafetensorsCheckpoint:
         except BaseException:
             self.close()
             raise
-        self._scales = self._pair_up()
-        self.shapes: Mapping[str, Shape] = {name: tensor.shape for name, tensor in self._tensors.items()}
-        self.types: Mapping[str, str] = {name: tensor.format for name, tensor in self._tensors.items()}
+        self._quantised = self._put_together(schemes)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.shapes: Mapping[str, Shape] = shapes | {name: each.shape for name, each in self._quantised.items()}
+        types = {name: tensor.format for name, tensor in self._tensors.items()}
+        self.types: Mapping[str, str] = types | {name: each.scheme.format for name, each in self._quantised.items()}
 
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
 
     def stored_bytes(self, name: str) -> int:
-        scales = self._scales.get(name)
-        return self._tensors[name].nbytes + (0 if scales is None else scales.nbytes)
+        quantised = self._quantised.get(name)
+        return (
+            self._tensors[name].nbytes if quantised is None else sum(each.nbytes for each in quantised.parts.values())
+        )
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Rows from `start` on into the contiguous `out`, as many as it has, in its type; uint8 [rows, bytes of a row] takes them
-        as they are stored. A scalar is one row."""
-        tensor = self._tensors[name]
-        if tensor.format not in (*_SAME_AS_STORED, _MXFP4):
-            raise WeightsError(
-                f"{self._paths[tensor.file]}: tensor {name} is {tensor.format}, which is not supported (F32, F16, BF16, MXFP4)"
-            )
-        if out.dtype in (np.uint8, _SAME_AS_STORED.get(tensor.format)) and tensor.format != _MXFP4:
-            self._read(tensor, start, out.view(np.uint8))
-            return
-        raw = self._raw(tensor, self._scales.get(name), start, start + len(out))
-        if out.dtype == np.uint8:
-            out.reshape(-1)[...] = raw.reshape(-1)
-        elif out.dtype == np.float32:
-            dequantize(raw, FORMATS[tensor.format], out)
+        """See `stream.TensorReader`. A scalar is one row."""
+        if (quantised := self._quantised.get(name)) is not None:
+            values = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
+            quantised.scheme.decode(self._raw(quantised, Span(start, start + len(out))), values)
         else:
-            values = np.empty(out.shape, np.float32)
-            dequantize(raw, FORMATS[tensor.format], values)
+            tensor = self._tensors[name]
+            if tensor.format not in _SAME_AS_STORED:
+                known = ", ".join((*_SAME_AS_STORED, *(scheme.format for scheme in SCHEMES)))
+                raise WeightsError(
+                    f"{self._paths[tensor.file]}: tensor {name} is {tensor.format}, which is not supported ({known})"
+                )
+            if out.dtype == _SAME_AS_STORED[tensor.format]:
+                self._read(tensor, start, out.view(np.uint8))
+                return
+            values = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
+            dequantize(self._bytes(tensor, Span(start, start + len(out))), FORMATS[tensor.format], values)
+        if values is not out:
             store(values, out)
 
-    def _raw(self, tensor: _Stored, scales: _Stored | None, start: int, stop: int) -> Bytes:
-        """Rows as ggml would store them."""
-        raw = np.empty((stop - start) * tensor.row_bytes, np.uint8)
-        self._read(tensor, start, raw)
-        if scales is None:
-            return raw
-        exponents = np.empty((stop - start) * scales.row_bytes, np.uint8)
-        self._read(scales, start, exponents)
-        return as_ggml(raw, exponents)
+    def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
+        """See `stream.TensorReader`."""
+        if (quantised := self._quantised.get(name)) is not None:
+            return quantised.scheme.kept(self._raw(quantised, Span(start, stop)))
+        return {"weight": self._bytes(self._tensors[name], Span(start, stop))}
+
+    def _raw(self, quantised: _Quantised, span: Span) -> dict[str, Bytes]:
+        scheme = quantised.scheme
+        return {role: self._bytes(part, scheme.rows(role, span)) for role, part in quantised.parts.items()}
+
+    def _bytes(self, tensor: _Stored, span: Span) -> Bytes:
+        rows = np.empty((span.stop - span.start, tensor.row_bytes), np.uint8)
+        self._read(tensor, span.start, rows)
+        return rows
 
     def _read(self, tensor: _Stored, start: int, into: Bytes) -> None:
         read_exactly(self._fds[tensor.file], into, tensor.offset + start * tensor.row_bytes, self._paths[tensor.file])
 
-    def _pair_up(self) -> dict[str, _Stored]:
-        """Make one tensor of blocks and scales; the scales by the name of the blocks."""
+    def _put_together(self, schemes: Sequence[Scheme]) -> dict[str, _Quantised]:
+        """Take out of the tensors those that belong to others; the weights that they make, by name."""
+        stored = {name: StoredTensor(tensor.format, tensor.shape) for name, tensor in self._tensors.items()}
         found = {}
-        for name in [name for name in self._tensors if name.endswith(BLOCKS_END)]:
-            blocks, scales_name = self._tensors[name], name.removesuffix(BLOCKS_END) + SCALES_END
-            scales = self._tensors.get(scales_name)
-            if scales is not None and blocks.format == scales.format == "U8" and is_pair(blocks.shape, scales.shape):
-                found[name] = self._tensors.pop(scales_name)
-                self._tensors[name] = replace(blocks, format=_MXFP4, shape=values_shape(scales.shape))
-        return found
+        for scheme in schemes:
+            for composite in scheme.composites(stored):
+                parts = {role: self._tensors[name] for role, name in composite.tensors.items()}
+                found[composite.name] = _Quantised(scheme, composite.shape, parts), composite.tensors.values()
+        for _, names in found.values():
+            for name in names:
+                self._tensors.pop(name, None)
+        return {name: quantised for name, (quantised, _) in found.items()}
 
     def _open(self, path: Path, names: set[str] | None) -> None:
         """`names`: what the index expects there; None takes whatever there is."""
@@ -188,7 +218,7 @@ def _stored(entry: Mapping[str, Any], file: int, data_start: int, size: int) -> 
         raise ValueError(f"{entry} is not made of counts")
     if not begin <= end <= size - data_start:
         raise ValueError(f"{entry} goes past the end of the file at byte {size}: cut short?")
-    size_of_one = 1 if kind == "U8" else FORMATS[kind].size if kind in _SAME_AS_STORED else None
+    size_of_one = FORMATS[kind].size if kind in _SAME_AS_STORED else _BYTES.get(kind)
     if size_of_one is not None and prod(shape) * size_of_one != end - begin:
         raise ValueError(f"{entry} is not as long as its shape says")
     return _Stored(file, str(kind), shape, data_start + begin, end - begin)

@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from runtime.api import LoadProgress
-from runtime.weights.dequantize import FORMATS
+from runtime.weights.dequantize import FORMATS, Bytes
 from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
 from runtime.weights.rules import (
     AS_STORED,
@@ -28,9 +28,11 @@ from runtime.weights.rules import (
     Report,
     Shape,
     Shard,
+    Span,
     StoredRows,
     Transform,
     UnitOffsetNorm,
+    WeightsError,
 )  # fmt: skip
 from runtime.weights.transforms import undo
 
@@ -48,8 +50,12 @@ class TensorReader(Protocol):
     def stored_bytes(self, name: str) -> int: ...
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Rows from `start` on into the contiguous `out`, as many as it has, in its type; where that is uint8, out [rows, bytes of
-        a row], as they are stored. Thread-safe."""
+        """Numbers of rows (indices of the first dimension) from `start` on into the contiguous `out`, as many as it has, in its
+        type. Thread-safe."""
+        ...
+
+    def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
+        """Rows as kernels take them, by role ("weight", "scales"), each [rows, bytes of one]. Thread-safe."""
         ...
 
     def close(self) -> None: ...
@@ -58,25 +64,40 @@ class TensorReader(Protocol):
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     load: Load
-    values: Array | list[StoredRows]
+    values: Array
     reads: list[Future[None]]
     stored_bytes: int
 
     @property
     def nbytes(self) -> int:
-        return self.stored_bytes if isinstance(self.values, list) else self.values.nbytes
+        return self.values.nbytes
 
-    def finish(self) -> tuple[Parameter, Array | list[StoredRows]]:
+    def finish(self) -> tuple[Parameter, Array]:
         for read in self.reads:
             read.result()
         parameter, transform, cut = self.load.parameter, self.load.transform, self.load.cut
         if transform is None:
             return parameter, self.values
-        if isinstance(self.values, list):
-            return parameter, [_undone(transform, rows) for rows in self.values]
         if cut is None:
             return parameter, undo(transform, self.values, parameter.shape)
         return parameter, _cut(undo(transform, self.values, cut.shape), cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredInFlight:
+    load: Load
+    formats: list[str]
+    reads: list[Future[dict[str, Bytes]]]
+    stored_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored_bytes
+
+    def finish(self) -> tuple[Parameter, list[StoredRows]]:
+        parts = [StoredRows(name, read.result()) for name, read in zip(self.formats, self.reads, strict=True)]
+        transform = self.load.transform
+        return self.load.parameter, parts if transform is None else [_undone(transform, rows) for rows in parts]
 
 
 class TensorStream:
@@ -105,7 +126,7 @@ class TensorStream:
         """See `rules.TensorSource`. Progress counts stored bytes."""
         total = sum(self._stored_bytes(shard) for load in loads for shard in load.shards)
         done = ahead = 0
-        waiting: deque[_InFlight] = deque()
+        waiting: deque[_InFlight | _StoredInFlight] = deque()
         pool = ThreadPoolExecutor(_num_threads(), "weights")
         try:
             for load in loads:
@@ -149,42 +170,32 @@ class TensorStream:
                 yield pool.submit(self._read_cut, shard, first + start, part)
 
     def _read_cut(self, shard: Shard, first: int, out: Array) -> None:
-        """Whole rows into a buffer, and what is wanted of them on. `out` uint8: [rows, bytes], as they are stored."""
-        width = prod(shard.whole[1:])
-        unit, size = (1, 1) if out.dtype != np.uint8 else self._block(shard)
-        rest = (width // unit * size,) if out.dtype == np.uint8 else shard.whole[1:]
-        columns = slice(None)
-        if shard.columns is not None:
-            columns = slice(shard.columns.start // unit * size, shard.columns.stop // unit * size)
-        if shard.index is None:
-            buffer = np.empty((len(out), *rest), out.dtype)
-            self._checkpoint.read_rows(shard.name, first, buffer)
-            out[...] = buffer[:, columns]
-            return
-        buffer = np.empty((1, shard.whole[0] * rest[0]) if out.dtype == np.uint8 else (1, *shard.whole), out.dtype)
+        """Whole rows into a buffer, and what is wanted of them on."""
+        buffer = np.empty((len(out), *shard.whole[1:]) if shard.index is None else (1, *shard.whole), out.dtype)
         self._checkpoint.read_rows(shard.name, first, buffer)
         taken = slice(None) if shard.taken is None else slice(*shard.taken)
-        rows = buffer.reshape(shard.whole[0], *rest)[taken]
-        out[...] = rows if shard.columns is None else rows[:, columns]
+        rows = buffer if shard.index is None else buffer[0, taken]
+        out[...] = rows if shard.columns is None else rows[:, slice(*shard.columns)]
 
-    def _begin_stored(self, load: Load, pool: ThreadPoolExecutor) -> _InFlight:
-        values, reads = [], []
-        for shard in load.shards:
-            unit, size = self._block(shard)
-            rows = np.empty((shard.rows[0], prod(shard.rows[1:]) // unit * size), np.uint8)
-            values.append(StoredRows(self.types[shard.name], {"weight": rows}))
-            if shard.taken is None and shard.columns is None:
-                out, first = (rows, 0) if shard.index is None else (rows.reshape(1, -1), shard.index)
-                reads.append(pool.submit(self._checkpoint.read_rows, shard.name, first, out))
-            else:
-                first = (0 if shard.taken is None else shard.taken.start) if shard.index is None else shard.index
-                reads.append(pool.submit(self._read_cut, shard, first, rows))
-        return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.shards)))
+    def _begin_stored(self, load: Load, pool: ThreadPoolExecutor) -> _StoredInFlight:
+        reads = [pool.submit(self._read_stored, shard) for shard in load.shards]
+        formats = [self.types[shard.name] for shard in load.shards]
+        return _StoredInFlight(load, formats, reads, sum(map(self._stored_bytes, load.shards)))
 
-    def _block(self, shard: Shard) -> tuple[int, int]:
-        """Weights, and bytes of as many."""
-        written = FORMATS[self.types[shard.name]]
-        return written.weights, written.size
+    def _read_stored(self, shard: Shard) -> dict[str, Bytes]:
+        taken = shard.taken or Span(0, shard.whole[0])
+        if shard.index is None:
+            arrays = self._checkpoint.read_stored(shard.name, *taken)
+        else:  # what is stacked is read slice by slice
+            stacked = self._checkpoint.read_stored(shard.name, shard.index, shard.index + 1)
+            arrays = {role: each.reshape(shard.whole[0], -1)[slice(*taken)] for role, each in stacked.items()}
+        if shard.columns is None:
+            return arrays
+        written = FORMATS.get(self.types[shard.name])
+        if written is None:
+            raise WeightsError(f"{shard.name}: columns of weights in {self.types[shard.name]} are not cut")
+        columns = slice(*(each // written.weights * written.size for each in shard.columns))
+        return {role: np.ascontiguousarray(each[:, columns]) for role, each in arrays.items()}
 
     def _stored_bytes(self, shard: Shard) -> int:
         """That are read of it: whole rows."""
@@ -233,9 +244,12 @@ class DummyCheckpoint:
     def stored_bytes(self, name: str) -> int:
         return 4 * prod(self.shapes[name])
 
+    def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
+        rows = np.empty((stop - start, *self.shapes[name][1:]), np.float32)
+        self.read_rows(name, start, rows)
+        return {"weight": rows.reshape(stop - start, -1).view(np.uint8)}
+
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        if out.dtype == np.uint8:
-            out = out.view(np.float32)
         if name.endswith("norm.weight"):
             store(np.ones(out.shape, np.float32), out)
             return

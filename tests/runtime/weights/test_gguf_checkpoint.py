@@ -237,11 +237,9 @@ def test_rows_as_stored_are_in_the_same_order(family):
     name = next(name for name in checkpoint.shapes if any(q in name for q in ("q_proj", "qkv_proj", "q_a_proj")))
     assert checkpoint.types[name] == "Q8_0"
     rows, width = checkpoint.shapes[name]
-    raw = np.empty((rows, checkpoint.stored_bytes(name) // rows), np.uint8)
-    checkpoint.read_rows(name, 0, raw)
+    raw = checkpoint.read_stored(name, 0, rows)["weight"]
+    assert raw.nbytes == checkpoint.stored_bytes(name)
     values = gguf_package.quants.dequantize(raw, gguf_package.GGMLQuantizationType.Q8_0)
     assert values.shape == (rows, width)
     assert torch.equal(torch.from_numpy(values), read(checkpoint, name))
-    middle = np.empty((5, raw.shape[1]), np.uint8)
-    checkpoint.read_rows(name, 3, middle)
-    assert np.array_equal(middle, raw[3:8])
+    assert np.array_equal(checkpoint.read_stored(name, 3, 8)["weight"], raw[3:8])

@@ -1,0 +1,53 @@
+"""MXFP4 as GPT-OSS's safetensors hold it: two tensors, numbers of four bits and the exponents of each 32, for one of values.
+
+Blocks [..., G, 16] bytes, two neighbouring numbers in each, low half first; scales [..., G], one byte a block. ggml keeps both
+in one block of 17 bytes, the first 16 numbers in the low halves: so kernels take it.
+
+Format: Open Compute Project, Microscaling Formats 1.0 (2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
+from runtime.weights.formats.scheme import Composite, StoredTensor
+from runtime.weights.rules import Shape, Span
+
+_BLOCKS, _SCALES = "_blocks", "_scales"  # ends of names
+_BYTES = 16  # of the numbers of a block
+
+
+class Mxfp4:
+    """See `Scheme`. A weight goes by the name of its blocks."""
+
+    quant_method = "mxfp4"
+    format = "MXFP4"
+
+    def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
+        for name, blocks in stored.items():
+            scales_name = name.removesuffix(_BLOCKS) + _SCALES
+            scales = stored.get(scales_name) if name.endswith(_BLOCKS) else None
+            if scales is not None and blocks.dtype == scales.dtype == "U8" and _are_pair(blocks.shape, scales.shape):
+                shape = (*scales.shape[:-1], scales.shape[-1] * 2 * _BYTES)
+                yield Composite(name, shape, {"weight": name, "scales": scales_name})
+
+    def rows(self, role: str, span: Span) -> Span:
+        return span
+
+    def kept(self, raw: Mapping[str, Bytes]) -> dict[str, Bytes]:
+        """ggml's blocks."""
+        packed = raw["weight"].reshape(-1, _BYTES)
+        numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, 2, _BYTES)
+        out = np.empty((len(packed), 1 + _BYTES), np.uint8)
+        out[:, 0] = raw["scales"].reshape(-1)
+        out[:, 1:] = numbers[:, 0] | (numbers[:, 1] << 4)
+        return {"weight": out.reshape(len(raw["weight"]), -1)}
+
+    def decode(self, raw: Mapping[str, Bytes], out: Floats) -> None:
+        dequantize(self.kept(raw)["weight"], FORMATS[self.format], out)
+
+
+def _are_pair(blocks: Shape, scales: Shape) -> bool:
+    return blocks == (*scales, _BYTES) and len(scales) > 1 and 0 not in scales

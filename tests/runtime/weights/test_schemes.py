@@ -1,0 +1,116 @@
+"""A scheme of its own: eight-bit numbers with a scale for each two rows. To the rules it is one tensor; rows are cut and merged
+with what belongs to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from runtime.weights.formats import quant_method, unread_method
+from runtime.weights.formats.scheme import Composite
+from runtime.weights.rules import AS_STORED, Cut, Parameter, Span, WeightsError, merge, plan, reduced
+from runtime.weights.safetensors_file import SafetensorsCheckpoint
+from runtime.weights.stream import TensorStream
+
+RULES = (merge("q k", into="qk"),)
+QK = Parameter("qk.weight", (12, 8), (8, 4))
+
+
+class TwoRows:
+    quant_method = "tworows"
+    format = "TWO"
+
+    def composites(self, stored):
+        for name, (dtype, shape) in stored.items():
+            if dtype == "I8":
+                yield Composite(name, shape, {"weight": name, "scales": f"{name}_scale"})
+
+    def rows(self, role, span):
+        return span if role == "weight" else Span(span.start // 2, -(-span.stop // 2))
+
+    def kept(self, raw):
+        return {"weight": raw["weight"], "scales": raw["scales"]}
+
+    def decode(self, raw, out):
+        scales = np.repeat(raw["scales"].view(np.float32), 2, axis=0)[: len(out)]
+        out[...] = raw["weight"].view(np.int8) * scales
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Checkpoint, and its numbers by name."""
+    random = torch.Generator().manual_seed(0)
+    tensors, values = {}, {}
+    for name, rows in (("q.weight", 8), ("k.weight", 4)):
+        weight = torch.randint(-127, 128, (rows, 8), generator=random, dtype=torch.int8)
+        scale = torch.rand((rows // 2, 1), generator=random)
+        tensors |= {name: weight, f"{name}_scale": scale}
+        values[name] = (weight * scale.repeat_interleave(2, 0)).numpy()
+    save_file(tensors, tmp_path / "model.safetensors")
+    return SafetensorsCheckpoint(tmp_path, (TwoRows(),)), np.concatenate([values["q.weight"], values["k.weight"]])
+
+
+def read(checkpoint, load, storage):
+    with TensorStream(checkpoint) as source:
+        ((_, values),) = source.stream([load], "float32", lambda progress: None, {"qk.weight": storage})
+    return values
+
+
+def test_scales_are_part_of_a_weight_and_not_surplus(made):
+    checkpoint, values = made
+    assert checkpoint.shapes == {"q.weight": (8, 8), "k.weight": (4, 8)}
+    assert set(checkpoint.types.values()) == {"TWO"}
+    assert checkpoint.stored_bytes("q.weight") == 8 * 8 + 4 * 4
+    (load,) = plan([QK], RULES, checkpoint.shapes)
+    assert np.array_equal(read(checkpoint, load, "float32"), values)
+
+
+def test_rows_as_kernels_take_them_come_with_their_scales(made):
+    checkpoint, values = made
+    (load,) = plan([QK], RULES, checkpoint.shapes)
+    parts = read(checkpoint, load, AS_STORED)
+    assert [(part.format, *(part.arrays[role].shape for role in ("weight", "scales"))) for part in parts] == [
+        ("TWO", (8, 8), (4, 4)), ("TWO", (4, 8), (2, 4)),
+    ]  # fmt: skip
+    back = np.empty((8, 8), np.float32)
+    TwoRows().decode(parts[0].arrays, back)
+    assert np.array_equal(back, values[:8])
+
+
+@pytest.mark.parametrize("storage", ["float32", AS_STORED])
+def test_a_shard_of_the_rows_has_their_scales(made, storage):
+    checkpoint, values = made
+    (load,) = plan([QK], RULES, checkpoint.shapes)
+    cut = Cut((12, 8), (Span(4, 8), Span(10, 12)), None)
+    read_back = read(checkpoint, reduced(load, Parameter("qk.weight", (6, 8), (4, 2)), cut), storage)
+    if storage == AS_STORED:
+        parts = [np.empty((len(part.arrays["weight"]), 8), np.float32) for part in read_back]
+        for part, out in zip(read_back, parts, strict=True):
+            TwoRows().decode(part.arrays, out)
+        read_back = np.concatenate(parts)
+    assert np.array_equal(read_back, np.concatenate([values[4:8], values[10:12]]))
+
+
+def test_columns_of_a_format_that_nobody_can_cut_are_refused_by_name(made):
+    checkpoint, _ = made
+    (load,) = plan([QK], RULES, checkpoint.shapes)
+    cut = reduced(load, Parameter("qk.weight", (12, 4), (8, 4)), Cut((12, 8), (Span(0, 12),), Span(4, 8)))
+    with pytest.raises(WeightsError, match=r"q\.weight: columns of weights in TWO are not cut"):
+        read(checkpoint, cut, AS_STORED)
+
+
+@pytest.mark.parametrize(
+    ("config", "method", "unread"),
+    [
+        ({}, None, None),
+        ({"quantization_config": None}, None, None),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4", None),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq", "gptq"),
+        ({"quantization_config": {"bits": 4}}, "None", "None"),
+        ({"quantization_config": "awq"}, "awq", "awq"),
+    ],
+)
+def test_a_config_says_what_its_weights_are_quantised_with(config, method, unread):
+    assert (quant_method(config), unread_method(config)) == (method, unread)
