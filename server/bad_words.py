@@ -3,7 +3,7 @@
 A word is forbidden as the tokenizer would write it at the beginning of a text and behind a space; of a word of several tokens only
 the last is forbidden, and only where those before it have been drawn. That is vLLM's `bad_words`, but for a word whose two
 spellings differ in length, both of which are forbidden here. Spelled otherwise, a word can still come out. The prompt does
-not count. Standard library only, but for the border."""
+not count."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from runtime.api import MatcherFactory
+from server.structured.bitmask import all_but, without_bits
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -36,20 +37,12 @@ class _Rules:
     """`sequences`: ids that may not follow each other. One for all answers of a request."""
 
     def __init__(self, sequences: set[tuple[int, ...]], vocab_size: int) -> None:
-        mask = bytearray(b"\xff" * (-(-vocab_size // 32) * 4))
+        self.mask = bytes(all_but((ids[0] for ids in sequences if len(ids) == 1), vocab_size))
         self.longest = max(map(len, sequences), default=0)
         self.by_last_drawn: dict[int, list[tuple[int, ...]]] = {}  # sequences by their last token but one
         for ids in sequences:
-            if len(ids) == 1:
-                _clear(mask, ids[0])
-            elif ids:
+            if len(ids) > 1:
                 self.by_last_drawn.setdefault(ids[-2], []).append(ids)
-        self.mask = bytes(mask)
-
-
-def _clear(mask: bytearray, token_id: int) -> None:
-    if token_id // 8 < len(mask):  # a tokenizer may know more tokens than its model
-        mask[token_id // 8] &= ~(1 << token_id % 8)
 
 
 class BadWords:
@@ -64,12 +57,7 @@ class BadWords:
         near = rules.by_last_drawn.get(self._drawn[-1], ()) if self._drawn else ()
         drawn = tuple(self._drawn) if near else ()
         ends = [ids[-1] for ids in near if drawn[1 - len(ids) :] == ids[:-1]]
-        if not ends:
-            return rules.mask
-        mask = bytearray(rules.mask)
-        for token_id in ends:
-            _clear(mask, token_id)
-        return mask
+        return without_bits(rules.mask, ends) if ends else rules.mask
 
     def accept(self, token_id: int) -> None:
         self._drawn.append(token_id)

@@ -18,11 +18,7 @@ def only(token_id: int) -> bytearray:
 
 
 def all_but(token_ids: Iterable[int], vocab_size: int) -> bytearray:
-    words = bytearray(b"\xff") * ((vocab_size + 31) // 32 * 4)
-    for token_id in token_ids:
-        if token_id >> 3 < len(words):  # a tokenizer may know more tokens than its model
-            words[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
-    return words
+    return without_bits(b"\xff" * ((vocab_size + 31) // 32 * 4), token_ids)
 
 
 def with_bits(mask: Bitmask, token_ids: Iterable[int]) -> bytearray:
@@ -30,4 +26,13 @@ def with_bits(mask: Bitmask, token_ids: Iterable[int]) -> bytearray:
     for token_id in token_ids:
         words.extend(bytes(max(0, (token_id // 32 + 1) * 4 - len(words))))
         words[token_id >> 3] |= 1 << (token_id & 7)
+    return words
+
+
+def without_bits(mask: Bitmask, token_ids: Iterable[int]) -> bytearray:
+    """A copy of `mask` less these tokens. Those beyond its end are not in it: a tokenizer may know more tokens than its model."""
+    words = bytearray(mask)
+    for token_id in token_ids:
+        if token_id >> 3 < len(words):
+            words[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
     return words
