@@ -9,7 +9,7 @@ from typing import Any
 
 from ops import native as cpu
 from ops import symbols
-from ops.registry import Kernel, ShapeClass
+from ops.registry import USUAL, Kernel, Op, ShapeClass
 
 Supports = Callable[[ShapeClass], str | None]
 
@@ -48,3 +48,17 @@ def recorded(op: str, run: Callable[..., Any], supports: Supports = cpu.supports
         return supports(case._replace(device="cpu"))
 
     return Kernel(op, "recorded", on_symbols, run)
+
+
+def everywhere(
+    op: str, native_run: Callable[..., Any], triton_run: str, reference_run: Callable[..., Any],
+    recorded_run: Callable[..., Any],
+) -> Op:  # fmt: skip
+    """An op that every backend computes, and a recording notes."""
+    kernels = [native(op, native_run), triton(op, triton_run), reference(op, reference_run)]
+    return Op(op, USUAL, kernels, recorded(op, recorded_run))
+
+
+def on_gpus(op: str, triton_run: str, reference_run: Callable[..., Any]) -> Op:
+    """An op that no compiled CPU kernel computes."""
+    return Op(op, USUAL, [triton(op, triton_run, on_cuda_at_any_size), reference(op, reference_run)])

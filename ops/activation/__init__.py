@@ -6,37 +6,15 @@ from torch import Tensor
 
 from ops import backends
 from ops.activation import native, recorded, reference
-from ops.registry import USUAL, Op
 
-_silu_mul = Op(
-    "silu_mul",
-    USUAL,
-    [
-        backends.native("silu_mul", native.silu_mul),
-        backends.triton("silu_mul", "ops.activation.triton_activation:silu_mul"),
-        backends.reference("silu_mul", reference.silu_mul),
-    ],
-    backends.recorded("silu_mul", recorded.silu_mul),
+_silu_mul = backends.everywhere(
+    "silu_mul", native.silu_mul, "ops.activation.triton_activation:silu_mul", reference.silu_mul, recorded.silu_mul
 )
-_gated = Op(
-    "gated",
-    USUAL,
-    [
-        backends.native("gated", native.gated),
-        backends.triton("gated", "ops.activation.triton_activation:gated"),
-        backends.reference("gated", reference.gated),
-    ],
-    backends.recorded("gated", recorded.gated),
+_gated = backends.everywhere(
+    "gated", native.gated, "ops.activation.triton_activation:gated", reference.gated, recorded.gated
 )
-_activate = Op(
-    "activate",
-    USUAL,
-    [
-        backends.native("activate", native.activate),
-        backends.triton("activate", "ops.activation.triton_activation:activate"),
-        backends.reference("activate", reference.activate),
-    ],
-    backends.recorded("activate", recorded.activate),
+_activate = backends.everywhere(
+    "activate", native.activate, "ops.activation.triton_activation:activate", reference.activate, recorded.activate
 )
 
 

@@ -7,16 +7,8 @@ from torch import Tensor
 from ops import backends
 from ops.attention.meta import AttentionMeta
 from ops.conv import reference
-from ops.registry import USUAL, Op
 
-_causal_conv = Op(
-    "causal_conv",
-    USUAL,
-    [
-        backends.triton("causal_conv", "ops.conv.triton_conv:causal_conv", backends.on_cuda_at_any_size),
-        backends.reference("causal_conv", reference.causal_conv),
-    ],
-)
+_causal_conv = backends.on_gpus("causal_conv", "ops.conv.triton_conv:causal_conv", reference.causal_conv)
 
 
 def causal_conv(

@@ -8,15 +8,9 @@ from ops import backends
 from ops.attention.meta import AttentionMeta
 from ops.delta import reference
 from ops.delta.heads import DeltaHeads
-from ops.registry import USUAL, Op
 
-_gated_delta_rule = Op(
-    "gated_delta_rule",
-    USUAL,
-    [
-        backends.triton("gated_delta_rule", "ops.delta.triton_delta:gated_delta_rule", backends.on_cuda_at_any_size),
-        backends.reference("gated_delta_rule", reference.gated_delta_rule),
-    ],
+_gated_delta_rule = backends.on_gpus(
+    "gated_delta_rule", "ops.delta.triton_delta:gated_delta_rule", reference.gated_delta_rule
 )
 
 

@@ -6,56 +6,28 @@ from torch import Tensor
 
 from ops import backends
 from ops.norm import native, recorded, reference
-from ops.registry import USUAL, Op
 
-_rms_norm = Op(
-    "rms_norm",
-    USUAL,
-    [
-        backends.native("rms_norm", native.rms_norm),
-        backends.triton("rms_norm", "ops.norm.triton_norm:rms_norm"),
-        backends.reference("rms_norm", reference.rms_norm),
-    ],
-    backends.recorded("rms_norm", recorded.rms_norm),
+_rms_norm = backends.everywhere(
+    "rms_norm", native.rms_norm, "ops.norm.triton_norm:rms_norm", reference.rms_norm, recorded.rms_norm
 )
-_add_rms_norm = Op(
+_add_rms_norm = backends.everywhere(
     "add_rms_norm",
-    USUAL,
-    [
-        backends.native("add_rms_norm", native.add_rms_norm),
-        backends.triton("add_rms_norm", "ops.norm.triton_norm:add_rms_norm"),
-        backends.reference("add_rms_norm", reference.add_rms_norm),
-    ],
-    backends.recorded("add_rms_norm", recorded.add_rms_norm),
+    native.add_rms_norm,
+    "ops.norm.triton_norm:add_rms_norm",
+    reference.add_rms_norm,
+    recorded.add_rms_norm,
 )
-_layer_norm = Op(
-    "layer_norm",
-    USUAL,
-    [
-        backends.native("layer_norm", native.layer_norm),
-        backends.triton("layer_norm", "ops.norm.triton_norm:layer_norm"),
-        backends.reference("layer_norm", reference.layer_norm),
-    ],
-    backends.recorded("layer_norm", recorded.layer_norm),
+_layer_norm = backends.everywhere(
+    "layer_norm", native.layer_norm, "ops.norm.triton_norm:layer_norm", reference.layer_norm, recorded.layer_norm
 )
-_add_layer_norm = Op(
+_add_layer_norm = backends.everywhere(
     "add_layer_norm",
-    USUAL,
-    [
-        backends.native("add_layer_norm", native.add_layer_norm),
-        backends.triton("add_layer_norm", "ops.norm.triton_norm:add_layer_norm"),
-        backends.reference("add_layer_norm", reference.add_layer_norm),
-    ],
-    backends.recorded("add_layer_norm", recorded.add_layer_norm),
+    native.add_layer_norm,
+    "ops.norm.triton_norm:add_layer_norm",
+    reference.add_layer_norm,
+    recorded.add_layer_norm,
 )
-_gated_rms_norm = Op(
-    "gated_rms_norm",
-    USUAL,
-    [
-        backends.triton("gated_rms_norm", "ops.norm.triton_gated:gated_rms_norm", backends.on_cuda_at_any_size),
-        backends.reference("gated_rms_norm", reference.gated_rms_norm),
-    ],
-)
+_gated_rms_norm = backends.on_gpus("gated_rms_norm", "ops.norm.triton_gated:gated_rms_norm", reference.gated_rms_norm)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

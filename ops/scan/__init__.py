@@ -10,25 +10,14 @@ from torch import Tensor
 
 from ops import backends
 from ops.attention.meta import AttentionMeta
-from ops.registry import USUAL, Op
 from ops.scan import reference
 from ops.scan.heads import ScanHeads
 
-_state_space_scan = Op(
-    "state_space_scan",
-    USUAL,
-    [
-        backends.triton("state_space_scan", "ops.scan.triton_scan:state_space_scan", backends.on_cuda_at_any_size),
-        backends.reference("state_space_scan", reference.state_space_scan),
-    ],
+_state_space_scan = backends.on_gpus(
+    "state_space_scan", "ops.scan.triton_scan:state_space_scan", reference.state_space_scan
 )
-_selective_scan = Op(
-    "selective_scan",
-    USUAL,
-    [
-        backends.triton("selective_scan", "ops.scan.triton_selective:selective_scan", backends.on_cuda_at_any_size),
-        backends.reference("selective_scan", reference.selective_scan),
-    ],
+_selective_scan = backends.on_gpus(
+    "selective_scan", "ops.scan.triton_selective:selective_scan", reference.selective_scan
 )
 
 
