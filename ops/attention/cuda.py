@@ -14,7 +14,7 @@ from torch import Tensor
 from ops import tuning
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
-from ops.cuda.program import Kernel, Program
+from ops.cuda.program import CompiledKernel, Program
 from ops.tuning.numbers import DecodeBlock, DecodeTuning
 
 HEAD_SIZES = (64, 96, 128, 256)
@@ -90,5 +90,5 @@ def _name(head_size: int, block: DecodeBlock) -> str:
 
 
 @functools.cache
-def _kernel(head_size: int, block: DecodeBlock, dtype: torch.dtype, device: torch.device) -> Kernel:
+def _kernel(head_size: int, block: DecodeBlock, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
     return program_of(device).kernel(_name(head_size, block), dtype, device)

@@ -44,7 +44,7 @@ def missing() -> str | None:
     return None
 
 
-class Kernel:
+class CompiledKernel:
     """A compiled function of one device. Arguments: tensors and None are passed by address, ints as int, floats as float,
     structures by value."""
 
@@ -101,12 +101,12 @@ class Program:
     def runs_on(self, device: torch.device) -> bool:
         return self._architecture in (None, _architecture(device), _architecture(device) + "a")
 
-    def kernel(self, name: str, dtype: torch.dtype, device: torch.device) -> Kernel:
+    def kernel(self, name: str, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
         """Compiled at the first call. Raises RuntimeError with the compiler's words."""
         from cuda.bindings import driver
 
         (function,) = _check(driver.cuModuleGetFunction(self.module(name, dtype, device), name.encode()))
-        return Kernel(function)
+        return CompiledKernel(function)
 
     def module(self, name: str, dtype: torch.dtype, device: torch.device) -> Any:
         """The kernel's machine code, loaded; whoever comes second waits for the first. Raises as `kernel` does."""

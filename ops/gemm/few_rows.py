@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.cuda.program import Kernel, Program
+from ops.cuda.program import CompiledKernel, Program
 
 MOST_ROWS = 16
 
@@ -76,7 +76,7 @@ def choose(num_rows: int, in_features: int, out_features: int, gated: bool, mult
 
 
 @functools.cache
-def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[Kernel, int]:
+def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
     """The kernel, and how many blocks of it a multiprocessor holds at once."""
     kernel = _PROGRAM.kernel(variant.name, dtype, device)
     kernel.allow_shared_bytes(variant.shared_bytes)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ops import tuning
 from ops.cuda import program
-from ops.cuda.program import Kernel, Program
+from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import TensorMap, tensor_map
 
 _HERE = Path(__file__).parent
@@ -135,7 +135,7 @@ def _x_map(x: Tensor, rows: int) -> TensorMap:
 
 
 @functools.cache
-def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> Kernel:
+def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
     kernel = _PROGRAM.kernel(tile.name, dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

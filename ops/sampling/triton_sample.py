@@ -10,6 +10,8 @@ logit), so that it reads only the groups that reach the bound, and then bisects 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -431,8 +433,8 @@ def sample(
     tile = choose_tile(lines, vocab_size, by)
     num_tiles = triton.cdiv(vocab_size, tile)
     num_groups = triton.cdiv(vocab_size, GROUP)
-    floats = {"dtype": torch.float32, "device": logits.device}
-    integers = {"dtype": torch.int32, "device": logits.device}
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": logits.device}
+    integers: dict[str, Any] = {"dtype": torch.int32, "device": logits.device}
     adjusted = torch.empty((lines, vocab_size), **floats)  # written and read only for lines that ask for it
     group_max, group_mass = (torch.empty((lines, num_groups), **floats) for _ in range(2))
     lists = torch.empty((lines, num_groups), **integers)
