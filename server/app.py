@@ -6,13 +6,16 @@ wrap every message of every stream."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.anthropic.errors import AnthropicErrors
 from server.auth import Keys, RequireKey, is_loopback
+from server.config import ServerConfig
 from server.cors import CrossOrigin
 from server.endpoints import (
     chat,
@@ -27,24 +30,23 @@ from server.endpoints import (
     version,
     web,
 )
+from server.errors import ErrorShape
 from server.middleware import Surroundings
+from server.responses.store import ResponseStore
 from server.service import Service
 
 logger = logging.getLogger("oneloop.http")
 
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
+Entry = tuple[str, str, Handler]  # method, path and who answers
+
+ROUTES: tuple[Entry, ...] = (
     ("GET", "/", web.page),
     ("POST", "/v1/chat/completions", chat.create),
     ("POST", "/v1/completions", completions.create),
     ("POST", "/v1/messages", messages.create),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
-    ("POST", "/v1/responses", responses.create),
-    ("GET", "/v1/responses/{response_id}", responses.retrieve),
-    ("DELETE", "/v1/responses/{response_id}", responses.delete),
-    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
-    ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
     ("GET", "/v1/models", models.list_all),
     ("GET", "/v1/models/{model_id:path}", models.retrieve),
     ("POST", "/tokenize", tokenize.tokenize),
@@ -55,6 +57,27 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/openapi.json", openapi.document),
     ("GET", "/docs", openapi.page),
 )
+
+
+def responses_routes(store: ResponseStore) -> tuple[Entry, ...]:
+    """Those that need somewhere to keep what they answer."""
+    own = responses.Responses(store)
+    return (
+        ("POST", "/v1/responses", own.create),
+        ("GET", "/v1/responses/{response_id}", own.retrieve),
+        ("DELETE", "/v1/responses/{response_id}", own.delete),
+        ("POST", "/v1/responses/{response_id}/cancel", own.cancel),
+        ("GET", "/v1/responses/{response_id}/input_items", own.input_items),
+    )
+
+
+def routes_of(config: ServerConfig) -> tuple[Entry, ...]:
+    """Every route of a server with `config`, with a store of responses of its own."""
+    return ROUTES + responses_routes(ResponseStore(config.max_stored_responses, config.max_stored_bytes))
+
+
+# Where clients do not read errors as OpenAI's do; it holds for what is below a path too.
+ERROR_SHAPES: Mapping[str, ErrorShape] = MappingProxyType({"/v1/messages": AnthropicErrors()})
 
 
 class Endpoint:
@@ -74,17 +97,18 @@ class Endpoint:
 def create_app(service: Service) -> ASGIApp:
     """From the outside in: CORS headers, errors and log, preflights, keys, routes. What is not asked for is not there."""
     config = service.config
-    routes = [Route(path, Endpoint(path, handler, service), methods=[method]) for method, path, handler in ROUTES]
+    entries = routes_of(config)
+    routes = [Route(path, Endpoint(path, handler, service), methods=[method]) for method, path, handler in entries]
     app: ASGIApp = Router(routes, redirect_slashes=False)
     keys = Keys(config.user_keys(), config.admin_api_key)
     if keys:
-        app = RequireKey(app, keys, [path for _, path, _ in ROUTES])
+        app = RequireKey(app, keys, [path for _, path, _ in entries])
     if not keys.has_user and not is_loopback(config.host):
         logger.warning("anybody who reaches %s may use this server: no --api-key was given", config.host)
     cors = None
     if config.cors_origin:
-        methods = {"HEAD", *(method for method, _, _ in ROUTES)}
+        methods = {"HEAD", *(method for method, _, _ in entries)}
         cors = CrossOrigin(config.cors_origin, credentials=config.cors_credentials, methods=methods)
         app = cors.preflights(app)
-    app = Surroundings(app, stats=service.http_stats, access_log=config.access_log)
+    app = Surroundings(app, stats=service.http_stats, access_log=config.access_log, error_shapes=ERROR_SHAPES)
     return app if cors is None else cors.around(app)

@@ -24,13 +24,14 @@
     └── Unavailable                503  loading, draining or failed: Retry-After
 
 The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
-same in `server/anthropic/errors.py`. Errors of the engine become these at one border, `server/admission.py`. Standard library
-only."""
+same in `server/anthropic/errors.py`, an ErrorShape that its routes bring along. Errors of the engine become these at one
+border, `server/admission.py`. Standard library only."""
 
 from __future__ import annotations
 
 import json
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 MAX_ECHO = 200  # characters of a client's own input that an answer repeats
 
@@ -58,6 +59,18 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+class ErrorShape(Protocol):
+    """How one API's clients read errors, where that is not OpenAI's way."""
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        """The JSON body of an answer that is an error."""
+        ...
+
+    def headers(self, request_id: str) -> Sequence[tuple[bytes, bytes]]:
+        """Headers which every answer of the API's routes carries, errors and others."""
+        ...
 
 
 class InvalidRequest(ApiError):

@@ -12,6 +12,8 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -19,8 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
 from server.admission import refusal_of
-from server.anthropic.errors import error_body, speaks_anthropic
-from server.errors import ApiError, InternalError, MethodNotAllowed, RouteNotFound
+from server.errors import ApiError, ErrorShape, InternalError, MethodNotAllowed, RouteNotFound
 from server.metrics import HttpStats
 from server.sse import ClientLeft
 
@@ -91,8 +92,8 @@ class _Exchange:
             self.status = message["status"]
             id = self.id.encode("latin-1")
             own = [(b"x-request-id", id), (b"date", self._date)]
-            if speaks_anthropic(self._scope["path"]):
-                own.append((b"request-id", id))
+            if (shape := self._scope["error_shape"]) is not None:
+                own += shape.headers(self.id)
             if ignored := self._scope.get("ignored_fields"):
                 own.append((b"x-ignored-fields", _as_header(ignored)))
             message = {**message, "headers": [*message.get("headers", ()), *own]}
@@ -105,10 +106,18 @@ def _as_header(names: list[str]) -> bytes:
 
 
 class Surroundings:
-    """The outermost layer of the application."""
+    """The outermost layer of the application. `error_shapes`: of paths, and of all below them, whose clients do not read errors
+    as OpenAI's do: also of paths that are no route, and of requests that are refused before a route is looked for."""
 
-    def __init__(self, app: ASGIApp, stats: HttpStats, access_log: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        stats: HttpStats,
+        access_log: bool,
+        error_shapes: Mapping[str, ErrorShape] = MappingProxyType({}),
+    ) -> None:
         self._app = app
+        self._error_shapes = tuple(error_shapes.items())
         self._stats = stats
         self._access_log = access_log
         self._clock = Clock()
@@ -116,6 +125,7 @@ class Surroundings:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # a WebSocket: uvicorn is told to refuse them before they get here
+        scope["error_shape"] = self._error_shape(scope["path"])
         scope["app"] = self  # Starlette's Router then raises what it would answer
         exchange = _Exchange(scope, send, self._clock.date())
         self._stats.in_flight += 1
@@ -134,6 +144,12 @@ class Surroundings:
         finally:
             self._stats.in_flight -= 1
             self._note(scope, exchange)
+
+    def _error_shape(self, path: str) -> ErrorShape | None:
+        for prefix, shape in self._error_shapes:
+            if path.startswith(prefix) and path[len(prefix) :][:1] in ("", "/"):
+                return shape
+        return None
 
     def _note(self, scope: Scope, exchange: _Exchange) -> None:
         elapsed_s = time.monotonic() - exchange.started_s
@@ -170,7 +186,8 @@ def _printable(scope: Scope) -> str:
 
 
 async def send_error(error: ApiError, scope: Scope, send: Send) -> None:
-    body = error_body(error, request_id(scope)) if speaks_anthropic(scope["path"]) else error.body()
+    shape: ErrorShape | None = scope["error_shape"]
+    body = error.body() if shape is None else shape.body(error, request_id(scope))
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})

@@ -8,7 +8,6 @@ from server.config import ServerConfig
 from server.lifecycle import Lifecycle
 from server.metrics import HttpStats
 from server.offload import Offload
-from server.responses.store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +16,3 @@ class Service:
     lifecycle: Lifecycle
     offload: Offload = field(default_factory=Offload)
     http_stats: HttpStats = field(default_factory=HttpStats)
-    responses: ResponseStore = field(init=False)
-
-    def __post_init__(self) -> None:
-        store = ResponseStore(self.config.max_stored_responses, self.config.max_stored_bytes)
-        object.__setattr__(self, "responses", store)

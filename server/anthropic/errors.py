@@ -9,7 +9,6 @@ from orjson import dumps
 
 from server.errors import ApiError, ContextLengthExceeded
 
-_PREFIX = "/v1/messages"
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -21,11 +20,6 @@ _TYPES = {
 }
 
 
-def speaks_anthropic(path: str) -> bool:
-    """Whether clients of this path expect Anthropic's shape of an error."""
-    return path == _PREFIX or path.startswith(_PREFIX + "/")
-
-
 def error_body(error: ApiError, request_id: str) -> bytes:
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = error.message
@@ -34,3 +28,13 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     elif error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
     return dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
+
+
+class AnthropicErrors:
+    """The ErrorShape of Anthropic's routes; their answers name the request in a header of its own."""
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        return error_body(error, request_id)
+
+    def headers(self, request_id: str) -> tuple[tuple[bytes, bytes], ...]:
+        return ((b"request-id", request_id.encode("latin-1")),)

@@ -16,7 +16,7 @@ from server.responses.asking import Asked, ask, caller_of
 from server.responses.background import BackgroundRun, Replay, ReplayFrames
 from server.responses.body import render
 from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
-from server.responses.store import Entry
+from server.responses.store import Entry, ResponseStore
 from server.responses.streaming import BegunStream, EventFrames
 from server.responses.wire import RESPONSES
 from server.service import Service
@@ -25,105 +25,106 @@ from server.sse import EventStream
 ENDED = "it ended before it was complete: its client left, or the server failed"
 
 
-async def create(service: Service, http: Request) -> ASGIApp:
-    served = service.lifecycle.served()
-    wire = await read_request(http, RESPONSES, service.config)
-    admission.check_model(wire.model, served.names)
-    asked = await ask(service, served, http, wire)
-    if wire.background:
-        return _in_background(service, asked, streams=bool(wire.stream))
+class Responses:
+    """The handlers of these routes. `store`: where responses are kept."""
 
-    def finished() -> bytes:
-        body = asked.settle()
-        if asked.entry is not None:
-            service.responses.add(asked.entry)
-        return body
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
 
-    if wire.stream:
-        if asked.entry is not None:
-            service.responses.note(asked.entry.id, caller_of(http), ENDED)  # until it is there
-        return EventStream(
-            lambda: BegunStream(asked.generation.open()), EventFrames(asked.narration, finished),
-            ping_interval_s=service.config.ping_interval, done=b"",
-        )  # fmt: skip
-    await hear(http, asked.generation, asked.narration.feed)
-    asked.narration.end()
-    return _json(finished())
+    async def create(self, service: Service, http: Request) -> ASGIApp:
+        served = service.lifecycle.served()
+        wire = await read_request(http, RESPONSES, service.config)
+        admission.check_model(wire.model, served.names)
+        asked = await ask(service, self._store, served, http, wire)
+        if wire.background:
+            return self._in_background(service, asked, streams=bool(wire.stream))
 
+        def finished() -> bytes:
+            body = asked.settle()
+            if asked.entry is not None:
+                self._store.add(asked.entry)
+            return body
 
-def _in_background(service: Service, asked: Asked, *, streams: bool) -> ASGIApp:
-    entry, store = asked.entry, service.responses
-    assert entry is not None, "what is in the background is stored"
+        if wire.stream:
+            if asked.entry is not None:
+                self._store.note(asked.entry.id, caller_of(http), ENDED)  # until it is there
+            return EventStream(
+                lambda: BegunStream(asked.generation.open()), EventFrames(asked.narration, finished),
+                ping_interval_s=service.config.ping_interval, done=b"",
+            )  # fmt: skip
+        await hear(http, asked.generation, asked.narration.feed)
+        asked.narration.end()
+        return _json(finished())
 
-    def finished() -> None:
-        asked.settle()
-        store.finish(entry)
+    def _in_background(self, service: Service, asked: Asked, *, streams: bool) -> ASGIApp:
+        entry = asked.entry
+        assert entry is not None, "what is in the background is stored"
 
-    stream = asked.generation.open()
-    run = entry.ongoing = BackgroundRun(asked.narration, stream, keeps_events=streams, finished=finished)
-    entry.events = run.events
-    store.add(entry)
-    return _replay(service, entry, 0) if streams else _json(run.body)
+        def finished() -> None:
+            asked.settle()
+            self._store.finish(entry)
 
+        stream = asked.generation.open()
+        run = entry.ongoing = BackgroundRun(asked.narration, stream, keeps_events=streams, finished=finished)
+        entry.events = run.events
+        self._store.add(entry)
+        return _replay(service, entry, 0) if streams else _json(run.body)
 
-async def retrieve(service: Service, http: Request) -> ASGIApp:
-    query = read_query(http, RetrieveQuery, service.config)
-    entry = _entry(service, http)
-    if not query.stream:
-        if query.starting_after is not None:
-            raise InvalidRequest("starting_after is only allowed when stream is true", param="starting_after")
+    async def retrieve(self, service: Service, http: Request) -> ASGIApp:
+        query = read_query(http, RetrieveQuery, service.config)
+        entry = self._entry(http)
+        if not query.stream:
+            if query.starting_after is not None:
+                raise InvalidRequest("starting_after is only allowed when stream is true", param="starting_after")
+            return _json(entry.body_now)
+        if entry.events is None:
+            raise InvalidRequest(
+                "only a response that was made with background true and stream true can be streamed again",
+                param="stream",
+            )
+        return _replay(service, entry, 0 if query.starting_after is None else query.starting_after + 1)
+
+    async def cancel(self, service: Service, http: Request) -> ASGIApp:
+        """Of one that has ended, the response as it is."""
+        entry = self._entry(http)
+        if not entry.is_background:
+            raise InvalidRequest("Cannot cancel a synchronous response.")
+        await _stop(entry)
         return _json(entry.body_now)
-    if entry.events is None:
-        raise InvalidRequest(
-            "only a response that was made with background true and stream true can be streamed again", param="stream"
+
+    async def delete(self, service: Service, http: Request) -> ASGIApp:
+        entry = self._entry(http)
+        self._store.delete(entry)
+        await _stop(entry)
+        return json_response({"id": entry.id, "object": "response", "deleted": True})
+
+    async def input_items(self, service: Service, http: Request) -> ASGIApp:
+        """All that the model was told beside the instructions: of an earlier response, its input and output come first."""
+        query = read_query(http, InputItemsQuery, service.config)
+        items = [*self._entry(http).conversation()]
+        if query.order == "desc":
+            items.reverse()
+        first = 0
+        if query.after is not None:
+            first = 1 + next((number for number, item in enumerate(items) if item.id == query.after), -1)
+            if not first:
+                raise InvalidRequest(f"after names {clip(query.after)!r}, which is none of the items", param="after")
+        page = items[first : first + query.limit]
+        return _json(
+            render(
+                {
+                    "object": "list",
+                    "data": [Fragment(item.json) for item in page],
+                    "first_id": page[0].id if page else None,
+                    "last_id": page[-1].id if page else None,
+                    "has_more": first + len(page) < len(items),
+                }
+            )
         )
-    return _replay(service, entry, 0 if query.starting_after is None else query.starting_after + 1)
 
-
-async def cancel(service: Service, http: Request) -> ASGIApp:
-    """Of one that has ended, the response as it is."""
-    entry = _entry(service, http)
-    if not entry.is_background:
-        raise InvalidRequest("Cannot cancel a synchronous response.")
-    await _stop(entry)
-    return _json(entry.body_now)
-
-
-async def delete(service: Service, http: Request) -> ASGIApp:
-    entry = _entry(service, http)
-    service.responses.delete(entry)
-    await _stop(entry)
-    return json_response({"id": entry.id, "object": "response", "deleted": True})
-
-
-async def input_items(service: Service, http: Request) -> ASGIApp:
-    """All that the model was told beside the instructions: of an earlier response, its input and output come first."""
-    query = read_query(http, InputItemsQuery, service.config)
-    items = [*_entry(service, http).conversation()]
-    if query.order == "desc":
-        items.reverse()
-    first = 0
-    if query.after is not None:
-        first = 1 + next((number for number, item in enumerate(items) if item.id == query.after), -1)
-        if not first:
-            raise InvalidRequest(f"after names {clip(query.after)!r}, which is none of the items", param="after")
-    page = items[first : first + query.limit]
-    return _json(
-        render(
-            {
-                "object": "list",
-                "data": [Fragment(item.json) for item in page],
-                "first_id": page[0].id if page else None,
-                "last_id": page[-1].id if page else None,
-                "has_more": first + len(page) < len(items),
-            }
-        )
-    )
-
-
-def _entry(service: Service, http: Request) -> Entry:
-    """Raises ResponseNotFound."""
-    return service.responses.get(http.path_params["response_id"], caller_of(http))
+    def _entry(self, http: Request) -> Entry:
+        """Raises ResponseNotFound."""
+        return self._store.get(http.path_params["response_id"], caller_of(http))
 
 
 async def _stop(entry: Entry) -> None:

@@ -54,9 +54,11 @@ def caller_of(http: HttpRequest) -> Caller:
     return Caller(caller_key(http.scope), is_admin(http.scope))
 
 
-async def ask(service: Service, served: Served, http: HttpRequest, wire: ResponsesRequest) -> Asked:
+async def ask(
+    service: Service, store: ResponseStore, served: Served, http: HttpRequest, wire: ResponsesRequest
+) -> Asked:
     """Raises ApiError."""
-    store, caller = service.responses, caller_of(http)
+    caller = caller_of(http)
     is_stored = _is_stored(store, wire)
     previous = None
     if wire.previous_response_id is not None:

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from server import auth
-from server.app import ROUTES, create_app
+from server.app import create_app, routes_of
 from server.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback
 from server.config import ConfigError, ServerConfig, parse
 from server.lifecycle import Lifecycle
@@ -31,7 +31,9 @@ def bearer(key: str) -> dict[str, str]:
 # --- what a key opens ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, _ in ROUTES if path != "/health"])
+@pytest.mark.parametrize(
+    ("method", "path"), [(method, path) for method, path, _ in routes_of(ServerConfig()) if path != "/health"]
+)
 async def test_every_route_but_health_needs_a_key(serve, method, path):
     server = await serve(api_key=(USER,))
     response = await server.http.request(method, path.replace("{model_id:path}", "tiny"))

@@ -11,7 +11,8 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from server import openapi
-from server.app import ROUTES
+from server.app import routes_of
+from server.config import ServerConfig
 from server.endpoints import openapi as endpoint
 from server.lifecycle import Phase
 from tests.server.conftest import MESSAGES
@@ -24,7 +25,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def document(user_key: bool = False, admin_key: bool = False) -> dict:
-    routes = [(method, path) for method, path, _ in ROUTES]
+    routes = [(method, path) for method, path, _ in routes_of(ServerConfig())]
     return json.loads(openapi.document(routes, user_key=user_key, admin_key=admin_key))
 
 
@@ -46,7 +47,7 @@ def test_it_is_openapi_3_1(user_key, admin_key):
 def test_every_route_is_in_it_with_what_goes_in_and_what_comes_out():
     paths = document()["paths"]
     assert {(method.upper(), path) for path, item in paths.items() for method in item} == {
-        (method, re.sub(r":\w+", "", path)) for method, path, _ in ROUTES
+        (method, re.sub(r":\w+", "", path)) for method, path, _ in routes_of(ServerConfig())
     }
     for path, item in paths.items():
         for method, operation in item.items():
@@ -60,7 +61,7 @@ def test_every_route_is_in_it_with_what_goes_in_and_what_comes_out():
 def test_every_description_belongs_to_a_route_and_every_reference_leads_somewhere():
     made = document(True, True)
     described = {(method, path) for method, path in openapi.OPERATIONS}
-    assert described == {(method, re.sub(r":\w+", "", path)) for method, path, _ in ROUTES}
+    assert described == {(method, re.sub(r":\w+", "", path)) for method, path, _ in routes_of(ServerConfig())}
     for reference in references(made):
         node = made
         for part in reference.removeprefix("#/").split("/"):
