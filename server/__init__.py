@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from server.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from server.llm import LLM as LLM
     from server.llm import CompletionOutput as CompletionOutput
     from server.llm import RequestOutput as RequestOutput
     from server.llm import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
 _OF_LLM = frozenset({"LLM", "SamplingParams", "RequestOutput", "CompletionOutput"})
 
 

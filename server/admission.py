@@ -1,7 +1,7 @@
-"""Who may enter: what is checked before a request costs anything, and how the engine's refusals reach the client.
+"""Admission: what is checked of a request before its body is read, and how the engine's refusals reach the client.
 
-In the order of their price: the server is ready, the content type, the size of the body, the model's name, the length of a
-text before it is tokenised, the number of sequences; the context length follows once ids are known (`sampling`)."""
+Checks come in the order of their price: the server is ready, the content type, the size of the body, then (elsewhere) the
+model's name, the length of a text before it is tokenised, the number of sequences, and the context length."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from server.errors import (
     BodyTooLarge,
     ContextLengthExceeded,
     InternalError,
-    InvalidRequest,
-    ModelNotFound,
     TooManyRequests,
     Unavailable,
     WrongContentType,
@@ -42,23 +40,6 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             raise BodyTooLarge(limit_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-def check_model(wanted: str | None, served: tuple[str, ...]) -> None:
-    """None is the model there is. Raises ModelNotFound."""
-    if wanted is not None and wanted not in served:
-        raise ModelNotFound(wanted, served)
-
-
-def check_num_sequences(num_prompts: int, width: int, max_queue: int, field: str) -> None:
-    """`field` asks for `width` sequences a prompt. Raises InvalidRequest where not even an empty queue would take them all:
-    waiting would not help."""
-    if num_prompts * width > max_queue:
-        raise InvalidRequest(
-            f"{num_prompts} prompts with {field}={width} are {num_prompts * width} sequences; this server queues at most "
-            f"{max_queue}",
-            param=field if width > 1 else "prompt",
-        )
 
 
 def refusal_of(error: EngineError) -> ApiError:

@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,11 +30,9 @@ from server.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotFound,
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-    from server.lifecycle import Served
-    from server.process import Report
+    from server.lifecycle import Load
+    from server.loaded_model import LoadedModel
     from server.progress import Progress
-
-    Load = Callable[[ServerConfig, Report, threading.Event], Awaitable[Served]]
 
 logger = logging.getLogger("oneloop.batch")
 
@@ -324,8 +322,7 @@ async def _answer_all(
     target: BinaryIO,
     load: Load,
 ) -> int:
-    from server.lifecycle import Lifecycle
-    from server.process import LoadError
+    from server.lifecycle import Lifecycle, LoadError
     from server.progress import Progress
     from server.service import Service
     from server.terminal import StartupDisplay
@@ -370,7 +367,7 @@ class Batch:
     """Lines to answers, a bounded number at a time. `target` gets whole lines only."""
 
     def __init__(
-        self, apps: Mapping[str, ASGIApp], served: Served, progress: Progress, target: BinaryIO, limit_bytes: int
+        self, apps: Mapping[str, ASGIApp], served: LoadedModel, progress: Progress, target: BinaryIO, limit_bytes: int
     ) -> None:
         self._apps = apps
         self._engine = served.engine

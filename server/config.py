@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-import server
+from server.version import __version__
 
 ENVIRONMENT_PREFIX = "ONELOOP_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -453,7 +453,7 @@ def _parser(options: Mapping[str, _Option]) -> _Parser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--version", action="version", version=f"oneloop {server.__version__}")
+    parser.add_argument("--version", action="version", version=f"oneloop {__version__}")
     groups: dict[str, Any] = {}
     for opt in options.values():
         title = opt.metadata["group"]

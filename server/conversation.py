@@ -12,7 +12,7 @@ from typing import Any, Final
 from server.chat_format import ChatFormat, Reading
 from server.errors import InvalidRequest, clip
 from server.intake import text_ids
-from server.lifecycle import Served
+from server.loaded_model import LoadedModel
 from server.offload import Offload
 from server.prompt import ChatTemplate, PromptError
 from server.schema import ChatRequest, Conversation, Message, PastCall, Tool
@@ -39,7 +39,7 @@ class ChatPrompt:
     ignored: tuple[str, ...] = ()
 
 
-async def chat_prompt(served: Served, offload: Offload, wire: ChatRequest) -> ChatPrompt:
+async def chat_prompt(served: LoadedModel, offload: Offload, wire: ChatRequest) -> ChatPrompt:
     """Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could
     read the calls of the tools."""
     tools = tools_json(_callable_tools(wire))
@@ -59,14 +59,14 @@ async def chat_prompt(served: Served, offload: Offload, wire: ChatRequest) -> Ch
     return ChatPrompt(ids, reading, goes_on, ignored)
 
 
-async def chat_ids(served: Served, offload: Offload, wire: Conversation) -> list[int]:
+async def chat_ids(served: LoadedModel, offload: Offload, wire: Conversation) -> list[int]:
     """The ids alone: what /tokenize counts is what a chat is charged. Raises InvalidRequest."""
     _, ids, _ = await _render(served, offload, wire, fits=True)
     return ids
 
 
 async def _render(
-    served: Served, offload: Offload, wire: Conversation, *, fits: bool
+    served: LoadedModel, offload: Offload, wire: Conversation, *, fits: bool
 ) -> tuple[str, list[int], tuple[str, ...]]:
     template, messages = served.chat_template, wire.messages or []
     tools = tools_json(_callable_tools(wire))

@@ -61,6 +61,10 @@ class ApiError(Exception):
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
 
 
+class ClientLeft(Exception):
+    """There is nobody to answer any more."""
+
+
 class ErrorShape(Protocol):
     """How one API's clients read errors, where that is not OpenAI's way."""
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orjson import dumps
-from starlette.responses import Response
 
 from runtime.api import Output
 from server.errors import ApiError, InternalError
@@ -28,10 +27,6 @@ from server.transcript import Transcript
 logger = logging.getLogger("oneloop.http")
 
 Json = dict[str, Any]
-
-
-def json_response(body: object, status: int = 200) -> Response:
-    return Response(dumps(body), status, media_type="application/json")
 
 
 class Shape(Protocol):

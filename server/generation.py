@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
 from server.beams import BeamParams, BeamSearch
 from server.chat_format import Reading
-from server.lifecycle import Served
+from server.loaded_model import LoadedModel
 from server.logprobs import Echo, Entry, Style
 from server.schema import GenerationRequest
 from server.text.events import Event, Malformed, Reasoning, Text, ToolCall, joined
@@ -299,7 +299,7 @@ class Generation:
     `beams`: the answers are found by beam search."""
 
     def __init__(
-        self, served: Served, requests: Sequence[Request], num_prompts: int, n: int, options: TextOptions,
+        self, served: LoadedModel, requests: Sequence[Request], num_prompts: int, n: int, options: TextOptions,
         echoes: Sequence[Echo] = (), beams: BeamParams | None = None,
     ) -> None:  # fmt: skip
         self.requests = requests

@@ -5,54 +5,22 @@ before it is refused: what a client can make us do is bounded by the context, no
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
-from starlette.requests import Request
-
-from server import admission
-from server.config import ServerConfig
-from server.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter, clip
-from server.lifecycle import Served
+from server.errors import ContextLengthExceeded, InvalidRequest
+from server.loaded_model import LoadedModel
 from server.logprobs import Echo
 from server.offload import Offload
 from server.sampling import check_token_ids
-from server.schema import CompletionRequest, GenerationRequest, T, Wire
+from server.schema import CompletionRequest, GenerationRequest
 from server.tokenizer import Tokenizer
-
-logger = logging.getLogger("oneloop.http")
 
 CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
 BORDER_TOKENS = 64
 
 
-async def read_request(request: Request, wire: Wire[T], config: ServerConfig) -> T:
-    """The decoded body. Fields nobody knows are noted as ignored, or refused by a server that is strict about them.
-
-    Raises ApiError."""
-    ignored: list[str] = []
-    body = await admission.read_body(request, config.max_body_size)
-    found = wire.decode(body, None if config.strict_fields else ignored)
-    if isinstance(found, GenerationRequest) and found.request_id and "x-request-id" not in request.headers:
-        request.scope["request_id"] = found.request_id
-    note_ignored(request, ignored, config)
-    return found
-
-
-def note_ignored(request: Request, names: Sequence[str], config: ServerConfig) -> None:
-    """Fields that changed nothing are named to the client (`middleware` sends the header) and in the log.
-
-    Raises UnsupportedParameter where the server is strict about them."""
-    if not names:
-        return
-    if config.strict_fields:
-        raise UnsupportedParameter(names[0])
-    request.scope["ignored_fields"] = [*request.scope.get("ignored_fields", ()), *names]
-    logger.warning("%s: ignored fields: %s", request.scope["request_id"], clip(", ".join(names)))
-
-
 async def text_ids(
-    served: Served, offload: Offload, text: str, *, add_special_tokens: bool, param: str, fits: bool = True
+    served: LoadedModel, offload: Offload, text: str, *, add_special_tokens: bool, param: str, fits: bool = True
 ) -> list[int]:
     """The ids of `text`. With `fits`, a text far too long for the context raises ContextLengthExceeded at the cost of its
     beginning only; one that is a little too long comes back whole."""
@@ -75,7 +43,7 @@ def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, limit: in
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-async def completion_ids(served: Served, offload: Offload, wire: CompletionRequest) -> list[list[int]]:
+async def completion_ids(served: LoadedModel, offload: Offload, wire: CompletionRequest) -> list[list[int]]:
     """The ids of every prompt of `wire`, in order.
 
     Raises InvalidRequest for ids outside the vocabulary."""

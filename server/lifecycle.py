@@ -5,23 +5,25 @@ instead. Knows nothing of HTTP but that answer."""
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field
+import threading
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 
-from runtime.api import EngineClient, LoadProgress, ModelInfo
-from server import __version__
-from server.chat_format import ChatFormat
+from runtime.api import LoadProgress
+from server.config import ServerConfig
 from server.errors import Unavailable
-from server.prompt import ChatTemplate
-from server.sampling import SamplingDefaults
-from server.structured.compiler import Grammars
-from server.tokenizer import Tokenizer
+from server.loaded_model import LoadedModel
 
 RETRY_WHILE_LOADING_S = 5
 RETRY_AFTER_DRAIN_S = 10
+
+
+Report = Callable[[LoadProgress], None]
+Load = Callable[[ServerConfig, Report, threading.Event], Awaitable[LoadedModel]]  # the event, once set, ends a download
+
+
+class LoadError(Exception):
+    """The model cannot be served, and the message says why: nothing a traceback would add to."""
 
 
 class Phase(StrEnum):
@@ -31,49 +33,18 @@ class Phase(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers."""
-
-    engine: EngineClient
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
-    defaults: SamplingDefaults
-    names: tuple[str, ...]
-    chat_format: ChatFormat = field(default_factory=ChatFormat)
-    created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
-    warm_grammars: InitVar[Grammars | None] = None  # those that have been made ready while the engine was
-    grammars: Grammars = field(init=False)
-    fingerprint: str = field(init=False)
-
-    def __post_init__(self, warm_grammars: Grammars | None) -> None:
-        grammars = warm_grammars or Grammars(self.tokenizer, self.engine.model.eos_token_ids)
-        object.__setattr__(self, "grammars", grammars)
-        object.__setattr__(self, "fingerprint", _fingerprint(self.name, self.engine.model))
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-
-def _fingerprint(name: str, model: ModelInfo) -> str:
-    """Changes with what may change an answer: the version, the model, its type and device."""
-    facts = (name, model.architecture, model.num_parameters, model.dtype, model.device)
-    return f"oneloop-{__version__}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:8]}"
-
-
 class Lifecycle:
     def __init__(self) -> None:
         self.phase = Phase.LOADING
         self.progress = LoadProgress("start")
         self.reason: str | None = None  # why it failed
-        self._served: Served | None = None
+        self._served: LoadedModel | None = None
 
     def report(self, progress: LoadProgress) -> None:
         """A moment of loading; callable from any thread."""
         self.progress = progress
 
-    def ready(self, served: Served) -> None:
+    def ready(self, served: LoadedModel) -> None:
         self._served = served
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
@@ -85,11 +56,11 @@ class Lifecycle:
         self.phase, self.reason = Phase.FAILED, reason
 
     @property
-    def loaded(self) -> Served | None:
+    def loaded(self) -> LoadedModel | None:
         """What is loaded, whether or not requests may use it."""
         return self._served
 
-    def served(self) -> Served:
+    def served(self) -> LoadedModel:
         """Raises Unavailable unless requests may enter."""
         if self.phase is Phase.READY and self._served is not None:
             return self._served

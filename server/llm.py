@@ -30,17 +30,19 @@ import msgspec
 
 from runtime.api import EngineError, Output, TokenLogprobs
 from server import schema
-from server.answer import generation_of
 from server.background import Background
+from server.completion_shape import DEFAULT_MAX_TOKENS
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
 from server.conversation import ChatPrompt, chat_prompt
-from server.endpoints.completions import DEFAULT_MAX_TOKENS
 from server.errors import ApiError, UnsupportedParameter
 from server.generation import EngineFailed, Generation, PromptChoice
 from server.intake import completion_ids
-from server.lifecycle import Lifecycle, Served
+from server.lifecycle import Lifecycle
+from server.load import load
+from server.loaded_model import LoadedModel
 from server.progress import Progress
 from server.service import Service
+from server.start import generation_of
 from server.structured.wishes import forms_of
 from server.terminal import StartupDisplay
 from server.text.events import Malformed, Reasoning, Text
@@ -142,7 +144,7 @@ class _Ask:
 
     wire: schema.GenerationRequest
     text: str | None  # the prompt as given, where it was text
-    find_prompt: Callable[[Served, Service], Awaitable[ChatPrompt]]
+    find_prompt: Callable[[LoadedModel, Service], Awaitable[ChatPrompt]]
     max_tokens: int | None
     default_max_tokens: int | None
     param: str
@@ -152,7 +154,7 @@ def _ask_completion(prompt: Prompt, params: SamplingParams) -> _Ask:
     given = prompt if isinstance(prompt, str) else [[operator.index(token_id) for token_id in prompt]]
     wire: schema.CompletionRequest = _decoded(schema.COMPLETION, {"prompt": given, **params.fields})
 
-    async def find_prompt(served: Served, service: Service) -> ChatPrompt:
+    async def find_prompt(served: LoadedModel, service: Service) -> ChatPrompt:
         (ids,) = await completion_ids(served, service.offload, wire)
         return ChatPrompt(ids, goes_on=True)
 
@@ -167,7 +169,7 @@ def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[s
         fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
     wire: schema.ChatRequest = _decoded(schema.CHAT, {**body, **fields})
 
-    async def find_prompt(served: Served, service: Service) -> ChatPrompt:
+    async def find_prompt(served: LoadedModel, service: Service) -> ChatPrompt:
         return await chat_prompt(served, service.offload, wire)
 
     return _Ask(wire, None, find_prompt, wire.max_tokens, None, "messages")
@@ -326,7 +328,7 @@ class _Window:
 class _Core:
     """What serves. Everything here happens on the background loop."""
 
-    def __init__(self, config: ServerConfig, served: Served) -> None:
+    def __init__(self, config: ServerConfig, served: LoadedModel) -> None:
         lifecycle = Lifecycle()
         lifecycle.ready(served)
         self._service = Service(config, lifecycle)
@@ -336,8 +338,6 @@ class _Core:
 
     @classmethod
     async def load(cls, config: ServerConfig, cancel: threading.Event) -> _Core:
-        from server.__main__ import load  # the composition root, which alone may know the engine
-
         display = StartupDisplay(sys.stderr)
         try:
             return cls(config, await load(config, display.report, cancel))

@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
 from server.admission import refusal_of
-from server.errors import ApiError, ErrorShape, InternalError, MethodNotAllowed, RouteNotFound
+from server.errors import ApiError, ClientLeft, ErrorShape, InternalError, MethodNotAllowed, RouteNotFound
 from server.metrics import HttpStats
-from server.sse import ClientLeft
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")

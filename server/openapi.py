@@ -17,11 +17,12 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from orjson import dumps
 
-from server import __version__, errors, schema
+from server import errors, schema
 from server.anthropic import answers, wire
 from server.auth import ADMIN_PATHS, OPEN_PATHS
 from server.responses import documented
 from server.responses.query import InputItemsQuery, RetrieveQuery
+from server.version import __version__
 
 Json = dict[str, Any]
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]

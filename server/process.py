@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
@@ -26,22 +26,15 @@ from runtime.api import LoadProgress
 from server import terminal
 from server.app import create_app
 from server.config import ServerConfig
-from server.lifecycle import Lifecycle, Served
+from server.lifecycle import Lifecycle, Load, LoadError
 from server.protocol import HttpProtocol
 from server.service import Service
 
 logger = logging.getLogger("oneloop.process")
 
-Report = Callable[[LoadProgress], None]
-Load = Callable[[ServerConfig, Report, threading.Event], Awaitable[Served]]
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLOSE_LIMIT_S = 2  # for responses that are complete but not yet read, when the drain timeout is used up
 CANCEL_LIMIT_S = 0.5  # for a download to notice that it is not wanted any more, and to tidy up
-
-
-class LoadError(Exception):
-    """The model cannot be served, and the message says why: nothing a traceback would add to."""
 
 
 class HttpServer(uvicorn.Server):

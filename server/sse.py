@@ -38,10 +38,6 @@ class Source(Protocol[T_co]):
     async def __anext__(self) -> T_co: ...
 
 
-class ClientLeft(Exception):
-    """There is nobody to answer any more."""
-
-
 class ClientWatch:
     """`async with ClientWatch(receive) as watch: ...`: leaves the block as soon as the client has left.
 

@@ -10,9 +10,9 @@ import time
 from typing import Any, TextIO
 
 from runtime.api import LoadProgress
-from server import __version__
 from server.config import ServerConfig
-from server.lifecycle import Served
+from server.loaded_model import LoadedModel
+from server.version import __version__
 
 ENDPOINTS = (
     "POST /v1/chat/completions  /v1/responses  /v1/completions  /v1/messages  /tokenize  /detokenize",
@@ -69,7 +69,7 @@ class StartupDisplay:
         self._bar.update(progress.done - self._bar.n)
 
 
-def summary(served: Served, config: ServerConfig, url: str, seconds: dict[str, float], total_s: float) -> str:
+def summary(served: LoadedModel, config: ServerConfig, url: str, seconds: dict[str, float], total_s: float) -> str:
     model = served.engine.model
     phases = ", ".join(f"{phase} {duration:.1f}" for phase, duration in seconds.items() if duration >= 0.05)
     caching = "on" if model.prefix_caching else "off"

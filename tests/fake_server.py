@@ -17,37 +17,38 @@ import uvloop
 from runtime.weights.fetch import resolve
 from server.__main__ import listen
 from server.config import ServerConfig, parse
-from server.lifecycle import Served
-from server.process import Process, Report
+from server.lifecycle import Report
+from server.loaded_model import LoadedModel
+from server.process import Process
 from server.prompt import ChatTemplate
-from server.sampling import SamplingDefaults
+from server.sampling_defaults import SamplingDefaults
 from server.tokenizer import Tokenizer
 from tests.fakes import FakeEngine
-from tests.server.tiny import tiny_tokenizer
+from tests.server.tiny import loaded_model, tiny_tokenizer
 
 TEXT = (
     "The lighthouse keeper climbed the spiral stairs, his cat behind him; it was raining, and the lamp wouldn't light. "
 )
 
 
-def serves(tokenizer: Tokenizer, config: ServerConfig, *, paused: bool = False) -> Served:
+def serves(tokenizer: Tokenizer, config: ServerConfig, *, paused: bool = False) -> LoadedModel:
     ids = tokenizer.encode(TEXT)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
     engine = FakeEngine(lambda request: ids, paused=paused)
-    return Served(engine, tokenizer, template, SamplingDefaults(), config.served_names)
+    return loaded_model(engine, tokenizer, template, SamplingDefaults(), config.served_names)
 
 
-async def load(config: ServerConfig, report: Report, cancel: threading.Event) -> Served:
+async def load(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
     files = await asyncio.to_thread(resolve, config.model, None, report, cancel=cancel)
     assert files.gguf is not None
     return serves(Tokenizer.from_gguf(files.gguf.metadata), config)
 
 
-async def load_paused(config: ServerConfig, report: Report, cancel: threading.Event) -> Served:
+async def load_paused(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
     return serves(tiny_tokenizer(), config, paused=True)
 
 
-async def load_forever(config: ServerConfig, report: Report, cancel: threading.Event) -> Served:
+async def load_forever(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
     child = subprocess.Popen(["sleep", "600"])  # noqa: ASYNC220 (the hanging is the point)
     print("child", child.pid, flush=True)
     await asyncio.to_thread(threading.Event().wait)

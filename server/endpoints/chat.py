@@ -5,100 +5,22 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server import admission, schema
-from server.answer import answer, answer_id, chat_generation
-from server.frames import Json
-from server.intake import note_ignored, read_request
-from server.logprobs import Style, Writer, chat_writer
+from server import schema
+from server.answer import answer, answer_id
+from server.body import note_ignored, read_request
+from server.chat_shape import SHAPE
 from server.middleware import arrival_s
 from server.service import Service
-from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
-from server.tokenizer import Tokenizer
-from server.transcript import Call, Transcript
-
-
-class ChatShape:
-    """Reasoning goes under both names clients look for. A call that turns out broken while it streams comes again, whole, as
-    content: the client has got it in part, and its finish_reason asks for no call."""
-
-    id_prefix = "chatcmpl-"
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    has_one_prompt = True
-
-    def opening(self, index: int) -> Json:
-        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-
-    def delta(self, index: int, event: Event, logprobs: Json | None = None) -> Json:
-        return {"index": index, "delta": _delta(event), "logprobs": logprobs, "finish_reason": None}
-
-    def last(
-        self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None
-    ) -> Json:
-        return {
-            "index": index,
-            "delta": {"content": text} if text else {},
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }
-
-    def whole(
-        self,
-        index: int,
-        said: Transcript,
-        finish_reason: str | None,
-        stop_reason: str | int | None,
-        logprobs: Json | None,
-    ) -> Json:
-        return {
-            "index": index,
-            "message": _message(said),
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }
-
-    def logprobs_writer(self, tokenizer: Tokenizer, style: Style) -> Writer:
-        return chat_writer(tokenizer, style)
-
-
-SHAPE = ChatShape()
-
-
-def _delta(event: Event) -> Json:
-    match event:
-        case Text(text) | Malformed(_, text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning": text, "reasoning_content": text}
-        case ToolCall(index, name, id):
-            function = {"name": name, "arguments": ""}
-            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
-        case ToolArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
-
-def _message(said: Transcript) -> Json:
-    """Content is null where there is something else and no text."""
-    text, reasoning, calls = said.text, said.reasoning, said.calls
-    message: Json = {"role": "assistant", "content": text or (None if calls or reasoning else ""), "refusal": None}
-    if reasoning:
-        message |= {"reasoning": reasoning, "reasoning_content": reasoning}
-    if calls:
-        message["tool_calls"] = list(map(_call, calls))
-    return message
-
-
-def _call(call: Call) -> Json:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+from server.start import chat_generation
 
 
 async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     wire = await read_request(http, schema.CHAT, service.config)
-    admission.check_model(wire.model, served.names)
+    served.check_name(wire.model)
     id = answer_id(http, SHAPE)
-    generation, ignored = await chat_generation(service, served, wire, id=id, arrival_s=arrival_s(http.scope))
+    generation, ignored = await chat_generation(
+        service.config, service.offload, served, wire, id=id, arrival_s=arrival_s(http.scope)
+    )
     note_ignored(http, ignored, service.config)
     return await answer(service, served, http, wire, generation, SHAPE)

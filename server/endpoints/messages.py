@@ -5,19 +5,18 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server import admission
-from server.answer import chat_generation, transcripts
 from server.anthropic import wire
 from server.anthropic.asked import Asked, asked, in_the_clients_name, in_the_clients_words
 from server.anthropic.content import blocks, message, stop, usage
 from server.anthropic.events import MessageFrames
+from server.body import json_response, note_ignored, read_request
+from server.collect import collect_transcripts
 from server.conversation import chat_ids
-from server.frames import json_response
-from server.intake import note_ignored, read_request
-from server.lifecycle import Served
+from server.loaded_model import LoadedModel
 from server.middleware import arrival_s, request_id
 from server.service import Service
-from server.sse import EventStream
+from server.sse import ClientWatch, EventStream
+from server.start import chat_generation
 
 CHARS_PER_MESSAGE = 20  # of text that would take as long to tokenise as a message takes to become a chat's
 
@@ -25,13 +24,19 @@ CHARS_PER_MESSAGE = 20  # of text that would take as long to tokenise as a messa
 async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     request = await read_request(http, wire.MESSAGES, service.config)
-    admission.check_model(request.model, served.names)
+    served.check_name(request.model)
     wish = await _asked(service, served, request)
     id = f"msg_{request_id(http.scope)}"
     with in_the_clients_words():
         # As Anthropic has it, max_tokens may be more than the context has room for.
         generation, unheard = await chat_generation(
-            service, served, wish.chat, id=id, arrival_s=arrival_s(http.scope), default_max_tokens=request.max_tokens
+            service.config,
+            service.offload,
+            served,
+            wish.chat,
+            id=id,
+            arrival_s=arrival_s(http.scope),
+            default_max_tokens=request.max_tokens,
         )
     ignored = [*wish.ignored, *map(in_the_clients_name, unheard)]
     if wish.wants_thinking and not generation.reasons:
@@ -48,7 +53,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
             shows_thinking=wish.shows_thinking,
         )
         return EventStream(generation.open, frames, ping_interval_s=service.config.ping_interval, done=b"")
-    said = await transcripts(http, generation)
+    said = await collect_transcripts(generation, ClientWatch(http.receive))
     content = blocks(said[0], shows_thinking=wish.shows_thinking)
     stopped = stop(generation.choices[0], context_was_short=context_was_short)
     return json_response(message(id, served.name, content, stopped, usage(generation)))
@@ -57,7 +62,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
 async def count_tokens(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     request = await read_request(http, wire.COUNT, service.config)
-    admission.check_model(request.model, served.names)
+    served.check_name(request.model)
     wish = await _asked(service, served, request)
     note_ignored(http, wish.ignored, service.config)
     with in_the_clients_words():
@@ -65,6 +70,6 @@ async def count_tokens(service: Service, http: Request) -> ASGIApp:
     return json_response({"input_tokens": len(ids)})
 
 
-async def _asked(service: Service, served: Served, request: wire.PromptRequest) -> Asked:
+async def _asked(service: Service, served: LoadedModel, request: wire.PromptRequest) -> Asked:
     num_chars = CHARS_PER_MESSAGE * len(request.messages)
     return await service.offload.run(num_chars, lambda: asked(request, served.chat_template))

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.body import json_response
 from server.errors import ModelNotFound
-from server.frames import Json, json_response
-from server.lifecycle import Served
+from server.frames import Json
+from server.loaded_model import LoadedModel
 from server.service import Service
 
 
-def card(served: Served, name: str) -> Json:
+def card(served: LoadedModel, name: str) -> Json:
     return {
         "id": name,
         "object": "model",

@@ -7,11 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from server import admission
-from server.answer import hear
+from server.body import json_response, read_request
+from server.collect import collect
 from server.errors import InvalidRequest, clip
-from server.frames import json_response
-from server.intake import read_request
 from server.responses.asking import Asked, ask, caller_of
 from server.responses.background import BackgroundRun, Replay, ReplayFrames
 from server.responses.body import render
@@ -20,7 +18,7 @@ from server.responses.store import Entry, ResponseStore
 from server.responses.streaming import BegunStream, EventFrames
 from server.responses.wire import RESPONSES
 from server.service import Service
-from server.sse import EventStream
+from server.sse import ClientWatch, EventStream
 
 ENDED = "it ended before it was complete: its client left, or the server failed"
 
@@ -34,7 +32,7 @@ class Responses:
     async def create(self, service: Service, http: Request) -> ASGIApp:
         served = service.lifecycle.served()
         wire = await read_request(http, RESPONSES, service.config)
-        admission.check_model(wire.model, served.names)
+        served.check_name(wire.model)
         asked = await ask(service, self._store, served, http, wire)
         if wire.background:
             return self._in_background(service, asked, streams=bool(wire.stream))
@@ -52,7 +50,7 @@ class Responses:
                 lambda: BegunStream(asked.generation.open()), EventFrames(asked.narration, finished),
                 ping_interval_s=service.config.ping_interval, done=b"",
             )  # fmt: skip
-        await hear(http, asked.generation, asked.narration.feed)
+        await collect(asked.generation, ClientWatch(http.receive), asked.narration.feed)
         asked.narration.end()
         return _json(finished())
 

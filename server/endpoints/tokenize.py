@@ -5,10 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import admission, schema
+from server import schema
+from server.body import json_response, read_request
 from server.conversation import chat_ids
-from server.frames import Json, json_response
-from server.intake import read_request, text_ids
+from server.frames import Json
+from server.intake import text_ids
 from server.sampling import check_token_ids
 from server.service import Service
 
@@ -16,7 +17,7 @@ from server.service import Service
 async def tokenize(service: Service, http: Request) -> Response:
     served = service.lifecycle.served()
     wire = await read_request(http, schema.TOKENIZE, service.config)
-    admission.check_model(wire.model, served.names)
+    served.check_name(wire.model)
     if wire.messages is not None:
         ids = await chat_ids(served, service.offload, wire)
     else:
@@ -33,7 +34,7 @@ async def tokenize(service: Service, http: Request) -> Response:
 async def detokenize(service: Service, http: Request) -> Response:
     served = service.lifecycle.served()
     wire = await read_request(http, schema.DETOKENIZE, service.config)
-    admission.check_model(wire.model, served.names)
+    served.check_name(wire.model)
     check_token_ids(wire.tokens, served.engine.model.vocab_size, "tokens")
     text = await service.offload.run(
         4 * len(wire.tokens), lambda: served.tokenizer.decode(wire.tokens, skip_special_tokens=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import __version__
-from server.frames import json_response
+from server.body import json_response
 from server.service import Service
+from server.version import __version__
 
 
 async def version(service: Service, http: Request) -> Response:

@@ -10,13 +10,12 @@ from functools import partial
 
 from starlette.requests import Request as HttpRequest
 
-from server.answer import chat_generation
 from server.auth import caller_key, is_admin
+from server.body import note_ignored
 from server.conversation import chat_ids
 from server.errors import ContextLengthExceeded, InvalidRequest
 from server.generation import Generation
-from server.intake import note_ignored
-from server.lifecycle import Served
+from server.loaded_model import LoadedModel
 from server.middleware import arrival_s
 from server.responses import input_items
 from server.responses.body import Head, render
@@ -29,6 +28,7 @@ from server.responses.truncation import longest
 from server.responses.wire import ResponsesRequest
 from server.schema import ChatRequest
 from server.service import Service
+from server.start import chat_generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def caller_of(http: HttpRequest) -> Caller:
 
 
 async def ask(
-    service: Service, store: ResponseStore, served: Served, http: HttpRequest, wire: ResponsesRequest
+    service: Service, store: ResponseStore, served: LoadedModel, http: HttpRequest, wire: ResponsesRequest
 ) -> Asked:
     """Raises ApiError."""
     caller = caller_of(http)
@@ -74,7 +74,9 @@ async def ask(
     request = _chat_request(served, wire, items)
     id = new_id("resp_")
     with WORDS.spoken():
-        generation, ignored = await chat_generation(service, served, request, id=id, arrival_s=arrival_s(http.scope))
+        generation, ignored = await chat_generation(
+            service.config, service.offload, served, request, id=id, arrival_s=arrival_s(http.scope)
+        )
     note_ignored(http, [*wire.left_undone(), *map(WORDS.translated, ignored)], service.config)
 
     head = Head.of(id, wire, generation, model=served.name, stored=is_stored)
@@ -106,12 +108,12 @@ def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
     return entry
 
 
-def _chat_request(served: Served, wire: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
+def _chat_request(served: LoadedModel, wire: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     messages = with_one_head(messages_of(items, wire.instructions), served.chat_template)
     return chat_request(wire, messages)
 
 
-async def _fits(service: Service, served: Served, wire: ResponsesRequest, items: Sequence[Item]) -> bool:
+async def _fits(service: Service, served: LoadedModel, wire: ResponsesRequest, items: Sequence[Item]) -> bool:
     """Whether a prompt of `items` leaves room for the answer."""
     request = _chat_request(served, wire, items)
     try:

@@ -18,7 +18,8 @@ import msgspec
 
 from runtime.api import MatcherFactory
 from server.errors import clip
-from server.structured.grammar import Grammar, GrammarError
+from server.loaded_model import Grammar
+from server.structured.grammar import GrammarError
 from server.tokenizer import Tokenizer
 
 MAX_COMPILE_S = 5.0

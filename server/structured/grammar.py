@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
@@ -31,14 +31,6 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 class GrammarError(ValueError):
     """What the client asked for is no grammar, or one we do not take; in words for the client."""
-
-
-class Grammar(Protocol):
-    """One of the structs below. Equal grammars have equal JSON (msgspec), and that is what compiled ones are found by."""
-
-    def source(self, tokenizer: Tokenizer) -> str:
-        """Raises GrammarError."""
-        ...
 
 
 class JsonSchema(Struct, frozen=True, tag=True):

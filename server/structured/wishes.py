@@ -7,7 +7,7 @@ from typing import NamedTuple
 from runtime.api import MatcherFactory
 from server.chat_format import Reading
 from server.errors import InvalidRequest
-from server.lifecycle import Served
+from server.loaded_model import Grammar, LoadedModel
 from server.schema import (
     ChatRequest,
     GenerationRequest,
@@ -24,7 +24,6 @@ from server.structured.grammar import (
     ANY_OBJECT,
     WHITESPACE,
     Choice,
-    Grammar,
     GrammarError,
     JsonSchema,
     Regex,
@@ -79,7 +78,7 @@ def _grammar(asked: StructuredOutputs) -> Grammar:
 
 
 async def forms_of(
-    served: Served, request: GenerationRequest, reading: Reading | None = None
+    served: LoadedModel, request: GenerationRequest, reading: Reading | None = None
 ) -> tuple[MatcherFactory, ...]:
     """What holds an answer to the form that `request` wants, none where it leaves that open. `reading`: how it will be read,
     where it is more than text: the form is that of what follows the reasoning, calls are in the model's dialect.
@@ -132,7 +131,7 @@ def _in_chat(request: ChatRequest, reading: Reading, answer: Wish | None) -> Wis
     return Wish(form, answer.param if answer is not None else param or "tools")
 
 
-def _held_back(make: MatcherFactory, served: Served, reading: Reading | None) -> MatcherFactory:
+def _held_back(make: MatcherFactory, served: LoadedModel, reading: Reading | None) -> MatcherFactory:
     """Until the reasoning is over."""
     if reading is None or reading.tags is None:
         return make

@@ -16,12 +16,12 @@ from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from server.config import ServerConfig
-from server.lifecycle import Lifecycle, Served
-from server.sampling import SamplingDefaults
+from server.lifecycle import Lifecycle
+from server.sampling_defaults import SamplingDefaults
 from tests.equality.greedy import engine_parts
 from tests.equality.scored import exact_logprobs
 from tests.server.conftest import running
-from tests.server.tiny import EOS, VOCAB_SIZE, chatml, tiny_tokenizer
+from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 PROMPTS = ["The lighthouse keeper climbed the stairs", "ñandú, 灯台", "x"]
@@ -46,7 +46,7 @@ async def client(pair, request) -> AsyncIterator[openai.AsyncOpenAI]:
     parts = await engine_parts(pair[1], EngineConfig(num_kv_blocks=96, max_num_seqs=8, **request.param))
     engine = Engine(parts.scheduler, parts.runner, parts.model)
     lifecycle = Lifecycle()
-    lifecycle.ready(Served(engine, TOKENIZER, chatml(TOKENIZER), SamplingDefaults(), ("tiny",)))
+    lifecycle.ready(loaded_model(engine, TOKENIZER, chatml(TOKENIZER), SamplingDefaults(), ("tiny",)))
     async with running(engine, TOKENIZER, lifecycle, ServerConfig()) as server, server.openai() as client:
         yield client
 

@@ -19,15 +19,16 @@ from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
 from server.config import ServerConfig
-from server.lifecycle import Lifecycle, Served
+from server.lifecycle import Lifecycle
 from server.prompt import ChatTemplate
-from server.sampling import SamplingDefaults
+from server.sampling_defaults import SamplingDefaults
 from tests.equality.greedy import Outcome, Reference, compare, engine_parts, run, transformers_greedy
 from tests.equality.prompts import CHAT, CODE, LONG, PLAIN, UNICODE
 from tests.equality.scored import check, exact_logprobs, generate
 from tests.runtime.weights import smollm2
 from tests.server.conftest import running
 from tests.server.smollm2 import ours as tokenizer
+from tests.server.tiny import loaded_model
 
 MAX_TOKENS = 24
 SCORED = 400  # tokens, whose logits are computed in three slices
@@ -128,7 +129,7 @@ async def test_an_echo_over_http_is_scored_as_transformers_does(case):
     engine = Engine(parts.scheduler, parts.runner, parts.model)
     lifecycle = Lifecycle()
     template = ChatTemplate(tokenizer().chat_template, tokenizer().named_tokens)
-    lifecycle.ready(Served(engine, tokenizer(), template, SamplingDefaults(), ("smollm2",)))
+    lifecycle.ready(loaded_model(engine, tokenizer(), template, SamplingDefaults(), ("smollm2",)))
     async with running(engine, tokenizer(), lifecycle, ServerConfig()) as server, server.openai() as client:
         scored = await client.completions.create(model="smollm2", prompt=ids, echo=True, logprobs=1, max_tokens=0)
     (choice,) = scored.choices

@@ -16,14 +16,14 @@ import pytest
 from server.__main__ import listen
 from server.chat_format import ChatFormat
 from server.config import ServerConfig
-from server.lifecycle import Lifecycle, Served
+from server.lifecycle import Lifecycle
 from server.process import HttpServer, http_server
-from server.sampling import SamplingDefaults
+from server.sampling_defaults import SamplingDefaults
 from server.service import Service
 from server.structured import compiler
 from server.tokenizer import Tokenizer
 from tests.fakes import FakeEngine, fake_model
-from tests.server.tiny import EOS, chatml, tiny_tokenizer
+from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -178,7 +178,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
                 tool_parser=config.tool_parser, reasoning_parser=config.reasoning_parser,
             )  # fmt: skip
             if loaded:
-                served = Served(engine, spoken, template, defaults or SamplingDefaults(), names, chat_format)
+                served = loaded_model(engine, spoken, template, defaults or SamplingDefaults(), names, chat_format)
                 lifecycle.ready(served)
             return await stack.enter_async_context(running(engine, spoken, lifecycle, config))
 

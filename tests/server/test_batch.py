@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from server import batch
-from server.lifecycle import Served
-from server.process import LoadError
-from server.sampling import SamplingDefaults
+from server.lifecycle import LoadError
+from server.loaded_model import LoadedModel
+from server.sampling_defaults import SamplingDefaults
 from tests.fakes import FakeEngine, fake_model
-from tests.server.tiny import EOS, VOCAB_SIZE, chatml, tiny_tokenizer
+from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -57,14 +57,14 @@ class Runs:
         self.settings: dict = {}
         self.engine: Limited | None = None
 
-    async def load(self, config, report, cancel) -> Served:
+    async def load(self, config, report, cancel) -> LoadedModel:
         if config.model == "broken":
             raise LoadError("model.safetensors is truncated")
         model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_model_len=200, max_num_seqs=4)
         self.engine = Limited(self._say, model=model)
         for name, value in self.settings.items():
             setattr(self.engine, name, value)
-        return Served(self.engine, self.tokenizer, chatml(self.tokenizer), SamplingDefaults(), ("tiny",))
+        return loaded_model(self.engine, self.tokenizer, chatml(self.tokenizer), SamplingDefaults(), ("tiny",))
 
     def _say(self, request):
         return [*self.tokenizer.encode(self.tokenizer.decode(request.prompt_ids).upper()), EOS]

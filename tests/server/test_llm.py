@@ -17,12 +17,12 @@ import pytest
 from runtime.api import FinishReason, LoadProgress
 from server import LLM, SamplingParams, schema
 from server.config import ServerConfig
-from server.lifecycle import Served
+from server.lifecycle import LoadError
 from server.llm import SAMPLING_FIELDS
-from server.process import LoadError
-from server.sampling import SamplingDefaults
+from server.loaded_model import LoadedModel
+from server.sampling_defaults import SamplingDefaults
 from tests.fakes import FakeEngine, fake_model
-from tests.server.tiny import END, EOS, VOCAB_SIZE, chatml, tiny_tokenizer
+from tests.server.tiny import END, EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ class Fake:
         self.paused = False
         self.rows = 4
 
-    async def load(self, config, report, cancel) -> Served:
+    async def load(self, config, report, cancel) -> LoadedModel:
         report(LoadProgress("weights"))
         if config.model == "broken":
             raise LoadError("model.safetensors is truncated")
@@ -47,7 +47,7 @@ class Fake:
             vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_model_len=200, max_num_seqs=self.rows
         )
         self.engine = FakeEngine(self._say, model=model, paused=self.paused)
-        return Served(self.engine, self.tokenizer, chatml(self.tokenizer), SamplingDefaults(), ("tiny",))
+        return loaded_model(self.engine, self.tokenizer, chatml(self.tokenizer), SamplingDefaults(), ("tiny",))
 
     def _say(self, request):
         self.most_at_once = max(self.most_at_once, len(self.engine.live))
@@ -57,7 +57,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch):
     fake = Fake(tiny_tokenizer())
-    monkeypatch.setattr("server.__main__.load", fake.load)
+    monkeypatch.setattr("server.llm.load", fake.load)
     return fake
 
 
@@ -435,7 +435,7 @@ SCRIPT = """
 import asyncio, sys
 import server.__main__
 from tests.server.test_llm import Fake
-from tests.server.tiny import tiny_tokenizer
+from tests.server.tiny import tiny_tokenizer, loaded_model
 server.__main__.load = Fake(tiny_tokenizer()).load
 from server import LLM
 llm = LLM("tiny")

@@ -19,12 +19,13 @@ import pytest
 from runtime.api import FinishReason, LoadProgress
 from server.__main__ import listen
 from server.config import ServerConfig
-from server.lifecycle import Served
-from server.process import LoadError, Process
-from server.sampling import SamplingDefaults
+from server.lifecycle import LoadError
+from server.loaded_model import LoadedModel
+from server.process import Process
+from server.sampling_defaults import SamplingDefaults
 from tests.fakes import FakeEngine, fake_model
 from tests.server.conftest import MESSAGES, Running
-from tests.server.tiny import EOS, VOCAB_SIZE, chatml
+from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
@@ -37,14 +38,14 @@ class Life:
         ids = [*tokenizer.encode("Hello"), EOS]
         model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
         self.engine = FakeEngine(lambda request: ids, model=model, paused=True)
-        self.served = Served(self.engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
-        self.load_now: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        self.served = loaded_model(self.engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+        self.load_now: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
         sock = listen("127.0.0.1", 0)
         self.process = Process(ServerConfig(**options), sock, self._load, time.monotonic())
         self.client = Running(self.process._service, self.engine, tokenizer, sock.getsockname()[1])
         self.running = asyncio.create_task(self.process.run())
 
-    async def _load(self, config, report, cancel) -> Served:
+    async def _load(self, config, report, cancel) -> LoadedModel:
         report(LoadProgress("weights", 1, 4, "tensors"))
         return await self.load_now
 

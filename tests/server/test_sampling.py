@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime.api import SamplingParams
-from server.sampling import SamplingDefaults, for_choice
+from server.sampling import for_choice
+from server.sampling_defaults import SamplingDefaults
 
 
 def test_a_generation_config_sets_what_it_names_and_nothing_else():

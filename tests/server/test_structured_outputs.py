@@ -7,12 +7,12 @@ import json
 import pytest
 
 from server import LLM, SamplingParams
-from server.lifecycle import Served
-from server.sampling import SamplingDefaults
+from server.loaded_model import LoadedModel
+from server.sampling_defaults import SamplingDefaults
 from tests.fakes import FakeEngine, fake_model
 from tests.server.structured.reading import reads
 from tests.server.test_refusals import error_of
-from tests.server.tiny import EOS, VOCAB_SIZE, chatml, tiny_tokenizer
+from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TAG = {"begin": "<f>", "schema": SCHEMA, "end": "</f>"}
@@ -148,12 +148,12 @@ def test_the_python_api_takes_the_same_fields(monkeypatch):
     tokenizer = tiny_tokenizer()
     engine: list[FakeEngine] = []
 
-    async def load(config, report, cancel) -> Served:
+    async def load(config, report, cancel) -> LoadedModel:
         model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}), max_model_len=200)
         engine.append(FakeEngine(lambda request: [EOS], model=model))
-        return Served(engine[0], tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+        return loaded_model(engine[0], tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
 
-    monkeypatch.setattr("server.__main__.load", load)
+    monkeypatch.setattr("server.llm.load", load)
     with LLM("tiny") as llm:
         llm.generate("a", SamplingParams(structured_outputs={"choice": ["yes"]}), use_tqdm=False)
         messages = [{"role": "user", "content": "a"}]

@@ -5,7 +5,12 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from runtime.api import EngineClient
+from server.chat_format import ChatFormat
+from server.loaded_model import LoadedModel
 from server.prompt import ChatTemplate
+from server.sampling_defaults import SamplingDefaults
+from server.structured.compiler import Grammars
 from server.tokenizer import Tokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|eos|>")
@@ -36,3 +41,16 @@ def tiny_tokenizer(*more_special: str, chat_template: str = CHATML) -> Tokenizer
 
 def chatml(tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
+
+
+def loaded_model(
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    defaults: SamplingDefaults,
+    names: tuple[str, ...],
+    chat_format: ChatFormat | None = None,
+) -> LoadedModel:
+    """With grammars as the composition root makes them, not warmed."""
+    grammars = Grammars(tokenizer, engine.model.eos_token_ids)
+    return LoadedModel(engine, tokenizer, template, defaults, names, chat_format or ChatFormat(), grammars=grammars)

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from runtime.api import FinishReason, Output, Request, SamplingParams
 from server.chat_format import ChatFormat, Reading
 from server.generation import Generation, TextOptions
-from server.lifecycle import Served
+from server.loaded_model import LoadedModel
 from server.prompt import ChatTemplate
 from server.responses.body import Head, render
 from server.responses.narration import Narration, frame
-from server.sampling import SamplingDefaults
+from server.sampling_defaults import SamplingDefaults
 from tests.fakes import FakeEngine, fake_logprobs, fake_model
 from tests.server.responses.reading import both, frames, without_ids
 from tests.server.test_tool_calls import ROOM, every_sample, speaker
 from tests.server.text.tool_samples import SAMPLES, TOOLS, Sample
-from tests.server.tiny import EOS
+from tests.server.tiny import EOS, loaded_model
 
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
@@ -45,12 +45,12 @@ async def test_every_dialect_comes_out_as_items_whole_and_streamed(serve, sample
 
 
 @cache
-def served(dialect: str) -> Served:
+def served(dialect: str) -> LoadedModel:
     tokenizer = speaker(dialect, special=True)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
     chat_format = ChatFormat.choose(tokenizer.chat_template, template, tokenizer, tool_parser=dialect)
     engine = FakeEngine(model=fake_model(vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset({EOS})))
-    return Served(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format)
+    return loaded_model(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format)
 
 
 class Unstoppable:

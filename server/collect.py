@@ -1,0 +1,48 @@
+"""Collecting a whole answer: everything the engine says is read to its end, unless the client leaves before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from runtime.api import Output
+from server.errors import ClientLeft, Unavailable
+from server.generation import Generation
+from server.lifecycle import RETRY_AFTER_DRAIN_S
+from server.transcript import Transcript
+
+
+class Presence(Protocol):
+    """Whether somebody still waits for the answer. The block is left early when nobody does, and then `gone` is true."""
+
+    gone: bool
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool: ...
+
+
+async def collect_transcripts(generation: Generation, client: Presence) -> list[Transcript]:
+    """What each choice says, once all have ended. Raises as `collect` does."""
+    found = [Transcript() for _ in generation.requests]
+    await collect(
+        generation, client, lambda output: found[output.index].add(generation.choices[output.index].events(output))
+    )
+    return found
+
+
+async def collect(generation: Generation, client: Presence, feed: Callable[[Output], object]) -> None:
+    """Generates, and feeds every Output to `feed`.
+
+    Raises ApiError, and ClientLeft where nobody waits for the answer any more."""
+    async with generation.open() as stream, client:
+        async for outputs in stream:
+            for output in outputs:
+                feed(output)
+    if client.gone:
+        raise ClientLeft
+    if generation.aborted:
+        # Half an answer without a word about it would pass for a whole one.
+        raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)

@@ -1,0 +1,134 @@
+"""load: from a ServerConfig to a LoadedModel: files, tokenizer, chat format, grammars, engine.
+
+The one place where the server meets the engine and the model's files; everywhere else it knows `runtime.api` alone. What is heavy
+of `runtime` is imported on a thread, while the port is open already."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from runtime.api import LoadProgress
+from server.chat_format import ChatFormat
+from server.config import ServerConfig
+from server.lifecycle import LoadError, Report
+from server.loaded_model import LoadedModel
+from server.prompt import ChatTemplate, PromptError
+from server.sampling_defaults import SamplingDefaults
+from server.structured.compiler import Grammars
+from server.tokenizer import Tokenizer, TokenizerError
+
+if TYPE_CHECKING:
+    from runtime.config import EngineConfig
+    from runtime.weights.fetch import ModelFiles
+
+logger = logging.getLogger("oneloop.load")
+
+
+async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedModel:
+    """Files, tokenizer, engine. `cancel`, once set, ends a download.
+
+    Raises LoadError."""
+    await asyncio.to_thread(import_engine)
+    from runtime.config import PlanError
+    from runtime.start import start_engine
+    from runtime.weights.fetch import resolve
+    from runtime.weights.rules import WeightsError
+
+    fetch = partial(resolve, progress=report, cancel=cancel)
+    try:
+        files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
+        # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
+        tokenizer, template, chat_format = await asyncio.to_thread(load_text, config, files, fetch, report)
+        # Beside the engine, which leaves the interpreter alone most of the time.
+        ends = files.eos_token_ids | tokenizer.eos_token_ids | chat_format.stop_ids
+        grammars = Grammars(tokenizer, ends)
+        warming = asyncio.create_task(asyncio.to_thread(grammars.warm))
+        engine = await start_engine(engine_config(config, tokenizer, chat_format), files, report)
+        await warming
+    except (WeightsError, TokenizerError, PromptError, PlanError) as error:
+        raise LoadError(str(error)) from error
+    if tokenizer.vocab_size > engine.model.vocab_size:
+        await engine.close()
+        raise LoadError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {engine.model.vocab_size}: "
+            "they do not belong together"
+        )
+    wishes = files.generation_config if config.generation_config == "auto" else {}
+    defaults = SamplingDefaults.from_generation_config(wishes)
+    return LoadedModel(engine, tokenizer, template, defaults, config.served_names, chat_format, grammars=grammars)
+
+
+def import_engine() -> None:
+    """In a thread: from then on importing its names costs the event loop nothing."""
+    import runtime.start  # noqa: F401
+
+
+def load_text(
+    config: ServerConfig, files: ModelFiles, fetch: partial[ModelFiles], report: Report
+) -> tuple[Tokenizer, ChatTemplate, ChatFormat]:
+    """What turns text into ids and back, --tokenizer's or the model's own, with --chat-template's or the tokenizer's; and
+    how the answers are read.
+
+    Raises WeightsError, TokenizerError, PromptError, or LoadError for a parser there is not."""
+    chosen = config.tokenizer
+    if chosen is not None and Path(chosen).is_dir():
+        tokenizer = Tokenizer.from_folder(chosen)
+    else:
+        source = files if chosen is None else fetch(chosen, None, load_format="dummy")
+        report(LoadProgress("tokenizer"))
+        gguf = source.gguf
+        tokenizer = Tokenizer.from_folder(source.tokenizer_path) if gguf is None else Tokenizer.from_gguf(gguf.metadata)
+    template = tokenizer.chat_template
+    if config.chat_template is not None:
+        try:
+            template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PromptError(f"--chat-template {config.chat_template} cannot be read: {error}") from error
+    compiled = ChatTemplate(template, tokenizer.named_tokens)
+    try:
+        chat_format = ChatFormat.choose(
+            template, compiled, tokenizer, tool_parser=config.tool_parser, reasoning_parser=config.reasoning_parser
+        )
+    except ValueError as error:
+        raise LoadError(str(error)) from error
+    if compiled:
+        logger.info("chats: %s", chat_format)
+    return tokenizer, compiled, chat_format
+
+
+def engine_config(config: ServerConfig, tokenizer: Tokenizer, chat_format: ChatFormat) -> EngineConfig:
+    from runtime.config import EngineConfig
+
+    return EngineConfig(
+        device=config.device,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        load_format=config.load_format,
+        model_impl=config.model_impl,
+        model_plugins=config.model_plugin,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_mixed_tokens=config.max_num_mixed_tokens,
+        kv_cache_bytes=config.kv_cache_memory,
+        num_kv_blocks=config.num_kv_blocks,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+        steps_in_flight=config.steps_in_flight,
+        num_threads=config.threads,
+        max_queue=config.max_queue,
+        kernels=config.kernels,
+        attention_backend=config.attention_backend,
+        enforce_eager=config.enforce_eager,
+        seed=config.seed,
+        # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
+        # So does what begins somebody else's turn.
+        end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids,
+    )

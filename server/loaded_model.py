@@ -1,0 +1,67 @@
+"""LoadedModel: the engine, and all that turns text into its ids and back.
+
+Knows neither HTTP nor any API. What compiles grammars is handed to it, by its protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runtime.api import EngineClient, MatcherFactory, ModelInfo
+from server.chat_format import ChatFormat
+from server.errors import ModelNotFound
+from server.prompt import ChatTemplate
+from server.sampling_defaults import SamplingDefaults
+from server.tokenizer import Tokenizer
+from server.version import __version__
+
+
+class Grammar(Protocol):
+    """Plain data that says what a text may look like."""
+
+    def source(self, tokenizer: Tokenizer) -> str:
+        """The grammar as the compiler reads it. Raises GrammarError."""
+        ...
+
+
+class GrammarCompiler(Protocol):
+    """Makes matchers, which hold a sequence to a grammar, for the tokens of the loaded model."""
+
+    async def factory(self, grammar: Grammar) -> MatcherFactory:
+        """Raises GrammarError for a grammar that cannot be compiled, or costs too much."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    defaults: SamplingDefaults
+    names: tuple[str, ...]
+    chat_format: ChatFormat = field(default_factory=ChatFormat)
+    grammars: GrammarCompiler = field(kw_only=True)
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", _fingerprint(self.name, self.engine.model))
+
+    def check_name(self, wanted: str | None) -> None:
+        """Raises ModelNotFound unless `wanted` is one of the names, or None, which is the model there is."""
+        if wanted is not None and wanted not in self.names:
+            raise ModelNotFound(wanted, self.names)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def _fingerprint(name: str, model: ModelInfo) -> str:
+    """Changes with what may change an answer: the version, the model, its type and device."""
+    facts = (name, model.architecture, model.num_parameters, model.dtype, model.device)
+    return f"oneloop-{__version__}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:8]}"
