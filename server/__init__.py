@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 from server.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from server.llm import LLM as LLM
-    from server.llm import CompletionOutput as CompletionOutput
-    from server.llm import RequestOutput as RequestOutput
-    from server.llm import SamplingParams as SamplingParams
+    from server.offline.llm import LLM as LLM
+    from server.offline.llm import CompletionOutput as CompletionOutput
+    from server.offline.llm import RequestOutput as RequestOutput
+    from server.offline.llm import SamplingParams as SamplingParams
 
 _OF_LLM = frozenset({"LLM", "SamplingParams", "RequestOutput", "CompletionOutput"})
 
 
 def __getattr__(name: str) -> Any:
     if name in _OF_LLM:
-        import server.llm
+        import server.offline.llm
 
-        return getattr(server.llm, name)
+        return getattr(server.offline.llm, name)
     raise AttributeError(f"module 'server' has no attribute {name!r}")
 
 

@@ -20,8 +20,8 @@ def main() -> int:
     """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured."""
     started_s = time.monotonic()
     if sys.argv[1:2] == ["batch"]:
-        from server import batch
         from server.load import load
+        from server.offline import batch
 
         return batch.main(sys.argv[2:], load)
     if sys.argv[1:2] == ["models"]:

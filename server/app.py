@@ -14,9 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.anthropic.errors import AnthropicErrors
-from server.auth import Keys, RequireKey, is_loopback
 from server.config import ServerConfig
-from server.cors import CrossOrigin
 from server.endpoints import (
     chat,
     completions,
@@ -31,7 +29,9 @@ from server.endpoints import (
     web,
 )
 from server.errors import ErrorShape
-from server.middleware import Surroundings
+from server.http.auth import Keys, RequireKey, is_loopback
+from server.http.cors import CrossOrigin
+from server.http.middleware import Surroundings
 from server.responses.store import ResponseStore
 from server.service import Service
 

@@ -25,7 +25,7 @@
 
 The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
 same in `server/anthropic/errors.py`, an ErrorShape that its routes bring along. Errors of the engine become these at one
-border, `server/admission.py`. Standard library only."""
+border, `server/http/admission.py`. Standard library only."""
 
 from __future__ import annotations
 

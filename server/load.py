@@ -13,14 +13,14 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from runtime.api import LoadProgress
-from server.chat_format import ChatFormat
 from server.config import ServerConfig
-from server.lifecycle import LoadError, Report
-from server.loaded_model import LoadedModel
-from server.prompt import ChatTemplate, PromptError
-from server.sampling_defaults import SamplingDefaults
+from server.loaded.chat_format import ChatFormat
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.lifecycle import LoadError, Report
+from server.loaded.model import LoadedModel
+from server.loaded.prompt import ChatTemplate, PromptError
+from server.loaded.tokenizer import Tokenizer, TokenizerError
 from server.structured.compiler import Grammars
-from server.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
     from runtime.config import EngineConfig

@@ -18,9 +18,10 @@ from msgspec import UNSET, Struct, UnsetType
 from orjson import dumps
 
 from server import errors, schema
-from server.anthropic import answers, wire
-from server.auth import ADMIN_PATHS, OPEN_PATHS
-from server.responses import documented
+from server.anthropic import api_types as answers
+from server.anthropic import wire
+from server.http.auth import ADMIN_PATHS, OPEN_PATHS
+from server.responses import api_types as documented
 from server.responses.query import InputItemsQuery, RetrieveQuery
 from server.version import __version__
 

@@ -26,8 +26,8 @@ from runtime.api import LoadProgress
 from server import terminal
 from server.app import create_app
 from server.config import ServerConfig
-from server.lifecycle import Lifecycle, Load, LoadError
-from server.protocol import HttpProtocol
+from server.http.protocol import HttpProtocol
+from server.loaded.lifecycle import Lifecycle, Load, LoadError
 from server.service import Service
 
 logger = logging.getLogger("oneloop.process")

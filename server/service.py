@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from server.config import ServerConfig
-from server.lifecycle import Lifecycle
-from server.metrics import HttpStats
+from server.http.metrics import HttpStats
+from server.loaded.lifecycle import Lifecycle
 from server.offload import Offload
 
 

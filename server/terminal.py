@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from runtime.api import LoadProgress
 from server.config import ServerConfig
-from server.loaded_model import LoadedModel
+from server.loaded.model import LoadedModel
 from server.version import __version__
 
 ENDPOINTS = (

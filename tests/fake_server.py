@@ -17,12 +17,12 @@ import uvloop
 from runtime.weights.fetch import resolve
 from server.__main__ import listen
 from server.config import ServerConfig, parse
-from server.lifecycle import Report
-from server.loaded_model import LoadedModel
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.lifecycle import Report
+from server.loaded.model import LoadedModel
+from server.loaded.prompt import ChatTemplate
+from server.loaded.tokenizer import Tokenizer
 from server.process import Process
-from server.prompt import ChatTemplate
-from server.sampling_defaults import SamplingDefaults
-from server.tokenizer import Tokenizer
 from tests.fakes import FakeEngine
 from tests.server.tiny import loaded_model, tiny_tokenizer
 

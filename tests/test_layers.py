@@ -9,7 +9,30 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("server", "runtime", "ops", "oneloop_native", "tests", "loadtests")
-SERVER_LEAVES = ("config", "schema", "errors", "sse", "admission")
+# Rooms from high to low: a folder, or a file of the root. What stands in one line may not know each other.
+SERVER_ROOMS = (
+    ("__main__", "server"),
+    ("process", "offline"),
+    ("app",),
+    ("endpoints",),
+    ("openapi",),
+    ("responses",),
+    ("openai", "anthropic"),
+    ("generate", "load"),
+    ("structured", "service", "terminal", "client_words"),
+    ("loaded", "http"),
+    ("schema", "config"),
+    ("text", "errors", "offload", "version"),
+)
+# The folders of runtime; the files beside them are the spine, which all of them may know.
+RUNTIME_ROOMS = (
+    ("measure",),
+    ("start",),
+    ("runner",),
+    ("models", "sample"),
+    ("constrain", "metrics"),
+    ("kv", "weights"),
+)
 NO_TORCH_IN_RUNTIME = (
     "runtime.api", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
     "runtime.engine", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
@@ -78,12 +101,42 @@ def test_server_knows_no_torch():
     assert not offences(lambda m: within(m, "server"), lambda m, n: within(n, "torch", "triton", "numpy"))
 
 
-@pytest.mark.parametrize("leaf", SERVER_LEAVES)
-def test_leaves_of_the_server_know_nothing_but_their_own_library(leaf):
-    assert not offences(
-        lambda m: m == f"server.{leaf}",
-        lambda m, n: within(n, "server") and n not in ("server", "server.errors") and not within(n, "server.errors"),
-    )
+def room_of(module: str, wing: str) -> str:
+    """The folder or root file a module of `wing` lives in; the wing's own name for its __init__."""
+    return module.removeprefix(wing).strip(".").partition(".")[0] or wing
+
+
+def arrows(wing: str) -> dict[tuple[str, str], list[str]]:
+    """Who knows whom, between different rooms of `wing`, and the imports that say so."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for module, names in FILES.items():
+        if not within(module, wing):
+            continue
+        for name in names:
+            while name not in FILES and "." in name:
+                name = name.rpartition(".")[0]
+            pair = room_of(module, wing), room_of(name, wing)
+            if within(name, wing) and name != wing and pair[0] != pair[1]:
+                found.setdefault(pair, []).append(f"{module} imports {name}")
+    return found
+
+
+@pytest.mark.parametrize(("wing", "rooms"), [("server", SERVER_ROOMS), ("runtime", RUNTIME_ROOMS)])
+def test_rooms_know_only_those_below_them(wing, rooms):
+    floor = {room: number for number, line in enumerate(rooms) for room in line}
+    known = {pair: said for pair, said in arrows(wing).items() if set(pair) <= set(floor)}
+    assert known, "the rooms are not where the test looks"
+    assert not [said for (above, below), said in known.items() if floor[above] >= floor[below]]
+
+
+def test_every_room_of_the_server_has_its_floor():
+    listed = [room for line in SERVER_ROOMS for room in line]
+    assert sorted(listed) == sorted({room_of(module, "server") for module in FILES if within(module, "server")})
+
+
+def test_the_server_stays_a_house_of_few_floors_and_arrows():
+    assert len(SERVER_ROOMS) <= 12
+    assert len(arrows("server")) <= 110
 
 
 def test_text_codecs_know_neither_http_nor_engine():

@@ -8,9 +8,9 @@ from orjson import Fragment
 
 from runtime.api import FinishReason
 from server.anthropic.history import tool_use_id
-from server.generation import TOOL_CALLS, Choice, Generation
+from server.generate.generation import TOOL_CALLS, Choice, Generation
+from server.generate.transcript import Call, Part, Transcript
 from server.text.events import Reasoning, Text
-from server.transcript import Call, Part, Transcript
 
 Json = dict[str, Any]
 

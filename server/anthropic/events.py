@@ -16,8 +16,8 @@ from server.anthropic.content import NOT_STOPPED, SIGNATURE, Json, message, stop
 from server.anthropic.errors import error_body
 from server.anthropic.history import tool_use_id
 from server.errors import ApiError, InternalError, Unavailable
-from server.generation import Generation
-from server.lifecycle import RETRY_AFTER_DRAIN_S
+from server.generate.generation import Generation
+from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
 logger = logging.getLogger("oneloop.http")

@@ -19,7 +19,7 @@ from server.anthropic.blocks import (
 )
 from server.anthropic.wire import InputMessage
 from server.errors import InvalidRequest, clip
-from server.prompt import ChatTemplate
+from server.loaded.prompt import ChatTemplate
 from server.schema import CalledFunction, Message, PastCall, TextPart
 
 BILLING = "x-anthropic-billing-header"

@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server import schema
-from server.answer import answer, answer_id
-from server.body import note_ignored, read_request
-from server.chat_shape import SHAPE
-from server.middleware import arrival_s
+from server.generate.start import chat_generation
+from server.http.body import note_ignored, read_request
+from server.http.middleware import arrival_s
+from server.openai.answer import answer, answer_id
+from server.openai.chat_shape import SHAPE
 from server.service import Service
-from server.start import chat_generation
 
 
 async def create(service: Service, http: Request) -> ASGIApp:

@@ -6,14 +6,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server import schema
-from server.answer import answer, answer_id
-from server.body import read_request
-from server.completion_shape import DEFAULT_MAX_TOKENS, SHAPE
-from server.intake import completion_ids
-from server.middleware import arrival_s
+from server.generate.constraints import forms_of
+from server.generate.preprocess import completion_ids
+from server.generate.start import generation_of
+from server.http.body import read_request
+from server.http.middleware import arrival_s
+from server.openai.answer import answer, answer_id
+from server.openai.completion_shape import DEFAULT_MAX_TOKENS, SHAPE
 from server.service import Service
-from server.start import generation_of
-from server.structured.wishes import forms_of
 
 
 async def create(service: Service, http: Request) -> ASGIApp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.body import json_response
+from server.http.body import json_response
 from server.service import Service
 
 

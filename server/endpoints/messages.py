@@ -6,17 +6,17 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server.anthropic import wire
-from server.anthropic.asked import Asked, asked, in_the_clients_name, in_the_clients_words
 from server.anthropic.content import blocks, message, stop, usage
 from server.anthropic.events import MessageFrames
-from server.body import json_response, note_ignored, read_request
-from server.collect import collect_transcripts
-from server.conversation import chat_ids
-from server.loaded_model import LoadedModel
-from server.middleware import arrival_s, request_id
+from server.anthropic.prepare import Asked, asked, in_the_clients_name, in_the_clients_words
+from server.generate.collect import collect_transcripts
+from server.generate.conversation import chat_ids
+from server.generate.start import chat_generation
+from server.http.body import json_response, note_ignored, read_request
+from server.http.middleware import arrival_s, request_id
+from server.http.sse import ClientWatch, EventStream
+from server.loaded.model import LoadedModel
 from server.service import Service
-from server.sse import ClientWatch, EventStream
-from server.start import chat_generation
 
 CHARS_PER_MESSAGE = 20  # of text that would take as long to tokenise as a message takes to become a chat's
 

@@ -6,7 +6,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.metrics import registry
+from server.http.metrics import registry
 from server.service import Service
 
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.body import json_response
 from server.errors import ModelNotFound
-from server.frames import Json
-from server.loaded_model import LoadedModel
+from server.http.body import json_response
+from server.loaded.model import LoadedModel
+from server.openai.frames import Json
 from server.service import Service
 
 

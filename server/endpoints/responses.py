@@ -7,18 +7,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from server.body import json_response, read_request
-from server.collect import collect
 from server.errors import InvalidRequest, clip
-from server.responses.asking import Asked, ask, caller_of
+from server.generate.collect import collect
+from server.http.body import json_response, read_request
+from server.http.sse import ClientWatch, EventStream
 from server.responses.background import BackgroundRun, Replay, ReplayFrames
 from server.responses.body import render
+from server.responses.prepare import Asked, ask, caller_of
 from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
 from server.responses.store import Entry, ResponseStore
 from server.responses.streaming import BegunStream, EventFrames
 from server.responses.wire import RESPONSES
 from server.service import Service
-from server.sse import ClientWatch, EventStream
 
 ENDED = "it ended before it was complete: its client left, or the server failed"
 

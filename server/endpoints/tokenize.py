@@ -6,11 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import schema
-from server.body import json_response, read_request
-from server.conversation import chat_ids
-from server.frames import Json
-from server.intake import text_ids
-from server.sampling import check_token_ids
+from server.generate.conversation import chat_ids
+from server.generate.preprocess import text_ids
+from server.generate.sampling import check_token_ids
+from server.http.body import json_response, read_request
+from server.openai.frames import Json
 from server.service import Service
 
 

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from runtime.api import TokenStream
-from server.frames import Json
+from server.openai.frames import Json
 from server.responses.body import render
-from server.responses.narration import Narration, frame
+from server.responses.events import Narration, frame
 from server.responses.store import Ongoing
 
 logger = logging.getLogger("oneloop.http")

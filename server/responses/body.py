@@ -11,9 +11,9 @@ from typing import Any, Literal
 import msgspec
 from orjson import Fragment, dumps
 
-from server.frames import Json
-from server.frames import usage as chat_usage
-from server.generation import Generation
+from server.generate.generation import Generation
+from server.openai.frames import Json
+from server.openai.frames import usage as chat_usage
 from server.responses.wire import FunctionTool, ResponsesRequest
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

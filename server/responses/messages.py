@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from server.prompt import ChatTemplate
+from server.loaded.prompt import ChatTemplate
 from server.responses.input_items import FunctionCall, FunctionCallOutput, InputMessage, Item, ReasoningItem
 from server.schema import CalledFunction, Message, PastCall, TextPart
 

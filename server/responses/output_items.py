@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from server.frames import Json
+from server.openai.frames import Json
 from server.responses.body import rendered
 from server.responses.input_items import new_id
 

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
-from server.body import note_ignored
 from server.config import ServerConfig
 from server.errors import UnsupportedParameter
+from server.http.body import note_ignored
 from server.responses.wire import Includable
 from server.schema import Name, refusal_of
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from runtime.api import Output, TokenStream
-from server.responses.narration import Narration, frame
+from server.responses.events import Narration, frame
 
 logger = logging.getLogger("oneloop.http")
 

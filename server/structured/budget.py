@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.api import Bitmask, MatcherFactory
+from server.loaded.tokenizer import Tokenizer
 from server.structured.bitmask import all_but, only
-from server.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from typing import Any
 from msgspec import Struct
 
 from server.errors import clip
+from server.loaded.tokenizer import Tokenizer
 from server.structured.grammar import MAX_CHARS, GrammarError, check_length, check_schema
 from server.structured.rules import COMBINING, RuleWriter
-from server.text.tools.dialect import Dialect
 from server.text.tools.registry import named
 from server.text.tools.schemas import Schema
-from server.tokenizer import Tokenizer
+from server.text.tools.tool_parser import Dialect
 
 # Of objects that may hold what is not listed.
 _OPEN_ENDED = COMBINING | {"additionalProperties", "patternProperties", "unevaluatedProperties"}

@@ -18,9 +18,9 @@ import msgspec
 
 from runtime.api import MatcherFactory
 from server.errors import clip
-from server.loaded_model import Grammar
+from server.loaded.model import Grammar
+from server.loaded.tokenizer import Tokenizer
 from server.structured.grammar import GrammarError
-from server.tokenizer import Tokenizer
 
 MAX_COMPILE_S = 5.0
 MAX_FIRST_MASK_S = (

@@ -15,7 +15,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
-from server.tokenizer import Tokenizer
+from server.loaded.tokenizer import Tokenizer
 
 Schema = Mapping[str, Any] | bool
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 
+from server.loaded.tokenizer import Tokenizer
 from server.structured.grammar import GrammarError, JsonSchema, Literals
 from server.structured.strings import patterns_of
-from server.text.tools.forms import CallForm
+from server.text.tools.call_format import CallForm
 from server.text.tools.schemas import Schema, as_schema, dereferenced
-from server.tokenizer import Tokenizer
 
 # By which a schema is made of others.
 COMBINING = frozenset({"anyOf", "oneOf", "allOf", "not", "if", "$ref"})

@@ -13,6 +13,7 @@ from typing import Any
 import llguidance
 from msgspec import Struct
 
+from server.loaded.tokenizer import Tokenizer
 from server.structured.grammar import (
     MAX_CHARS,
     MAX_DEPTH,
@@ -25,7 +26,6 @@ from server.structured.grammar import (
     check_length,
     read_json,
 )
-from server.tokenizer import Tokenizer
 
 _ANY = r"/(?s:.*)/"
 

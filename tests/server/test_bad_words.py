@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.bad_words import forbid
+from server.generate.bad_words import forbid
 from tests.server.tiny import VOCAB_SIZE, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from server import batch
-from server.lifecycle import LoadError
-from server.loaded_model import LoadedModel
-from server.sampling_defaults import SamplingDefaults
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.lifecycle import LoadError
+from server.loaded.model import LoadedModel
+from server.offline import batch
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 

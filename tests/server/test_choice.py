@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.api import FinishReason, Output
-from server.generation import Choice, TextOptions
+from server.generate.generation import Choice, TextOptions
 from tests.server.tiny import EOS, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.cors import CrossOrigin
+from server.http.cors import CrossOrigin
 from tests.server.conftest import MESSAGES
 
 PAGE, STRANGER = "https://page.example", "https://stranger.example"

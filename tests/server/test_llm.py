@@ -17,10 +17,10 @@ import pytest
 from runtime.api import FinishReason, LoadProgress
 from server import LLM, SamplingParams, schema
 from server.config import ServerConfig
-from server.lifecycle import LoadError
-from server.llm import SAMPLING_FIELDS
-from server.loaded_model import LoadedModel
-from server.sampling_defaults import SamplingDefaults
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.lifecycle import LoadError
+from server.loaded.model import LoadedModel
+from server.offline.llm import SAMPLING_FIELDS
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import END, EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
@@ -57,7 +57,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch):
     fake = Fake(tiny_tokenizer())
-    monkeypatch.setattr("server.llm.load", fake.load)
+    monkeypatch.setattr("server.offline.llm.load", fake.load)
     return fake
 
 
@@ -433,10 +433,10 @@ def test_ctrl_c_takes_the_requests_back_and_the_llm_goes_on(fake):
 
 SCRIPT = """
 import asyncio, sys
-import server.__main__
+import server.offline.llm
 from tests.server.test_llm import Fake
 from tests.server.tiny import tiny_tokenizer, loaded_model
-server.__main__.load = Fake(tiny_tokenizer()).load
+server.offline.llm.load = Fake(tiny_tokenizer()).load
 from server import LLM
 llm = LLM("tiny")
 print(llm.generate("hi", use_tqdm=False)[0].outputs[0].text)
@@ -451,7 +451,7 @@ def test_a_script_that_closes_nothing_ends_by_itself():
 
 def test_importing_the_package_imports_nothing_heavy():
     check = (
-        "import sys, server; heavy = {'torch', 'starlette', 'tokenizers', 'msgspec', 'server.llm'} & set(sys.modules); "
+        "import sys, server; heavy = {'torch', 'starlette', 'tokenizers', 'msgspec', 'server.offline.llm'} & set(sys.modules); "
         "assert not heavy, heavy; assert 'LLM' in dir(server); from server import LLM; assert 'torch' not in sys.modules"
     )
     ended = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)

@@ -14,7 +14,7 @@ from server import openapi
 from server.app import routes_of
 from server.config import ServerConfig
 from server.endpoints import openapi as endpoint
-from server.lifecycle import Phase
+from server.loaded.lifecycle import Phase
 from tests.server.conftest import MESSAGES
 from tests.server.test_tool_calls import TWO
 from tests.server.text.tool_samples import TOOLS

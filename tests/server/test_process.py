@@ -19,10 +19,10 @@ import pytest
 from runtime.api import FinishReason, LoadProgress
 from server.__main__ import listen
 from server.config import ServerConfig
-from server.lifecycle import LoadError
-from server.loaded_model import LoadedModel
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.lifecycle import LoadError
+from server.loaded.model import LoadedModel
 from server.process import Process
-from server.sampling_defaults import SamplingDefaults
 from tests.fakes import FakeEngine, fake_model
 from tests.server.conftest import MESSAGES, Running
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.prompt import ChatTemplate
+from server.loaded.prompt import ChatTemplate
 from tests.server.conftest import MESSAGES
 from tests.server.test_refusals import error_of
 from tests.server.tiny import EOS

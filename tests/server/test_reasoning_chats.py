@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Output
-from server.chat_format import Reading
-from server.generation import Choice, TextOptions
+from server.generate.generation import Choice, TextOptions
+from server.loaded.chat_format import Reading
 from server.text.events import Event, ToolCall, joined
 from server.text.reasoning import THINK
 from server.text.tools.harmony import Harmony

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime.api import SamplingParams
-from server.sampling import for_choice
-from server.sampling_defaults import SamplingDefaults
+from server.generate.sampling import for_choice
+from server.loaded.defaults import SamplingDefaults
 
 
 def test_a_generation_config_sets_what_it_names_and_nothing_else():

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.api import LoadProgress
 from server import __version__
-from server.lifecycle import Phase
+from server.loaded.lifecycle import Phase
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS, START, VOCAB_SIZE
 

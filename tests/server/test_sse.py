@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from server.sse import DONE, PING, ClientWatch, EventStream
+from server.http.sse import DONE, PING, ClientWatch, EventStream
 
 SCOPE = {"type": "http", "method": "POST"}
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from server import LLM, SamplingParams
-from server.loaded_model import LoadedModel
-from server.sampling_defaults import SamplingDefaults
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.model import LoadedModel
 from tests.fakes import FakeEngine, fake_model
 from tests.server.structured.reading import reads
 from tests.server.test_refusals import error_of
@@ -153,7 +153,7 @@ def test_the_python_api_takes_the_same_fields(monkeypatch):
         engine.append(FakeEngine(lambda request: [EOS], model=model))
         return loaded_model(engine[0], tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
 
-    monkeypatch.setattr("server.llm.load", load)
+    monkeypatch.setattr("server.offline.llm.load", load)
     with LLM("tiny") as llm:
         llm.generate("a", SamplingParams(structured_outputs={"choice": ["yes"]}), use_tqdm=False)
         messages = [{"role": "user", "content": "a"}]

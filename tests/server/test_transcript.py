@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from server.generate.transcript import Call, Transcript
 from server.text.events import Malformed, Reasoning, Text, ToolArguments, ToolCall
-from server.transcript import Call, Transcript
 
 
 def said(*events) -> Transcript:

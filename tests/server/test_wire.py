@@ -8,7 +8,7 @@ import json
 import pytest
 
 from runtime.api import FinishReason
-from server.protocol import MAX_HEAD_BYTES
+from server.http.protocol import MAX_HEAD_BYTES
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS
 

@@ -6,12 +6,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from runtime.api import EngineClient
-from server.chat_format import ChatFormat
-from server.loaded_model import LoadedModel
-from server.prompt import ChatTemplate
-from server.sampling_defaults import SamplingDefaults
+from server.loaded.chat_format import ChatFormat
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.model import LoadedModel
+from server.loaded.prompt import ChatTemplate
+from server.loaded.tokenizer import Tokenizer
 from server.structured.compiler import Grammars
-from server.tokenizer import Tokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|eos|>")
 START, END, EOS = range(3)

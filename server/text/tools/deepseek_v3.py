@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from server.text.markers import Markers, Parse
-from server.text.tools.forms import CallForm
+from server.text.tools.call_format import CallForm
 from server.text.tools.section import Section
 
 SEPARATOR = "<｜tool▁sep｜>"

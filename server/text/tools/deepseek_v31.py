@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from server.text.markers import Parse
+from server.text.tools.call_format import CallForm
 from server.text.tools.deepseek_v3 import CALL_END, SEPARATOR, DeepSeekV3
-from server.text.tools.forms import CallForm
 
 
 class DeepSeekV31(DeepSeekV3):

@@ -13,10 +13,10 @@ from typing import Any
 
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
-from server.text.tools.dialect import Dialect
-from server.text.tools.forms import CallForm, Writer
+from server.text.tools.call_format import CallForm, Writer
 from server.text.tools.literals import MAX_DEPTH, inside
 from server.text.tools.schemas import Schema, as_schema
+from server.text.tools.tool_parser import Dialect
 
 _ESCAPE = "<escape>"
 _ESCAPE_END = Markers(_ESCAPE)

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from server.text.events import Reasoning
 from server.text.markers import Markers, Parse
-from server.text.tools.dialect import Dialect
-from server.text.tools.forms import CallForm, Channels
+from server.text.tools.call_format import CallForm, Channels
+from server.text.tools.tool_parser import Dialect
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _HEADER_ENDS = Markers(_MESSAGE, _START, "<|end|>", "<|call|>", "<|return|>")

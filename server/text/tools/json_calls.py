@@ -8,7 +8,7 @@ from functools import partial
 
 from server.text.json_stream import json_string, json_value
 from server.text.markers import Parse
-from server.text.tools.dialect import Dialect
+from server.text.tools.tool_parser import Dialect
 
 _ARGUMENTS = ("arguments", "parameters")
 

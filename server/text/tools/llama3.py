@@ -6,7 +6,7 @@ tool of the request and holds nothing but a call's keys. Calls of Meta's built-i
 from __future__ import annotations
 
 from server.text.markers import Markers, Parse
-from server.text.tools.forms import CallForm
+from server.text.tools.call_format import CallForm
 from server.text.tools.json_calls import JsonCalls
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from string import ascii_letters, digits
 
 from server.text.markers import Markers, Parse
-from server.text.tools.forms import JSON_CALL, CallForm
+from server.text.tools.call_format import JSON_CALL, CallForm
 from server.text.tools.json_calls import JsonCalls
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.text.markers import Markers, Parse
-from server.text.tools.forms import JSON_CALL, CallForm
+from server.text.tools.call_format import JSON_CALL, CallForm
 from server.text.tools.json_calls import JsonCalls
 
 

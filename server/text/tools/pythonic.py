@@ -9,10 +9,10 @@ import re
 
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
-from server.text.tools.dialect import Dialect
-from server.text.tools.forms import CallForm, Writer
+from server.text.tools.call_format import CallForm, Writer
 from server.text.tools.literals import python_value
 from server.text.tools.schemas import Schema
+from server.text.tools.tool_parser import Dialect
 
 _WORD = re.compile(r"\w+")
 _END_TAGS = {"<function_calls>": "</function_calls>", "<|python_start|>": "<|python_end|>"}

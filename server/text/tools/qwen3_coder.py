@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
-from server.text.tools.dialect import Dialect
-from server.text.tools.forms import CallForm, Writer
+from server.text.tools.call_format import CallForm, Writer
 from server.text.tools.schemas import Schema
+from server.text.tools.tool_parser import Dialect
 
 _TAG_END = Markers(">", "<")
 _END = "\n</parameter>"

@@ -12,7 +12,6 @@ from typing import Final
 
 from server.text.tools.deepseek_v3 import DeepSeekV3
 from server.text.tools.deepseek_v31 import DeepSeekV31
-from server.text.tools.dialect import Dialect, Tools
 from server.text.tools.functiongemma import FunctionGemma
 from server.text.tools.glm45 import Glm45
 from server.text.tools.granite import Granite
@@ -24,6 +23,7 @@ from server.text.tools.mistral import Mistral
 from server.text.tools.phi4 import Phi4
 from server.text.tools.pythonic import Pythonic
 from server.text.tools.qwen3_coder import Qwen3Coder
+from server.text.tools.tool_parser import Dialect, Tools
 
 DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType({
     "hermes": Hermes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from server.text.markers import Parse
-from server.text.tools.dialect import Dialect
+from server.text.tools.tool_parser import Dialect
 
 
 class Section(Dialect):

@@ -14,7 +14,7 @@ from runtime.config import WeightPolicy
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from runtime.weights.rules import WeightsError
-from server.tokenizer import Tokenizer
+from server.loaded.tokenizer import Tokenizer
 from tests.runtime.models.paged import Paged
 from tests.runtime.weights import smollm2
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from server.anthropic import wire
-from server.anthropic.asked import Asked, asked
 from server.anthropic.history import FAILED, tool_use_id
-from server.conversation import messages_json
+from server.anthropic.prepare import Asked, asked
 from server.errors import InvalidRequest
-from server.prompt import ChatTemplate
+from server.generate.conversation import messages_json
+from server.loaded.prompt import ChatTemplate
 from server.schema import JsonSchemaFormat, NamedTool
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")

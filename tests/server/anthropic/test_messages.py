@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.anthropic import answers
+from server.anthropic import api_types as answers
 from server.anthropic.content import SIGNATURE
 from tests.server.conftest import Running
 from tests.server.test_reasoning_chats import BEGUN, SAYS, THINKING, thinker

@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from runtime.api import EngineStopped, QueueFull
-from server.anthropic import answers
+from server.anthropic import api_types as answers
 from server.anthropic.wire import MAX_STOP_SEQUENCES
 from tests.server.anthropic.test_messages import BASE, HI, MESSAGES, TOOLS, is_whole
 

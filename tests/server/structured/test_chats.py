@@ -9,12 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from server.loaded.tokenizer import Tokenizer
 from server.structured.chats import ChatForm, Function
 from server.structured.compiler import Grammars
 from server.structured.grammar import ANY_OBJECT, Choice, GrammarError
 from server.text.tools.registry import DIALECTS, create
 from server.text.tools.schemas import properties_of, types_of
-from server.tokenizer import Tokenizer
 from tests.server.structured.random_schemas import Writer, random_parameters
 from tests.server.structured.reading import accepted
 from tests.server.text.tool_samples import KIMI, V3, V31, Meaning, meaning

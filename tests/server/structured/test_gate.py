@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from server.structured.after_reasoning import after_reasoning
 from server.structured.compiler import Grammars
-from server.structured.gate import after_reasoning
 from server.structured.grammar import Choice, Regex
 from tests.fakes import fake_model
 from tests.server.structured.reading import TOKENIZER, has, reads

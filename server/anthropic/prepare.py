@@ -19,7 +19,7 @@ from server.anthropic.wire import (
     ThinkingEnabled,
 )
 from server.client_words import ClientWords
-from server.prompt import ChatTemplate
+from server.loaded.prompt import ChatTemplate
 from server.schema import (
     ChatRequest,
     FunctionName,

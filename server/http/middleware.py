@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
-from server.admission import refusal_of
 from server.errors import ApiError, ClientLeft, ErrorShape, InternalError, MethodNotAllowed, RouteNotFound
-from server.metrics import HttpStats
+from server.http.admission import refusal_of
+from server.http.metrics import HttpStats
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")

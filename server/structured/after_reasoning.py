@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from runtime.api import Bitmask, MatcherFactory, ModelInfo, TokenMatcher
+from server.loaded.tokenizer import Tokenizer
 from server.structured.bitmask import all_but, has_bit, with_bits
-from server.tokenizer import Tokenizer
 
 
 class _Phase(Enum):

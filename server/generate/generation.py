@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
-from server.beams import BeamParams, BeamSearch
-from server.chat_format import Reading
-from server.loaded_model import LoadedModel
-from server.logprobs import Echo, Entry, Style
+from server.generate.beams import BeamParams, BeamSearch
+from server.generate.logprobs import Echo, Entry, Style
+from server.loaded.chat_format import Reading
+from server.loaded.model import LoadedModel
+from server.loaded.tokenizer import Detokenizer, Tokenizer
 from server.schema import GenerationRequest
 from server.text.events import Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
-from server.tokenizer import Detokenizer, Tokenizer
 
 TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
 _NO_STOPS = StopStrings(())

@@ -9,9 +9,9 @@ from orjson import dumps
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import admission
 from server.config import ServerConfig
 from server.errors import UnsupportedParameter, clip
+from server.http import admission
 from server.schema import GenerationRequest, T, Wire
 
 logger = logging.getLogger("oneloop.http")

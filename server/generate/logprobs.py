@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.api import TokenLogprobs
-from server.tokenizer import Tokenizer
+from server.loaded.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 Entry = tuple[int, TokenLogprobs | None]  # an id and what is known of it; nothing of the first of a prompt

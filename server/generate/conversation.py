@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from server.chat_format import ChatFormat, Reading
 from server.errors import InvalidRequest, clip
-from server.intake import text_ids
-from server.loaded_model import LoadedModel
+from server.generate.preprocess import text_ids
+from server.loaded.chat_format import ChatFormat, Reading
+from server.loaded.model import LoadedModel
+from server.loaded.prompt import ChatTemplate, PromptError
 from server.offload import Offload
-from server.prompt import ChatTemplate, PromptError
 from server.schema import ChatRequest, Conversation, Message, PastCall, Tool
 from server.text.tools import prompted
 

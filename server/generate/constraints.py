@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from runtime.api import MatcherFactory
-from server.chat_format import Reading
 from server.errors import InvalidRequest
-from server.loaded_model import Grammar, LoadedModel
+from server.loaded.chat_format import Reading
+from server.loaded.model import Grammar, LoadedModel
 from server.schema import (
     ChatRequest,
     GenerationRequest,
@@ -17,9 +17,9 @@ from server.schema import (
     StructuralTagFormat,
     StructuredOutputs,
 )
+from server.structured.after_reasoning import after_reasoning
 from server.structured.budget import Marks, thinking_budget
 from server.structured.chats import ChatForm, Function
-from server.structured.gate import after_reasoning
 from server.structured.grammar import (
     ANY_OBJECT,
     WHITESPACE,

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from server.prompt import ChatTemplate
+from server.loaded.prompt import ChatTemplate
+from server.loaded.tokenizer import Tokenizer
 from server.text.events import Chain, Codec
 from server.text.reasoning import FAMILIES, ReasoningCodec, ReasoningTags, detect_reasoning
 from server.text.tools import prompted
-from server.text.tools.dialect import Dialect, Tools
 from server.text.tools.harmony import Harmony
 from server.text.tools.registry import DIALECTS, detect, named
-from server.tokenizer import Tokenizer
+from server.text.tools.tool_parser import Dialect, Tools
 
 AUTO, NONE = "auto", "none"
 # Other servers' names for reasoning that the dialect reads itself.

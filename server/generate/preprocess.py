@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from server.errors import ContextLengthExceeded, InvalidRequest
-from server.loaded_model import LoadedModel
-from server.logprobs import Echo
+from server.generate.logprobs import Echo
+from server.generate.sampling import check_token_ids
+from server.loaded.model import LoadedModel
+from server.loaded.tokenizer import Tokenizer
 from server.offload import Offload
-from server.sampling import check_token_ids
 from server.schema import CompletionRequest, GenerationRequest
-from server.tokenizer import Tokenizer
 
 CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
 BORDER_TOKENS = 64

@@ -9,15 +9,15 @@ import time
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
-from server.body import json_response
-from server.collect import collect_transcripts
-from server.frames import ChunkFrames, Envelope, Shape
-from server.generation import Generation
-from server.loaded_model import LoadedModel
-from server.middleware import request_id
+from server.generate.collect import collect_transcripts
+from server.generate.generation import Generation
+from server.http.body import json_response
+from server.http.middleware import request_id
+from server.http.sse import ClientWatch, EventStream
+from server.loaded.model import LoadedModel
+from server.openai.frames import ChunkFrames, Envelope, Shape
 from server.schema import GenerationRequest
 from server.service import Service
-from server.sse import ClientWatch, EventStream
 
 
 async def answer(

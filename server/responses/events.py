@@ -16,9 +16,9 @@ from typing import TypeVar
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.frames import Json
-from server.generation import Generation
-from server.logprobs import chat_writer
+from server.generate.generation import Generation
+from server.generate.logprobs import chat_writer
+from server.openai.frames import Json
 from server.responses.body import Head, Status, usage
 from server.responses.output_items import CallItem, ItemStatus, MessageItem, OutputItem, ReasoningItem
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall

@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.api import ModelInfo, SamplingParams
 from server.errors import ContextLengthExceeded, InvalidRequest, clip
-from server.sampling_defaults import SamplingDefaults
+from server.loaded.defaults import SamplingDefaults
 from server.schema import GenerationRequest
 
 # Below the first, dividing by the temperature says no more than argmax; below the second it overflows float32 logits.

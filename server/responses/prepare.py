@@ -10,25 +10,25 @@ from functools import partial
 
 from starlette.requests import Request as HttpRequest
 
-from server.auth import caller_key, is_admin
-from server.body import note_ignored
-from server.conversation import chat_ids
 from server.errors import ContextLengthExceeded, InvalidRequest
-from server.generation import Generation
-from server.loaded_model import LoadedModel
-from server.middleware import arrival_s
+from server.generate.conversation import chat_ids
+from server.generate.generation import Generation
+from server.generate.start import chat_generation
+from server.http.auth import caller_key, is_admin
+from server.http.body import note_ignored
+from server.http.middleware import arrival_s
+from server.loaded.model import LoadedModel
 from server.responses import input_items
 from server.responses.body import Head, render
 from server.responses.chat_request import WORDS, chat_request
+from server.responses.events import Narration
 from server.responses.input_items import Item, ItemReference, new_id
 from server.responses.messages import messages_of, with_one_head
-from server.responses.narration import Narration
 from server.responses.store import Caller, Entry, Kept, ResponseStore
 from server.responses.truncation import longest
 from server.responses.wire import ResponsesRequest
 from server.schema import ChatRequest
 from server.service import Service
-from server.start import chat_generation
 
 
 @dataclass(frozen=True, slots=True)

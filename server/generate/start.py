@@ -11,20 +11,20 @@ from dataclasses import replace
 from functools import partial
 
 from runtime import api
-from server.bad_words import forbid
-from server.beams import BeamParams
-from server.chat_format import Reading
 from server.config import ServerConfig
-from server.conversation import chat_prompt
 from server.errors import InvalidRequest
-from server.generation import Generation, TextOptions
-from server.intake import echoed, truncated
-from server.loaded_model import LoadedModel
-from server.logprobs import Echo
+from server.generate.bad_words import forbid
+from server.generate.beams import BeamParams
+from server.generate.constraints import forms_of
+from server.generate.conversation import chat_prompt
+from server.generate.generation import Generation, TextOptions
+from server.generate.logprobs import Echo
+from server.generate.preprocess import echoed, truncated
+from server.generate.sampling import for_choice, resolve_max_tokens, sampling_params
+from server.loaded.chat_format import Reading
+from server.loaded.model import LoadedModel
 from server.offload import Offload
-from server.sampling import for_choice, resolve_max_tokens, sampling_params
 from server.schema import ChatRequest, GenerationRequest
-from server.structured.wishes import forms_of
 
 logger = logging.getLogger("oneloop.http")
 

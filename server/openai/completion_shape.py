@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from server.frames import Json
-from server.logprobs import Style, Writer, completion_writer
+from server.generate.logprobs import Style, Writer, completion_writer
+from server.generate.transcript import Transcript
+from server.loaded.tokenizer import Tokenizer
+from server.openai.frames import Json
 from server.text.events import Event, Text
-from server.tokenizer import Tokenizer
-from server.transcript import Transcript
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 

@@ -18,7 +18,7 @@ from server.text.events import Event, Malformed, Text, ToolArguments, ToolCall, 
 from server.text.json_stream import json_string, json_value, whole_json
 from server.text.markers import Markers, Parse
 from server.text.parsing import ParsingCodec
-from server.text.tools.forms import CallForm, Channels, Writer
+from server.text.tools.call_format import CallForm, Channels, Writer
 from server.text.tools.schemas import Schema, as_schema
 
 Tools = Sequence[Mapping[str, Any]]

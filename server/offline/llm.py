@@ -30,24 +30,24 @@ import msgspec
 
 from runtime.api import EngineError, Output, TokenLogprobs
 from server import schema
-from server.background import Background
-from server.completion_shape import DEFAULT_MAX_TOKENS
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
-from server.conversation import ChatPrompt, chat_prompt
 from server.errors import ApiError, UnsupportedParameter
-from server.generation import EngineFailed, Generation, PromptChoice
-from server.intake import completion_ids
-from server.lifecycle import Lifecycle
+from server.generate.constraints import forms_of
+from server.generate.conversation import ChatPrompt, chat_prompt
+from server.generate.generation import EngineFailed, Generation, PromptChoice
+from server.generate.preprocess import completion_ids
+from server.generate.start import generation_of
+from server.generate.transcript import Call, Transcript
 from server.load import load
-from server.loaded_model import LoadedModel
-from server.progress import Progress
+from server.loaded.lifecycle import Lifecycle
+from server.loaded.model import LoadedModel
+from server.loaded.tokenizer import Tokenizer
+from server.offline.loop_thread import Background
+from server.offline.progress import Progress
+from server.openai.completion_shape import DEFAULT_MAX_TOKENS
 from server.service import Service
-from server.start import generation_of
-from server.structured.wishes import forms_of
 from server.terminal import StartupDisplay
 from server.text.events import Malformed, Reasoning, Text
-from server.tokenizer import Tokenizer
-from server.transcript import Call, Transcript
 
 T = TypeVar("T")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from server.frames import Json
-from server.logprobs import Style, Writer, chat_writer
+from server.generate.logprobs import Style, Writer, chat_writer
+from server.generate.transcript import Call, Transcript
+from server.loaded.tokenizer import Tokenizer
+from server.openai.frames import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
-from server.tokenizer import Tokenizer
-from server.transcript import Call, Transcript
 
 
 class ChatShape:

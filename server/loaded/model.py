@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from runtime.api import EngineClient, MatcherFactory, ModelInfo
-from server.chat_format import ChatFormat
 from server.errors import ModelNotFound
-from server.prompt import ChatTemplate
-from server.sampling_defaults import SamplingDefaults
-from server.tokenizer import Tokenizer
+from server.loaded.chat_format import ChatFormat
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.prompt import ChatTemplate
+from server.loaded.tokenizer import Tokenizer
 from server.version import __version__
 
 

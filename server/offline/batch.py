@@ -30,9 +30,9 @@ from server.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotFound,
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-    from server.lifecycle import Load
-    from server.loaded_model import LoadedModel
-    from server.progress import Progress
+    from server.loaded.lifecycle import Load
+    from server.loaded.model import LoadedModel
+    from server.offline.progress import Progress
 
 logger = logging.getLogger("oneloop.batch")
 
@@ -322,8 +322,8 @@ async def _answer_all(
     target: BinaryIO,
     load: Load,
 ) -> int:
-    from server.lifecycle import Lifecycle, LoadError
-    from server.progress import Progress
+    from server.loaded.lifecycle import Lifecycle, LoadError
+    from server.offline.progress import Progress
     from server.service import Service
     from server.terminal import StartupDisplay
 
@@ -354,7 +354,7 @@ async def _answer_all(
 def service_apps(service: Any) -> dict[str, ASGIApp]:
     """The endpoints a line may name, with the layer that makes answers of errors; keys and origins are a network's matter."""
     from server.app import Endpoint, routes_of
-    from server.middleware import Surroundings
+    from server.http.middleware import Surroundings
 
     return {
         path: Surroundings(Endpoint(path, handler, service), stats=service.http_stats, access_log=False)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from runtime.api import LoadProgress
 from server.config import ServerConfig
 from server.errors import Unavailable
-from server.loaded_model import LoadedModel
+from server.loaded.model import LoadedModel
 
 RETRY_WHILE_LOADING_S = 5
 RETRY_AFTER_DRAIN_S = 10

@@ -8,9 +8,9 @@ from typing import Protocol, Self
 
 from runtime.api import Output
 from server.errors import ClientLeft, Unavailable
-from server.generation import Generation
-from server.lifecycle import RETRY_AFTER_DRAIN_S
-from server.transcript import Transcript
+from server.generate.generation import Generation
+from server.generate.transcript import Transcript
+from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 
 
 class Presence(Protocol):

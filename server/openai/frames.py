@@ -18,11 +18,11 @@ from orjson import dumps
 
 from runtime.api import Output
 from server.errors import ApiError, InternalError
-from server.generation import Choice, Generation, PromptChoice
-from server.logprobs import Style, Writer, prompt_table
+from server.generate.generation import Choice, Generation, PromptChoice
+from server.generate.logprobs import Style, Writer, prompt_table
+from server.generate.transcript import Transcript
+from server.loaded.tokenizer import Tokenizer
 from server.text.events import Event, Text
-from server.tokenizer import Tokenizer
-from server.transcript import Transcript
 
 logger = logging.getLogger("oneloop.http")
 

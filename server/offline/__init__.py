@@ -1,0 +1,1 @@
+"""Without HTTP: `LLM` for programs, files of requests, and their progress."""
