@@ -20,10 +20,9 @@ def main() -> int:
     """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured."""
     started_s = time.monotonic()
     if sys.argv[1:2] == ["batch"]:
-        from server.load import load
         from server.offline import batch
 
-        return batch.main(sys.argv[2:], load)
+        return batch.main(sys.argv[2:])
     if sys.argv[1:2] == ["models"]:
         return list_models(sys.argv[2:])
     try:

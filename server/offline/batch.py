@@ -93,8 +93,9 @@ class Job:
         return cls(source, target, resume, parse(options, environ))
 
 
-def main(argv: Sequence[str], load: Load) -> int:
-    """The exit code: 0 if every line was answered, 1 if not, 2 for options that cannot be honoured."""
+def main(argv: Sequence[str], load: Load | None = None) -> int:
+    """The exit code: 0 if every line was answered, 1 if not, 2 for options that cannot be honoured. `load`: in place of
+    `server.load`, which is imported once options and files are known to be good."""
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
         return 0
@@ -106,7 +107,7 @@ def main(argv: Sequence[str], load: Load) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=log_level(job.config))
     try:
         with _input(job.source) as source:
-            return _run(job, source, load)
+            return _run(job, source, load or _loader())
     except BatchError as error:
         print(f"oneloop: {error}", file=sys.stderr)
     except OSError as error:
@@ -115,6 +116,12 @@ def main(argv: Sequence[str], load: Load) -> int:
         print("oneloop: interrupted; --resume goes on from here", file=sys.stderr)
         return INTERRUPTED
     return 1
+
+
+def _loader() -> Load:
+    from server.load import load
+
+    return load
 
 
 # --- files --------------------------------------------------------------------------------------------------------
