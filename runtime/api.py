@@ -91,11 +91,23 @@ class PoolingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """What an engine must know of a prompt beside its ids, made by `EngineClient.prepare`: that these very `token_ids` are tokens
+    of its model, and `block_hashes`, what its prefix cache calls their full blocks for that tenant. For any number of requests."""
+
+    token_ids: Sequence[int]
+    cache_salt: str | None
+    block_hashes: Sequence[bytes] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate, or a prompt to be made a vector of. `prompt_ids` is never written to by anyone after construction.
 
     `priority`: lower runs first (only under the priority policy). `cache_salt` keeps prefix-cache hits within its own
-    tenants. `arrival_s` is `time.monotonic()` when the request reached the server: queue time and TTFT count from it."""
+    tenants. `arrival_s` is `time.monotonic()` when the request reached the server: queue time and TTFT count from it.
+    `prepared`: of `prompt_ids` and `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event
+    loop when it is submitted, which takes some 150 ns a token."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -103,6 +115,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     arrival_s: float = field(default_factory=time.monotonic)
+    prepared: PreparedPrompt | None = field(default=None, repr=False)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -274,10 +287,17 @@ class LoadProgress:
 
 
 class EngineClient(Protocol):
-    """The engine as handlers see it. All calls happen on the event loop that owns it; none of them blocks."""
+    """The engine as handlers see it. All calls but `prepare` happen on the event loop that owns it; none of them blocks."""
 
     @property
     def model(self) -> ModelInfo: ...
+
+    def prepare(self, prompt_ids: Sequence[int], cache_salt: str | None = None) -> PreparedPrompt:
+        """The part of `submit` that grows with a prompt, for `Request.prepared`. May be called on any thread, and should be on
+        another than the loop's where the prompt is long.
+
+        Raises ValueError for ids that are no tokens of the model."""
+        ...
 
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> TokenStream:
         """Admit all of them or none. `continues`: they are the next part of what was admitted before, so they are not refused for

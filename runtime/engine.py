@@ -25,6 +25,7 @@ from runtime.api import (
     FinishReason,
     Metric,
     ModelInfo,
+    PreparedPrompt,
     QueueFull,
     Request,
     SamplingParams,
@@ -33,6 +34,7 @@ from runtime.api import (
 from runtime.batch import ScheduledBatch
 from runtime.constrain.masked_sampling import MaskedSampling
 from runtime.metrics.engine_meter import EngineMeter
+from runtime.prompt import check_ids, prepare
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
 from runtime.step import ForwardOutput, Runner, Step, StepResult
@@ -98,16 +100,14 @@ class Engine:
     def model(self) -> ModelInfo:
         return self._model
 
+    def prepare(self, prompt_ids: Several[int], cache_salt: str | None = None) -> PreparedPrompt:
+        return prepare(self._scheduler.cache, self._model.vocab_size, prompt_ids, cache_salt)
+
     def submit(self, requests: Several[Request], *, continues: bool = False) -> EngineTokenStream:
         if not self._accepting:
             raise EngineStopped(self._death or "the server is shutting down")
         for request in requests:
-            if not request.prompt_ids:
-                raise ValueError("a prompt needs at least one token")
-            if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._model.vocab_size:
-                raise ValueError(f"token ids go from 0 to {self._model.vocab_size - 1}")
-            if len(request.prompt_ids) + _least_output(request) > self._model.max_model_len:
-                raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
+            self._check(request)
         free_rows = self._scheduler.limits.max_num_seqs - len(self._scheduler.running)
         waiting = max(0, len(self._scheduler.waiting) - free_rows)  # beyond what free rows will take up at once
         if waiting >= self._max_queue and not continues:
@@ -278,6 +278,15 @@ class Engine:
         self._scheduler.forget_step([failed.batch, *(step.batch for step in behind)])
 
     # --- one sequence ---------------------------------------------------------------------------------------------
+
+    def _check(self, request: Request) -> None:
+        prepared = request.prepared
+        if prepared is None:
+            check_ids(request.prompt_ids, self._model.vocab_size)
+        elif prepared.token_ids is not request.prompt_ids or prepared.cache_salt != request.cache_salt:
+            raise ValueError(f"request {request.id} brings what was prepared for another prompt")
+        if len(request.prompt_ids) + _least_output(request) > self._model.max_model_len:
+            raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
 
     def _sequence(self, request: Request) -> Sequence:
         self._num_requests += 1

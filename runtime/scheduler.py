@@ -424,7 +424,8 @@ class Scheduler:
         """Tables for all its known tokens, cached blocks shared, or nothing. Reserving the whole of it means that a prompt
         which starts can finish; one spare entry for each running sequence keeps it from being preempted at once."""
         cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
-        self._extend_chain(sequence)
+        if cache.enabled:
+            self._extend_chain(sequence)
         num_hits, hits = cache.match(sequence.chain, sequence.num_reusable // size)
         start = num_hits * size
         tables = tuple(BlockTable(size, group, start) for group in cache.groups)
@@ -433,9 +434,8 @@ class Scheduler:
             table.append(block_ids)
             reserved_to = table.group.reserved_to(start, num_tokens, self.limits.max_num_batched_tokens)
             missing.append(table.num_missing(reserved_to))
-        idle_hits = sum(self.pool.count(block_id) == 0 for block_ids in hits for block_id in block_ids)
-        spare = self._blocks_per_entry * len(self.running)
-        if sum(missing) + idle_hits + spare > self.pool.num_free:
+        room = self.pool.num_free - sum(missing) - self._blocks_per_entry * len(self.running)
+        if room < 0 or room < sum(map(self.pool.num_idle, hits)):
             return False
         for block_ids in hits:
             self.pool.share(block_ids)

@@ -9,6 +9,7 @@ computed and the next token, whose mask is late, has not been sampled, or where 
 from __future__ import annotations
 
 from enum import Enum
+from typing import cast
 
 from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
 from runtime.batch import SAMPLE, SAMPLE_MASKED, Pool, Sample
@@ -55,7 +56,8 @@ class Sequence:
         self.row: int | None = None
         self.tables: tuple[BlockTable, ...] = ()  # while it has a row: one for each group of layers
         self.has_new_blocks = False  # that the device has not been told of
-        self.chain: list[BlockHash] = []  # hashes of the full blocks of what is known
+        # Hashes of the full blocks of what is known, as far as they were needed.
+        self.chain = [] if request.prepared is None else cast("list[BlockHash]", [*request.prepared.block_hashes])
         self.num_registered_blocks = 0  # entries of the tables already offered to the prefix cache
         self.needs_bind = False  # the row is new: its next batch must carry everything about it
         self.first_scheduled_s: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -15,6 +16,7 @@ from runtime.api import (
     HistogramData,
     Metric,
     ModelInfo,
+    PreparedPrompt,
     Request,
     TokenLogprobs,
 )
@@ -81,6 +83,7 @@ class FakeEngine:
         self.unhealthy: str | None = None
         self.num_cached_tokens = 0
         self.submitted: list[Request] = []
+        self.prepared_on: list[threading.Thread] = []
         self.ended: list[tuple[str, FinishReason]] = []
         self.closed = False
         self._live: list[_Live] = []
@@ -89,6 +92,10 @@ class FakeEngine:
         self._watchers: list[asyncio.Future[None]] = []
 
     # --- EngineClient ---------------------------------------------------------------------------------------------
+
+    def prepare(self, prompt_ids: Sequence[int], cache_salt: str | None = None) -> PreparedPrompt:
+        self.prepared_on.append(threading.current_thread())
+        return PreparedPrompt(prompt_ids, cache_salt, ())
 
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> EngineTokenStream:
         if self.refuse is not None:

@@ -23,6 +23,10 @@ class BlockPool:
     def count(self, block_id: int) -> int:
         return self._counts[block_id]
 
+    def num_idle(self, ids: Iterable[int]) -> int:
+        """How many of them nobody uses."""
+        return [*map(self._counts.__getitem__, ids)].count(0)
+
     def allocate(self, num: int) -> list[int]:
         """`num` blocks with count 1, whatever they held before is gone. The caller checked `num_free`."""
         if num > len(self._free):

@@ -12,6 +12,7 @@ import os
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import chain as chained
 from typing import NamedTuple, NewType
 
 from runtime.kv.kinds import AttentionKVSpec, Full
@@ -28,6 +29,25 @@ class Match(NamedTuple):
     ids: list[list[int]]
 
 
+class _Remembered:
+    """The last match, for whoever waits in line and asks again at every step. `names`: the hashes whose coming and going would
+    change it; None where any may."""
+
+    __slots__ = ("chain", "key", "match", "names", "stale")
+
+    def __init__(
+        self, chain: Sequence[BlockHash], key: tuple[int, int], match: Match, names: frozenset[BlockHash] | None
+    ) -> None:
+        self.chain = chain
+        self.key = key
+        self.match = match
+        self.names = names
+        self.stale = False
+
+    def note(self, block_hash: BlockHash) -> None:
+        self.stale = self.stale or self.names is None or block_hash in self.names
+
+
 class PrefixCache:
     def __init__(self, block_size: int, enabled: bool = True, groups: Sequence[LayerGroup] = PLAIN) -> None:
         self.block_size = block_size
@@ -36,6 +56,7 @@ class PrefixCache:
         self._key = os.urandom(32)
         self._blocks_of: list[dict[BlockHash, tuple[int, ...]]] = [{} for _ in groups]
         self._name_of: dict[int, tuple[int, BlockHash]] = {}
+        self._last: _Remembered | None = None
 
     def __len__(self) -> int:
         return len(self._name_of)
@@ -58,7 +79,17 @@ class PrefixCache:
         return BlockHash(sha256(self._key + (b"" if salt is None else b"salt:" + salt.encode())).digest())
 
     def match(self, chain: Sequence[BlockHash], max_entries: int) -> Match:
-        """The longest prefix of `chain`, `max_entries` at most, behind which every group finds what it sees."""
+        """The longest prefix of `chain`, `max_entries` at most, behind which every group finds what it sees. A chain that is asked
+        about again is looked at again only where some of it has come or gone."""
+        last, key = self._last, (len(chain), max_entries)
+        again = last is not None and last.chain is chain and last.key == key
+        if last is not None and again and not last.stale:
+            return last.match
+        match = self._match(chain, max_entries)
+        self._last = _Remembered(chain, key, match, frozenset(chain) if again else None)
+        return match
+
+    def _match(self, chain: Sequence[BlockHash], max_entries: int) -> Match:
         num = min(len(chain), max_entries) if self.enabled else 0
         before = -1
         while num != before:  # what one group lacks shortens the prefix for the others
@@ -68,7 +99,7 @@ class PrefixCache:
         ids = []
         for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
             first = self._first_seen(group, num)
-            ids.append([block_id for block_hash in chain[first:num] for block_id in blocks_of[block_hash]])
+            ids.append([*chained.from_iterable(map(blocks_of.__getitem__, chain[first:num]))])
         return Match(num, ids)
 
     def _first_seen(self, group: LayerGroup, num_entries: int) -> int:
@@ -80,15 +111,19 @@ class PrefixCache:
         blocks_of = self._blocks_of[group]
         if self.enabled and block_hash not in blocks_of:
             blocks_of[block_hash] = block_ids
+            if self._last is not None:
+                self._last.note(block_hash)
             for block_id in block_ids:
                 self._name_of[block_id] = group, block_hash
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """With a block goes its whole entry: parts of one are no hit."""
-        for block_id in block_ids:
+        for block_id in filter(self._name_of.__contains__, block_ids):
             name = self._name_of.get(block_id)
             if name is not None:
                 group, block_hash = name
+                if self._last is not None:
+                    self._last.note(block_hash)
                 for each in self._blocks_of[group].pop(block_hash):
                     del self._name_of[each]
 
@@ -96,3 +131,4 @@ class PrefixCache:
         for blocks_of in self._blocks_of:
             blocks_of.clear()
         self._name_of.clear()
+        self._last = None

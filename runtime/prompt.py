@@ -1,0 +1,36 @@
+"""A long prompt's ids are checked and hashed where they were made: on a thread, before the event loop ever sees them.
+
+The interpreter has one lock. A thread that keeps it for as long as 131,072 ids take would hold the loop up all the same, so it lets
+go of it after each piece."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from runtime.api import PreparedPrompt
+from runtime.kv.prefix_cache import BlockHash, PrefixCache
+
+_PIECE = 4096  # tokens, a millisecond or less
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises ValueError where there are none, or some that no token has."""
+    if not token_ids:
+        raise ValueError("a prompt needs at least one token")
+    if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        raise ValueError(f"token ids go from 0 to {vocab_size - 1}")
+
+
+def prepare(cache: PrefixCache, vocab_size: int, token_ids: Sequence[int], cache_salt: str | None) -> PreparedPrompt:
+    """On any thread. Raises ValueError as `check_ids` does."""
+    size = max(1, _PIECE // cache.block_size) * cache.block_size
+    hashes: list[BlockHash] = []
+    for start in range(0, max(1, len(token_ids)), size):
+        piece = token_ids[start : start + size]
+        check_ids(piece, vocab_size)
+        if cache.enabled:
+            hashes += cache.hash_blocks(piece, cache_salt, hashes[-1] if hashes else None)
+        if start + size < len(token_ids):
+            time.sleep(0)  # whoever waits for the interpreter has it now
+    return PreparedPrompt(token_ids, cache_salt, hashes)
