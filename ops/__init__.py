@@ -10,7 +10,7 @@ prompt was chunked, and of the number of threads."""
 from __future__ import annotations
 
 from ops.activation import activate, gated, silu_mul
-from ops.attention import attend, attend_latent, min_planned_prefill, paged_attention
+from ops.attention import attend, attend_latent, attend_packed, min_planned_prefill, paged_attention
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.meta import AttentionMeta
@@ -70,6 +70,7 @@ __all__ = [
     "add_rms_norm",
     "attend",
     "attend_latent",
+    "attend_packed",
     "can_record",
     "causal_conv",
     "compile_ahead",

@@ -23,13 +23,14 @@ class ShapeClass(NamedTuple):
 
     `head_size` 0 and `kv_dtype` None where the op has neither. `weight`: the formats of the rows of the weight it is given,
     none where it takes none. `capability`: a CUDA device's compute capability; None elsewhere: the kernels of
-    oneloop_native choose by instruction set themselves."""
+    oneloop_native choose by instruction set themselves. `mask`: of attention, as ops/attention/mask.py has them."""
 
     device: str
     dtype: torch.dtype
     kv_dtype: torch.dtype | None = None
     head_size: int = 0
     weight: tuple[WeightFormat, ...] = ()
+    mask: str = "causal"
     capability: tuple[int, int] | None = None
 
     def __str__(self) -> str:
@@ -38,6 +39,8 @@ class ShapeClass(NamedTuple):
             words.append(f"head size {self.head_size}")
         if self.kv_dtype is not None:
             words.append(f"{_short(self.kv_dtype)} cache")
+        if self.mask != "causal":
+            words.append(f"mask {self.mask}")
         if any(each.dtype != self.dtype for each in self.weight):
             words.append(f"weights in {' and '.join(map(str, self.weight))}")
         return ", ".join([" ".join(words[:2]), *words[2:]])
@@ -78,7 +81,8 @@ class Op:
     """The kernels of one op, fastest first, and the choices made among them so far.
 
     `runs[device, dtype]`, or `runs[device, dtype, kv_dtype, head_size]` where the op has these, is the function to call;
-    `runs[device, dtype, None, 0, formats]` of what prepares weights."""
+    `runs[device, dtype, None, 0, formats]` of what prepares weights, `runs[device, dtype, kv_dtype, head_size, (), mask]` of
+    attention."""
 
     def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], recorded: Kernel | None = None) -> None:
         """`recorded`: what notes the op while a recording is made; no choice that anyone is told of."""

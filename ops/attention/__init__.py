@@ -10,18 +10,28 @@ from ops import native as cpu
 from ops.attention import native, recorded, reference
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
+from ops.attention.mask import CAUSAL, FULL, causal_only
 from ops.attention.meta import AttentionMeta
 from ops.kv import store_kv
 from ops.norm import rms_norm
-from ops.registry import USUAL_ATTENTION, Op
+from ops.registry import USUAL_ATTENTION, Op, ShapeClass
 from ops.rope import rope
+
+
+def _on_cpu(case: ShapeClass) -> str | None:
+    return cpu.supports_attention(case) or causal_only(case)
+
+
+def _on_cuda(case: ShapeClass) -> str | None:
+    return backends.on_cuda(case) or causal_only(case)
+
 
 _paged_attention = Op(
     "paged_attention",
     USUAL_ATTENTION,
     [
-        backends.native("paged_attention", native.paged_attention, cpu.supports_attention),
-        backends.triton("paged_attention", "ops.attention.triton_paged:paged_attention"),
+        backends.native("paged_attention", native.paged_attention, _on_cpu),
+        backends.triton("paged_attention", "ops.attention.triton_paged:paged_attention", _on_cuda),
         backends.reference("paged_attention", reference.paged_attention),
     ],
 )
@@ -29,17 +39,20 @@ _paged_attention = Op(
 
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
-    softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None, mask: str = CAUSAL,
 ) -> Tensor:  # fmt: skip
-    """Causal attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
+    """Attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
 
     k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head
-    h // (Hq // Hkv). Query i of row r sees keys 0 to its own position, or only the last `window` of them.
+    h // (Hq // Hkv). Query i of row r sees the keys that `mask` (ops/attention/mask.py) shows it: by default 0 to its own
+    position, or only the last `window` of them.
     Where `softcap` is given, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024).
     sinks [Hq] float32: a further score of each head, which takes its share of the softmax but adds nothing (GPT-OSS, 2025).
     alibi [Hq] float32: scores of head h lose alibi[h] for each token that the key stands before the query, after any cap (Press et
     al. 2021); the native CPU kernel leaves these to the reference."""
-    run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2]]
+    run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2], (), mask]
+    if mask != CAUSAL:  # which most kernels need not be told
+        return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi, mask)
     if alibi is None:
         return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
     return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi)
@@ -53,7 +66,7 @@ def attend(
 
     qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slots [T] int64 as for `rope` and `store_kv`; returns
     [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
-    run = _attend.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size]
+    run = _attend.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size, (), heads.mask]
     return run(qkv, heads, positions, k_cache, v_cache, slots, meta)
 
 
@@ -61,15 +74,38 @@ def _attend_in_parts(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
+    q, k, v = _turned(qkv, heads, positions)
+    store_kv(k, v, k_cache, v_cache, slots)
+    mixed = paged_attention(
+        q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks, heads.alibi, heads.mask
+    )  # fmt: skip
+    return mixed.flatten(1)
+
+
+def _turned(qkv: Tensor, heads: AttentionHeads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, Hq, D], k and v [T, Hkv, D], q and k normed and rotated."""
     q, k, v = heads.split(qkv)
     if heads.norms is not None:
         q = rms_norm(q, heads.norms[0], heads.norm_eps)
         k = rms_norm(k, heads.norms[1], heads.norm_eps)
     rope(q, k, positions, heads.cos_sin)
-    store_kv(k, v, k_cache, v_cache, slots)
-    mixed = paged_attention(
-        q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks, heads.alibi
-    )
+    return q, k, v
+
+
+def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
+    """`attend` without a cache: a query sees keys of its own step and row, those that `heads.mask` shows it. The rows of `meta`
+    begin with their step; its context lengths and block tables are not read.
+
+    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; returns [T, Hq * D]."""
+    run = _attend_packed.runs[qkv.device, qkv.dtype, None, heads.head_size, (), heads.mask]
+    return run(qkv, heads, positions, meta)
+
+
+def _attend_packed_in_parts(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
+    q, k, v = _turned(qkv, heads, positions)
+    mixed = reference.packed_attention(
+        q, k, v, meta, heads.scale, heads.window, heads.softcap, heads.sinks, heads.alibi, heads.mask
+    )  # fmt: skip
     return mixed.flatten(1)
 
 
@@ -103,10 +139,15 @@ _attend = Op(
     "attend",
     USUAL_ATTENTION,
     [
-        backends.triton("attend", "ops.attention.layer:attend"),
+        backends.triton("attend", "ops.attention.layer:attend", _on_cuda),
         backends.reference("attend", _attend_in_parts, "one op after another"),
     ],
-    backends.recorded("attend", recorded.attend, cpu.supports_attention),
+    backends.recorded("attend", recorded.attend, _on_cpu),
+)
+_attend_packed = Op(
+    "attend_packed",
+    ShapeClass("cpu", torch.float32, None, 64, mask=FULL),
+    [backends.reference("attend_packed", _attend_packed_in_parts, "one op after another")],
 )
 _attend_latent = Op(
     "attend_latent",

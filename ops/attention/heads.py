@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ops.attention.mask import CAUSAL
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionHeads:
@@ -13,7 +15,7 @@ class AttentionHeads:
 
     `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm.
     cos_sin [max_pos, D_rot] float32: D_rot / 2 cosines, then as many sines; D_rot 0 turns nothing. `scale` multiplies q k^T;
-    `window`, `softcap`, `sinks` and `alibi` as for `ops.paged_attention`."""
+    `window`, `softcap`, `sinks`, `alibi` and `mask` as for `ops.paged_attention`."""
 
     num_heads: int
     num_kv_heads: int
@@ -26,6 +28,7 @@ class AttentionHeads:
     softcap: float | None = None
     sinks: Tensor | None = None
     alibi: Tensor | None = None
+    mask: str = CAUSAL
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """qkv [T, *] -> views q [T, Hq, D], k and v [T, Hkv, D]."""

@@ -19,6 +19,8 @@ class AttentionMeta:
     table `rows[r]` (rows [R] int32, below 0 for padding), or table r where `rows` is None. Query i of line r stands at position
     context_lens[r] - query_len[r] + i. `max_query_len` and `max_context_len` are upper bounds.
 
+    `prefix_lens` [R] int32: tokens of each row that a "prefix_full" mask lets see each other, None where no layer has one.
+
     `spans`: (start, end, context length) of each line, for those who plan on the host; None in a captured graph, whose
     lines change. `uniform`: every line has one query, and all of its context but that token was written by earlier steps."""
 
@@ -30,3 +32,4 @@ class AttentionMeta:
     rows: Tensor | None = None
     spans: tuple[tuple[int, int, int], ...] | None = None
     uniform: bool = False
+    prefix_lens: Tensor | None = None

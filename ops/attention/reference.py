@@ -1,4 +1,4 @@
-"""Causal attention over the paged cache in plain torch: gathers each row's context, then softmax(q k^T) v by its book.
+"""Attention in plain torch, over the paged cache or within a step: softmax(q k^T) v by its book, row by row, under any mask.
 
 Any float dtype, any device, and int8 caches; math in float32, or float64 for float64 queries. It reads the row lengths on the
 host."""
@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ops.attention.mask import CAUSAL, FULL, PREFIX_FULL
 from ops.attention.meta import AttentionMeta
 from ops.kv.lines import from_lines
 
@@ -16,22 +17,78 @@ QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long p
 
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
-    softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None, mask: str = CAUSAL,
 ) -> Tensor:  # fmt: skip
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    starts, lens = meta.query_starts.tolist(), meta.context_lens.tolist()
+    starts, lens, prefixes = meta.query_starts.tolist(), meta.context_lens.tolist(), _prefixes(meta, mask)
     for row, context_len in enumerate(lens):
         start, end = starts[row], starts[row + 1]
         if start == end:
             continue
         table = meta.block_tables[row if meta.rows is None else max(int(meta.rows[row]), 0)]
         keys, values = (_gather(cache, table, context_len) for cache in (k_cache, v_cache))
-        for chunk in range(start, end, QUERY_CHUNK):
-            stop = min(chunk + QUERY_CHUNK, end)
-            first = context_len - (end - chunk)  # position of the chunk's first query, which sees the earliest key
-            low = 0 if window is None else max(0, first + 1 - window)
-            seen = keys[:, low:], values[:, low:]
-            out[chunk:stop] = _attend(q[chunk:stop], *seen, first - low, scale, window, softcap, sinks, alibi)
+        out[start:end] = _attend_row(
+            q[start:end], keys, values, scale, window, softcap, sinks, alibi, mask, prefixes[row]
+        )
+    return out
+
+
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, scale: float, window: int | None, softcap: float | None,
+    sinks: Tensor | None, alibi: Tensor | None, mask: str,
+) -> Tensor:  # fmt: skip
+    """q [T, Hq, D], k and v [T, Hkv, D], all that a row has -> [T, Hq, D]."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    starts, prefixes = meta.query_starts.tolist(), _prefixes(meta, mask)
+    for start, end, prefix in zip(starts, starts[1:], prefixes, strict=False):
+        if start < end:
+            keys, values = (each[start:end].transpose(0, 1) for each in (k, v))
+            out[start:end] = _attend_row(q[start:end], keys, values, scale, window, softcap, sinks, alibi, mask, prefix)
+    return out
+
+
+def _prefixes(meta: AttentionMeta, mask: str) -> list[int]:
+    """Of each row, the tokens that see each other all. Raises ValueError where the mask needs what `meta` has not."""
+    if mask != PREFIX_FULL:
+        return [0] * (len(meta.query_starts) - 1)
+    if meta.prefix_lens is None:
+        raise ValueError("a prefix_full mask needs AttentionMeta.prefix_lens")
+    lens: list[int] = meta.prefix_lens.tolist()
+    return lens
+
+
+def _attend_row(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None,
+    sinks: Tensor | None, alibi: Tensor | None, mask: str, prefix_len: int,
+) -> Tensor:  # fmt: skip
+    """q [n, Hq, D], beside the last n of keys and values [Hkv, context, D] -> [n, Hq, D].
+
+    Raises ValueError where queries see keys that are not there yet, or did so in an earlier step."""
+    num_queries, context_len = len(q), keys.shape[1]
+    begin = context_len - num_queries
+    late = begin if mask == FULL else begin < prefix_len and (begin or context_len < prefix_len)
+    if late:
+        raise ValueError(f"what a {mask} mask shows must be computed in one step")
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for first in range(begin, context_len, QUERY_CHUNK):  # positions, the chunk's first query's sees the earliest key
+        stop = min(first + QUERY_CHUNK, context_len)
+        low = 0 if window is None else max(0, first + 1 - window)
+        positions = torch.arange(first, stop, device=q.device)[:, None]
+        key_positions = torch.arange(low, context_len, device=q.device)
+        hidden = key_positions > positions
+        if mask == FULL:
+            hidden = torch.zeros_like(hidden)
+        elif prefix_len:
+            hidden &= (positions >= prefix_len) | (key_positions >= prefix_len)
+        if window is not None:
+            hidden |= key_positions <= positions - window
+        bias = None
+        if alibi is not None:
+            bias = -alibi.to(torch.promote_types(q.dtype, torch.float32))[:, None, None] * (positions - key_positions)
+        chunk = q[first - begin : stop - begin]
+        out[first - begin : stop - begin] = _attend(
+            chunk, keys[:, low:], values[:, low:], hidden, scale, softcap, sinks, bias
+        )
     return out
 
 
@@ -44,23 +101,19 @@ def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
 
 
 def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, first_position: int, scale: float, window: int | None,
-    softcap: float | None, sinks: Tensor | None, alibi: Tensor | None,
+    q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float | None, sinks: Tensor | None,
+    bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """q [n, Hq, D], the first one beside key `first_position`; keys, values [Hkv, context, D]. Returns [n, Hq, D]."""
+    """q [n, Hq, D]; keys, values [Hkv, context, D]; hidden [n, context] bool: what a query does not see; bias [Hq, n, context],
+    added to the scores. Returns [n, Hq, D]."""
     wide = torch.promote_types(q.dtype, torch.float32)
     num_queries, num_heads, head_size = q.shape
     groups = q.to(wide).transpose(0, 1).reshape(keys.shape[0], -1, head_size)  # a kv head's query heads side by side
     scores = (groups @ keys.to(wide).transpose(1, 2) * scale).view(num_heads, num_queries, -1)
-    query_positions = torch.arange(first_position, first_position + num_queries, device=q.device)
-    key_positions = torch.arange(keys.shape[1], device=q.device)
-    hidden = key_positions > query_positions[:, None]
-    if window is not None:
-        hidden |= key_positions <= query_positions[:, None] - window
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    if alibi is not None:
-        scores -= alibi.to(wide)[:, None, None] * (query_positions[:, None] - key_positions)
+    if bias is not None:
+        scores += bias
     scores = scores.masked_fill_(hidden, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, num_queries, 1)], dim=-1)

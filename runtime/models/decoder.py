@@ -22,6 +22,7 @@ from runtime.models.blocks.stack import LayerStack, TracedStack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
+from runtime.models.spec.attention import Mask
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.layer import HybridLayer
 
@@ -40,12 +41,11 @@ class Hidden(NamedTuple):
 class Decoder:
     """`dtype`: of weights and activations, by torch's name. `device`: where they are, "cpu" or "cuda"."""
 
-    graph_unsupported_reason: str | None = None
-
     def __init__(
         self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, *, dtype: str,
-        device: str, num_parameters: int, weights_bytes: int,
+        device: str, num_parameters: int, weights_bytes: int, traced: TracedStack | None = None,
     ) -> None:  # fmt: skip
+        """`traced`: computes what `stack` does."""
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -53,8 +53,18 @@ class Decoder:
         self.weights_bytes = weights_bytes
         self._vocabulary = vocabulary
         self._layers = stack
-        self._stack: LayerStack | TracedStack = stack
+        self._stack = stack if traced is None else traced
         self._parameters = parameters
+
+    @property
+    def graph_unsupported_reason(self) -> str | None:
+        """Why its steps cannot be captured, None where they can."""
+        masks = {attention.mask for attention in self.spec.attentions()} - {Mask.CAUSAL}
+        if not masks:
+            return None
+        return (
+            f"attention with a {masks.pop().value} mask is computed by the reference, which reads lengths on the host"
+        )
 
     @classmethod
     def build(cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int) -> Decoder:
@@ -83,12 +93,11 @@ class Decoder:
         """The same for these caches alone: a native CPU step of its layers is as few calls as `ops.Recorder` allows."""
         if not ops.can_record(torch.device(self.device), getattr(torch, self.dtype)):
             return self
-        decoder = Decoder(
+        return Decoder(
             self.spec, self._vocabulary, self._layers, self._parameters, dtype=self.dtype, device=self.device,
             num_parameters=self.num_parameters, weights_bytes=self.weights_bytes,
+            traced=TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters),
         )  # fmt: skip
-        decoder._stack = TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters)
-        return decoder
 
     def load_parameter(self, name: str, stored: ops.Stored) -> None:
         """Replace the numbers of a parameter of `spec.parameters()`: for this decoder and all that were traced of it, from the next

@@ -42,6 +42,7 @@ class AttentionBlock:
         self._heads = ops.AttentionHeads(
             attention.num_heads, attention.num_kv_heads, attention.head_size, attention.scale, cos_sin, norms, norm_eps,
             attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"), alibi,
+            attention.mask.value,
         )  # fmt: skip
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
@@ -57,8 +58,12 @@ class AttentionBlock:
             qkv.clamp_(-self._clip, self._clip)
         if self._query_factors is not None:
             qkv[:, : self._query_size] *= self._query_factors[step.positions]
-        (keys, values), slot_mapping, attn_metadata = step.cache(self._cache_index)
-        mixed = ops.attend(qkv, self._heads, step.positions, keys, values, slot_mapping, attn_metadata)
+        caches, slot_mapping, attn_metadata = step.cache(self._cache_index)
+        if caches:
+            keys, values = caches
+            mixed = ops.attend(qkv, self._heads, step.positions, keys, values, slot_mapping, attn_metadata)
+        else:  # a layer without memory
+            mixed = ops.attend_packed(qkv, self._heads, step.positions, attn_metadata)
         return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
 
 

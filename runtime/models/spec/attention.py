@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from runtime.kv.kinds import AttentionKVSpec, Full, MemoryKind, Window
+from runtime.kv.kinds import AttentionKVSpec, Full, MemoryKind, Nothing, Window
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.norm import Norm, RMSNorm
 from runtime.models.spec.rope import Rope
 from runtime.weights.rules import Parameter
+
+
+class Mask(Enum):
+    """Which keys a query sees, by the names that `ops` has for them."""
+
+    CAUSAL = "causal"
+    FULL = "full"  # all of its sequence, which is computed in one step and leaves nothing behind
+    PREFIX_FULL = "prefix_full"  # as causal, and those of a prefix see each other all
 
 
 class Over(Enum):
@@ -43,7 +51,7 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal attention over the paged context, grouped queries.
+    """Attention over the paged context, grouped queries, each of which sees what `mask` shows it.
 
     `rope` None: q and k do not turn. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
@@ -67,7 +75,12 @@ class Attention:
     growth: QueryGrowth | None = None
     output_gate: bool = False
     alibi: tuple[float, ...] | None = None
+    mask: Mask = Mask.CAUSAL
     latent: ClassVar[bool] = False  # values are part of the keys
+
+    def __post_init__(self) -> None:
+        if self.mask is not Mask.CAUSAL and (self.window is not None or self.alibi is not None or self.latent):
+            raise ValueError(f"no kernel has a {self.mask.value} mask with a window, linear biases or latent keys")
 
     @property
     def scale(self) -> float:
@@ -75,6 +88,8 @@ class Attention:
 
     @property
     def memory_kind(self) -> MemoryKind:
+        if self.mask is Mask.FULL:
+            return Nothing()
         kv = AttentionKVSpec(self.num_kv_heads, self.head_size, self.latent)
         return Full(kv) if self.window is None else Window(kv, self.window)
 

@@ -1,0 +1,126 @@
+"""Attention masks against a plain float64 softmax; who computes only causal attention says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import ops
+from ops.attention import _attend, _paged_attention
+from ops.attention.mask import MASKS
+from ops.registry import USUAL_ATTENTION
+from tests.ops.test_op_attention import int32
+
+HEADS, KV_HEADS, D, BLOCK = 4, 2, 16, 4
+ROWS = [(5, 0), (300, 7), (1, 1), (9, 9)]  # tokens of a row, of which that many are a prefix
+
+
+def shows(mask: str, query: int, key: int, prefix: int) -> bool:
+    return mask == "full" or key <= query or (mask == "prefix_full" and query < prefix and key < prefix)
+
+
+def expected(qkv: Tensor, mask: str, scale: float) -> Tensor:
+    """qkv [T, (Hq + 2 Hkv) * D] float64, of ROWS side by side -> [T, Hq * D]."""
+    out, start = torch.empty(len(qkv), HEADS, D, dtype=torch.float64), 0
+    for length, prefix in ROWS:
+        heads = qkv[start : start + length].view(length, -1, D)
+        q, k, v = heads.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
+        seen = torch.tensor([[shows(mask, i, j, prefix) for j in range(length)] for i in range(length)])
+        scores = (torch.einsum("ihd,jhd->hij", q, k) * scale).masked_fill(~seen, -torch.inf)
+        out[start : start + length] = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
+        start += length
+    return out.flatten(1)
+
+
+def heads(mask: str) -> ops.AttentionHeads:
+    return ops.AttentionHeads(HEADS, KV_HEADS, D, 0.3, torch.empty(64, 0), mask=mask)
+
+
+def step() -> tuple[Tensor, Tensor, ops.AttentionMeta, Tensor]:
+    """qkv, positions, meta and slots; tables of blocks in order."""
+    lengths = [length for length, _ in ROWS]
+    qkv = torch.randn(sum(lengths), (HEADS + 2 * KV_HEADS) * D, generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    most = -(-max(lengths) // BLOCK)
+    tables = torch.arange(len(ROWS) * most, dtype=torch.int32).view(len(ROWS), most)
+    row_of = torch.repeat_interleave(torch.arange(len(ROWS)), torch.tensor(lengths))
+    slots = tables[row_of, positions // BLOCK].long() * BLOCK + positions % BLOCK
+    meta = ops.AttentionMeta(
+        int32([0, *torch.tensor(lengths).cumsum(0).tolist()]), int32(lengths), tables, max(lengths), max(lengths),
+        prefix_lens=int32([prefix for _, prefix in ROWS]),
+    )  # fmt: skip
+    return qkv, positions, meta, slots
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_query_sees_what_its_mask_shows(mask, cached):
+    qkv, positions, meta, slots = step()
+    wanted = expected(qkv.double(), mask, 0.3)
+    if cached:
+        k_cache, v_cache = (torch.full((meta.block_tables.numel(), KV_HEADS, BLOCK, D), torch.nan) for _ in "kv")
+        got = ops.attend(qkv, heads(mask), positions, k_cache, v_cache, slots, meta)
+    else:
+        got = ops.attend_packed(qkv, heads(mask), positions, meta)
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-5)
+
+
+def test_a_prefix_may_lie_in_an_earlier_step_but_not_across_two():
+    qkv, positions, meta, slots = step()
+    wanted = expected(qkv.double(), "prefix_full", 0.3)[-9:]
+    cache = [torch.full((meta.block_tables.numel(), KV_HEADS, BLOCK, D), torch.nan) for _ in "kv"]
+
+    def run(first: int, last: int, prefix: int) -> Tensor:
+        """Of the last row, tokens [first, last)."""
+        tokens = slice(len(qkv) - 9 + first, len(qkv) - 9 + last)
+        part = replace(
+            meta, query_starts=int32([0, last - first]), context_lens=int32([last]), block_tables=meta.block_tables[3:],
+            prefix_lens=int32([prefix]),
+        )  # fmt: skip
+        return ops.attend(qkv[tokens].clone(), heads("prefix_full"), positions[tokens], *cache, slots[tokens], part)
+
+    for first, last in ((0, 5), (5, 9)):
+        with pytest.raises(ValueError, match="must be computed in one step"):
+            run(first, last, 9)
+    run(0, 9, 9)
+    assert torch.equal(run(5, 9, 5), run(5, 9, 0))  # behind the prefix it is causal
+    torch.testing.assert_close(run(0, 9, 9).double(), wanted, rtol=0, atol=1e-5)
+
+
+def test_a_prefix_mask_needs_the_lengths_of_prefixes():
+    qkv, positions, meta, _ = step()
+    with pytest.raises(ValueError, match="prefix_lens"):
+        ops.attend_packed(qkv, heads("prefix_full"), positions, replace(meta, prefix_lens=None))
+
+
+@pytest.mark.parametrize("op", [_attend, _paged_attention], ids=lambda op: op.name)
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+def test_only_the_reference_computes_other_masks(op, device):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    case = USUAL_ATTENTION._replace(device=device, dtype=dtype, kv_dtype=dtype, mask="full")
+    kernels = [*op.kernels, *([op._recorded] if op._recorded else [])]
+    assert [kernel.name for kernel in kernels if kernel.supports(case) is None] == ["reference"]
+
+
+def test_recordings_refuse_other_masks():
+    if not ops.can_record(torch.device("cpu"), torch.float32):
+        pytest.skip("nothing is recorded here")
+    weight = ops.prepare_linear(ops.StoredWeight.dense(torch.randn((HEADS + 2 * KV_HEADS) * D, 32)))
+    cache = [torch.zeros(8, KV_HEADS, BLOCK, D) for _ in "kv"]
+    recorder = ops.Recorder(32, 1, after=False)
+
+    def cached(x, symbols):
+        qkv = ops.linear(symbols.residual, weight)
+        return ops.attend(qkv, heads("full"), symbols.positions, *cache, symbols.slots[0], symbols.metas[0])
+
+    def packed(x, symbols):
+        qkv = ops.linear(symbols.residual, weight)
+        return ops.attend_packed(qkv, heads("full"), symbols.positions, symbols.metas[0])
+
+    for function in (cached, packed):
+        with pytest.raises(ops.NotRecordable):
+            recorder.add(function)
