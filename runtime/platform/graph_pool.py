@@ -1,6 +1,6 @@
 """Graph pool: captured steps by shape, so that the host's part of a step is one replay.
 
-Decodes have a ladder of batch sizes; steps with pieces of prompts a ladder of token counts, each for a few numbers of lines.
+Decodes have a ladder of batch sizes; steps with pieces of prompts a ladder of token counts, each for a few numbers of rows.
 A step takes the smallest shape it fits, padded; what fits none runs eagerly. All graphs share one pool of memory, the largest
 captured first, since only one runs at a time. Captures and replays what it is given; knows no model."""
 

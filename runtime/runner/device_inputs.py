@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import ops
-from runtime.batch import ScheduledRow
+from runtime.batch import Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
@@ -190,7 +190,7 @@ class DeviceInputs:
                     row.row,
                     row.num_tokens,
                     -1 if row.binding is None else row.binding.num_computed,
-                    row.work is not None and row.samples and not row.masked,
+                    type(work := row.work) is Sample and not work.masked,
                 )
                 for row in rows
             ],

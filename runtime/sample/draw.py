@@ -1,6 +1,6 @@
 """The draw: temperature, min-p, top-k, top-p in this order, each on what the last one left, then one random token.
 
-Its randomness is a hash of (seed, position, token id) and nothing else, and each line is handled alone, so a request draws
+Its randomness is a hash of (seed, position, token id) and nothing else, and each logits row is handled alone, so a request draws
 the same tokens by itself and in any batch. Greedy rows take the largest logit. A filter keeps all of several equal logits
 or none: which of equals stands first in the vocabulary says nothing about them."""
 

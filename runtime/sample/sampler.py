@@ -52,8 +52,9 @@ class Sampler:
         self._allowed.restrict(masks)
 
     def sample(self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor) -> Tensor:
-        """logits [L, V] -> ids [L] int64, NOT_FINITE where a line's logits hold NaN, +inf or nothing above -inf.
+        """logits [S, V] -> ids [S] int64, NOT_FINITE where a logits row holds NaN, +inf or nothing above -inf.
 
-        Line l belongs to row sample_rows[l] (int32), whose token gets index sample_positions[l] (int64). Row -1 asks for
-        nothing: its id means nothing. last_ids [max_num_seqs] int64: takes each sampled row's id, 0 for NOT_FINITE."""
+        Logits row s belongs to row sample_rows[s] (int32), whose token gets index sample_positions[s] (int64); -1 asks for
+        nothing, and the id there means nothing. Several of one row: see drafts.py. last_ids [max_num_seqs] int64: takes each
+        sampled row's id, 0 for NOT_FINITE."""
         return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables)

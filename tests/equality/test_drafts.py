@@ -1,0 +1,106 @@
+"""Guesses of a proposer never change what an engine gives, whatever they are worth. On a CPU and, marked gpu, on CUDA."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+import transformers
+
+from runtime.api import Request, SamplingParams
+from runtime.config import EngineConfig
+from runtime.engine import Engine
+from runtime.models.load import load_model
+from runtime.models.model import Model
+from runtime.weights.fetch import resolve
+from tests.equality.greedy import engine_parts
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+VOCAB, NUM_TOKENS = 211, 40
+PROMPTS = [(5,), tuple(range(40)), (7, 8, 9), tuple(range(60, 75))]
+ASKED = [
+    {"temperature": 0.0, "logprobs": 1},
+    {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.0},  # takes none
+    {"temperature": 1.5, "seed": 4, "top_p": 0.9, "logprobs": 3},
+    {"temperature": 1.0, "seed": 6, "logit_bias": {9: 3.0}, "min_tokens": 5, "stop_token_ids": frozenset({9})},
+]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def decoder(request, tmp_path_factory) -> Model:
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=96, intermediate_size=160, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(5)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    files = resolve(str(folder), None, lambda progress: None)
+    return load_model(
+        files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device=request.param
+    )
+
+
+class Oracle:
+    """Knows what will be said, and says it up to a slip of the tongue now and then."""
+
+    def __init__(self, outputs: list[tuple[list[int], list]]) -> None:
+        self._outputs = dict(zip(PROMPTS, (ids for ids, _ in outputs), strict=True))
+        self._chance = random.Random(7)
+        self.num_guesses = self.num_right = 0
+
+    def propose(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[int]:
+        start = len(output_ids)
+        right = self._outputs[tuple(prompt_ids)][start : start + self._chance.randrange(6)]
+        guess = [token if self._chance.random() < 0.8 else self._chance.randrange(VOCAB) for token in right]
+        self.num_guesses += len(guess)
+        self.num_right += sum(a == b for a, b in zip(guess, right, strict=True))
+        return guess
+
+
+async def generate(decoder: Model, proposer: Oracle | None, **options) -> tuple[list[tuple[list[int], list]], int]:
+    """Of each prompt ids, and the tokens shown beside them; and how many guesses steps have checked."""
+    config = EngineConfig(device=decoder.device, num_kv_blocks=64, max_num_seqs=8, max_model_len=200, **options)
+    parts = await engine_parts(decoder, config)
+    parts.scheduler._proposer = proposer
+    num_drafted, schedule = 0, parts.scheduler.schedule
+
+    def counted():
+        nonlocal num_drafted
+        batch = schedule()
+        num_drafted += sum(len(row.draft_ids) for row in batch.rows) if batch is not None else 0
+        return batch
+
+    parts.scheduler.schedule = counted
+    engine = Engine(parts.scheduler, parts.runner, parts.model, steps_in_flight=config.steps_in_flight)
+    requests = [
+        Request(str(i), list(prompt), SamplingParams(NUM_TOKENS, ignore_eos=True, **asked))
+        for i, (prompt, asked) in enumerate(zip(PROMPTS, ASKED, strict=True))
+    ]
+    found: list[tuple[list[int], list]] = [([], []) for _ in requests]
+    try:
+        async with engine.submit(requests) as stream:
+            async for outputs in stream:
+                for output in outputs:
+                    assert output.error is None
+                    ids, shown = found[output.index]
+                    ids += output.token_ids
+                    shown += [[token for token, _ in each.top] for each in output.logprobs or ()]
+    finally:
+        await engine.close()
+    assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
+    return found, num_drafted
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}], ids=str)
+def test_guesses_change_no_token(decoder, options):
+    plain, none = asyncio.run(generate(decoder, None, **options))
+    oracle = Oracle(plain)
+    guessed, num_drafted = asyncio.run(generate(decoder, oracle, **options))
+    assert guessed == plain
+    assert none == 0
+    assert num_drafted > 40
+    assert 0 < oracle.num_right < oracle.num_guesses

@@ -1,0 +1,30 @@
+"""Captured steps: which steps a graph may serve."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.batch import SAMPLE, Pool, PromptLogprobsSpan, Sample, ScheduledRow
+from runtime.platform.captured_steps import serves
+
+DECODE = ScheduledRow(0, 0, 5, 1, (), work=SAMPLE)
+PIECE = ScheduledRow(1, 1, 64, 32, (7,) * 32)
+FRESH = ScheduledRow(2, 2, 0, 99, (7,) * 99, work=SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("row", "served"),
+    [
+        (DECODE, True),
+        (PIECE, True),
+        (FRESH, True),
+        (FRESH._replace(num_tokens=100, token_ids=(7,) * 100), False),  # its attention is planned on the host
+        (PIECE._replace(num_tokens=100, token_ids=(7,) * 100), True),
+        (DECODE._replace(num_tokens=3, draft_ids=(4, 5), work=Sample(num_drafts=2)), False),
+        (PIECE._replace(work=Pool("last")), False),
+        (DECODE._replace(work=Pool("last")), False),
+        (FRESH._replace(prompt_logprobs=PromptLogprobsSpan(1, (7,) * 98, 0)), False),
+    ],
+)
+def test_a_graph_serves_rows_that_want_at_most_one_draw(row, served):
+    assert serves((DECODE, row), min_planned_prefill=100) is served
