@@ -93,11 +93,16 @@ class PoolingParams:
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """What an engine must know of a prompt beside its ids, made by `EngineClient.prepare`: that these very `token_ids` are tokens
-    of its model, and `block_hashes`, what its prefix cache calls their full blocks for that tenant. For any number of requests."""
+    of its model, and `block_hashes`, what its prefix cache calls their full blocks for that tenant, or the first of them. For any
+    number of requests."""
 
     token_ids: Sequence[int]
     cache_salt: str | None
     block_hashes: Sequence[bytes] = field(repr=False)
+
+    def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
+        """For `token_ids`, which begin with these and go on with what the same engine gave: nothing is checked or hashed anew."""
+        return PreparedPrompt(token_ids, self.cache_salt, self.block_hashes)
 
 
 @dataclass(frozen=True, slots=True)

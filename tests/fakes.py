@@ -100,6 +100,7 @@ class FakeEngine:
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> EngineTokenStream:
         if self.refuse is not None:
             raise self.refuse
+        assert all(each.prepared is None or each.prepared.token_ids is each.prompt_ids for each in requests)
         live: list[_Live] = []
         stream = EngineTokenStream(len(requests), lambda index, reason: self._end(live[index], reason))
         live += [

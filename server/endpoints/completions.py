@@ -34,4 +34,5 @@ async def create(service: Service, http: Request) -> ASGIApp:
         param="prompt",
         forms=await forms_of(served, wire),
     )
+    await generation.prepare(service.offload)
     return await answer(service, served, http, wire, generation, SHAPE)

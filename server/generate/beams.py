@@ -139,12 +139,14 @@ class _Search:
             return
         now = time.monotonic()
         for number, beam in enumerate(self._running):
+            prompt_ids = (*request.prompt_ids, *beam.token_ids)
             yield replace(
                 request,
                 id=f"{request.id}.{self._length}.{number}",
-                prompt_ids=(*request.prompt_ids, *beam.token_ids),
+                prompt_ids=prompt_ids,
                 params=params,
                 arrival_s=now,
+                prepared=None if request.prepared is None else request.prepared.extended(prompt_ids),
             )
 
     def advance(self, replies: Sequence[Output]) -> None:

@@ -61,6 +61,7 @@ async def chat_generation(
         forms=await forms_of(served, wire, prompt.reading),
         reading=prompt.reading,
     )
+    await generation.prepare(offload)
     return generation, prompt.ignored
 
 

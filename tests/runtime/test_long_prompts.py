@@ -94,6 +94,18 @@ async def test_what_was_prepared_for_other_ids_or_another_tenant_is_refused():
         assert await read(engine.submit([asked(ids, prepared)])) == {0: ([3, 4, 5], FinishReason.LENGTH)}
 
 
+async def test_a_prompt_that_goes_on_from_a_prepared_one_is_hashed_from_there(hashed):
+    ids = list(range(40))
+    async with engine_on(FakeRunner()) as engine:
+        prepared = await asyncio.to_thread(engine.prepare, ids)
+        longer = [*ids, 40, 41, 42, 43, 44]
+        for _ in range(2):
+            stream = engine.submit([asked(longer, prepared.extended(longer))])
+            assert await read(stream) == {0: ([45, 46, 47], FinishReason.LENGTH)}
+        assert hashed[threading.current_thread()] == 2  # the eleventh block, each time
+        assert engine._scheduler.num_prefix_hits == 44
+
+
 @pytest.mark.parametrize("wrong", [-1, 1000])
 @pytest.mark.parametrize("place", [0, 5000, LONG - 1])
 async def test_an_id_that_no_token_has_is_found_wherever_it_stands(place, wrong):

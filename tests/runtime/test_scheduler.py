@@ -748,6 +748,14 @@ def test_a_state_is_given_no_drafts(groups):
     assert scheduler.schedule().rows[0].draft_ids == ()
 
 
+@pytest.mark.parametrize("params", [{"matchers": (lambda: None,)}, {"frequency_penalty": 0.5}])
+def test_who_depends_on_the_tokens_before_is_given_no_drafts(params):
+    scheduler = make(proposer=Known([50, 51]))
+    scheduler.add(sequence(1, range(10, 16), max_tokens=20, **params))
+    scheduler.settle(scheduler.schedule(), [[40]])
+    assert scheduler.schedule().rows[0].draft_ids == ()
+
+
 def test_a_rejected_draft_is_no_prefix_of_anybody():
     scheduler = make(proposer=Known([50, 51, 52, 53]))
     first = sequence(1, range(10, 13), max_tokens=20)

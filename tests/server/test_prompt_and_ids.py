@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from server.loaded.prompt import ChatTemplate
@@ -102,3 +104,27 @@ async def test_allowed_tokens_reach_the_sampler(serve):
     server = await serve("ab")
     await server.chat(allowed_token_ids=[3, 5, 3])
     assert server.engine.submitted[0].params.allowed_token_ids == frozenset({3, 5})
+
+
+async def test_long_prompts_are_prepared_off_the_loop_once_for_all_their_choices(serve):
+    server = await serve("x", max_model_len=20_000)
+    long = "word " * 1000
+    assert (await server.complete(prompt=[long, "short", long], n=2, max_tokens=1)).status_code == 200
+    assert (await server.chat(messages=[{"role": "user", "content": long}], max_tokens=1)).status_code == 200
+    assert len(server.engine.prepared_on) == 3
+    assert threading.current_thread() not in server.engine.prepared_on
+    first, second, *short, third, fourth = [request.prepared for request in server.engine.submitted[:6]]
+    assert short == [None, None]
+    assert first is second is not None
+    assert third is fourth is not first
+    assert server.engine.submitted[6].prepared is not None
+
+
+async def test_beams_of_a_long_prompt_have_it_prepared_once(serve):
+    server = await serve("xyz", max_model_len=20_000)
+    beams = {"use_beam_search": True, "n": 2, "max_tokens": 3}
+    assert (await server.complete(prompt="word " * 1000, **beams)).status_code == 200
+    assert len(server.engine.prepared_on) == 1
+    hashes = {id(request.prepared.block_hashes) for request in server.engine.submitted}
+    assert len(server.engine.submitted) > 2
+    assert len(hashes) == 1
