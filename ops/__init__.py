@@ -33,7 +33,7 @@ from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
 from ops.moe import moe, moe_refusal, prepare_experts
 from ops.moe.routing import Routing
-from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights
+from ops.moe.weights import ExpertShape, ExpertWeights
 from ops.norm import add_layer_norm, add_rms_norm, gated_rms_norm, layer_norm, rms_norm
 from ops.recording import Recorder, Recording, StepSymbols, can_record
 from ops.registry import describe, force
@@ -48,7 +48,6 @@ from ops.symbols import NotRecordable
 __all__ = [
     "AttentionHeads",
     "AttentionMeta",
-    "ClampedSwiglu",
     "DeltaHeads",
     "ExpertShape",
     "ExpertWeights",

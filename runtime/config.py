@@ -111,7 +111,7 @@ class EnginePlan:
         defaults: DeviceDefaults, free_bytes: int, weights: WeightPolicy | None = None,
     ) -> EnginePlan:  # fmt: skip
         """`model_len`: the longest context the model was made for, in tokens; `free_bytes`: memory left beside the weights;
-        `weights`: if they are kept otherwise than as numbers of `dtype`.
+        `weights`: if plain numbers among them are kept otherwise than as `dtype`.
 
         Raises PlanError."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
@@ -149,7 +149,7 @@ class EnginePlan:
             max_model_len = capacity
         return cls(
             dtype=dtype,
-            weights=weights or WeightPolicy(dtype),
+            weights=weights or WeightPolicy(dtype, keep_quantized=config.quantization != "none"),
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,

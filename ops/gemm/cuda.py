@@ -25,7 +25,9 @@ def supports(case: ShapeClass) -> str | None:
         return f"it runs on CUDA, not on {case.device}"
     if case.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 or float16"
-    return missing() or reference.supports(case)
+    if case.capability is not None and case.capability < (9, 0):
+        return "it wants compute capability 9.0 or more"
+    return reference.supports(case) or missing()
 
 
 class CudaLinearWeight(LinearWeight):

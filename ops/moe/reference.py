@@ -11,7 +11,7 @@ from torch.nn import functional
 from ops.activation import reference as activation
 from ops.gemm.weight import overwrite
 from ops.moe.routing import Routing
-from ops.moe.weights import ClampedSwiglu, ExpertShape, ExpertWeights, Half
+from ops.moe.weights import ClampedActivation, ExpertShape, ExpertWeights, Half
 from ops.stored import Stored, only_dense
 
 
@@ -55,14 +55,14 @@ def _sparsemixer(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 def activate(gate_up: Tensor, shape: ExpertShape) -> Tensor:
     """[..., 2 * I], or [..., I] of experts without a gate -> [..., I]."""
-    if isinstance(shape.activation, ClampedSwiglu):
+    if not isinstance(shape.activation, str):
         return clamped_swiglu(gate_up, shape.activation)
     if shape.gated:
         return activation.gated(gate_up, shape.activation)
     return activation.activate(gate_up, shape.activation)
 
 
-def clamped_swiglu(gate_up: Tensor, activation: ClampedSwiglu) -> Tensor:
+def clamped_swiglu(gate_up: Tensor, activation: ClampedActivation) -> Tensor:
     """[..., 2 * I] -> [..., I]."""
     gates, ups = gate_up.chunk(2, dim=-1)
     gates, ups = gates.clamp(max=activation.limit), ups.clamp(-activation.limit, activation.limit)

@@ -16,7 +16,7 @@ from ops.activation.triton_activation import activated
 from ops.launch import overlap, wait_for_previous
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.triton_route import Routed
-from ops.moe.weights import ClampedSwiglu, Half
+from ops.moe.weights import Half
 from ops.tuning.numbers import ProductTiles
 
 
@@ -143,13 +143,13 @@ def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed
     most_hit = min(num_pairs, shape.num_experts)
     most_tiles = (num_pairs + most_hit * (tiles.rows - 1)) // tiles.rows
     kind = shape.activation
-    clamp = kind if isinstance(kind, ClampedSwiglu) else ClampedSwiglu(0.0, 0.0)
+    alpha, limit = (0.0, 0.0) if isinstance(kind, str) else (kind.alpha, kind.limit)
     _product[(most_tiles * triton.cdiv(out_features, tiles.columns),)](
         x, weight, weight if bias is None else bias, routed.order, routed.starts, routed.chosen.weights, out,
-        clamp.alpha, clamp.limit,
+        alpha, limit,
         EXPERTS=shape.num_experts, LANES=triton.next_power_of_2(shape.num_experts), TOP_K=routed.chosen.weights.shape[1],
         IN=weight.shape[2], OUT=out_features, ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, FIRST=first,
-        GATED=first and shape.gated, BIASED=bias is not None, KIND="clamped_swiglu" if kind is clamp else kind,
+        GATED=first and shape.gated, BIASED=bias is not None, KIND=kind if isinstance(kind, str) else "clamped_swiglu",
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tiles.warps, num_stages=tiles.stages, **overlap(x.device),
     )  # fmt: skip

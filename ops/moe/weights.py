@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -17,12 +17,14 @@ from ops.stored import Stored
 Half = Literal["gate_up", "down"]
 
 
-@dataclass(frozen=True, slots=True)
-class ClampedSwiglu:
-    """(up + 1) * gate * sigmoid(alpha * gate), gate clamped to at most `limit` and up to both sides (GPT-OSS, 2025)."""
+class ClampedActivation(Protocol):
+    """What says (up + 1) * gate * sigmoid(alpha * gate), gate clamped to at most `limit` and up to both sides (GPT-OSS, 2025).
+    Hashable."""
 
-    alpha: float
-    limit: float
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def limit(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class ExpertShape:
     hidden_size: int
     intermediate_size: int
     bias: bool = False
-    activation: str | ClampedSwiglu = "silu"
+    activation: str | ClampedActivation = "silu"
     gated: bool = True
 
     def matrix(self, half: Half) -> tuple[int, int]:

@@ -120,7 +120,7 @@ def _formats(experts: Experts, reader: ParameterReader) -> list[ops.WeightFormat
 
 def _shape(experts: Experts) -> ops.ExpertShape:
     kind = experts.activation
-    activation = ops.ClampedSwiglu(kind.alpha, kind.limit) if isinstance(kind, ClampedSwiglu) else kind.value
+    activation = kind if isinstance(kind, ClampedSwiglu) else kind.value
     return ops.ExpertShape(
         experts.num_experts, experts.hidden_size, experts.intermediate_size, experts.bias, activation, experts.gated
     )

@@ -15,6 +15,14 @@ ACTIVATIONS = {"silu": silu, "relu2": lambda x: relu(x) ** 2}
 
 
 @dataclass(frozen=True)
+class Clamped:
+    """An `ops.moe.weights.ClampedActivation`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class MoeCase:
     """Everything in float64. weights and biases by half, [E, out, in] and [E, out]."""
 

@@ -9,11 +9,11 @@ import torch
 
 import ops
 from ops.moe.reference import route
-from tests.ops.moe_case import moe_case
+from tests.ops.moe_case import Clamped, moe_case
 from tests.ops.test_op_block_linear import random_rows
 
 SMALL = ops.ExpertShape(6, 24, 20)
-CLAMPED = ops.ExpertShape(5, 17, 33, bias=True, activation=ops.ClampedSwiglu(1.702, 1.0))
+CLAMPED = ops.ExpertShape(5, 17, 33, bias=True, activation=Clamped(1.702, 1.0))
 
 
 def chosen(logits: list[float], routing: ops.Routing, correction: list[float] | None = None) -> dict[int, float]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ops
+from ops.gemm import cuda
 from ops.registry import Kernel, Op, ShapeClass
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +86,15 @@ def test_a_choice_is_made_once_per_shape_class() -> None:
 def test_an_op_that_nothing_can_compute_says_everything_that_was_tried() -> None:
     with pytest.raises(NotImplementedError, match=r"toy: no kernel for float64 on cpu \(not fast: is never right\)"):
         op_of("toy", ("fast", never)).choose(FLOAT64)
+
+
+def test_kernels_choose_by_the_weights_format_and_the_devices_capability() -> None:
+    plain = ShapeClass("cuda", torch.bfloat16, weight=(ops.WeightFormat("bfloat16"),), capability=(8, 0))
+    assert cuda.supports(plain) == "it wants compute capability 9.0 or more"
+    blocks = plain._replace(weight=(ops.WeightFormat("Q4_K"),), capability=(9, 0))
+    assert "not Q4_K" in str(cuda.supports(blocks))
+    assert str(blocks) == "bfloat16 on cuda, weights in Q4_K"
+    assert str(plain) == "bfloat16 on cuda"
 
 
 def test_every_op_describes_itself_in_one_line() -> None:

@@ -13,7 +13,7 @@ from ops.moe import reference
 from ops.moe.triton_experts import TritonExpertWeights, mix
 from ops.moe.triton_route import route
 from ops.tuning.numbers import ExpertTiles, ProductTiles
-from tests.ops.moe_case import moe_case
+from tests.ops.moe_case import Clamped, moe_case
 from tests.ops.places import DEVICES, places
 
 PLACES = places(1e-5, 3e-3, 2e-2)
@@ -75,7 +75,7 @@ SHAPES = {
     "even": (ops.ExpertShape(8, 64, 32), ops.Routing(2, renormalize=True), {}),
     "odd": (ops.ExpertShape(5, 72, 40), ops.Routing(3), {"plus": True}),
     "odder, biased, clamped": (
-        ops.ExpertShape(9, 37, 51, bias=True, activation=ops.ClampedSwiglu(1.702, 1.0)), ops.Routing(4), {"plus": True},
+        ops.ExpertShape(9, 37, 51, bias=True, activation=Clamped(1.702, 1.0)), ops.Routing(4), {"plus": True},
     ),
     "squared relu, ungated": (
         ops.ExpertShape(6, 40, 24, bias=True, activation="relu2", gated=False), ops.Routing(2), {"plus": True},
