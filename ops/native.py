@@ -1,10 +1,13 @@
 """oneloop_native, the compiled CPU kernels, if this installation has them.
 
-It is missing where no C++ compiler was at hand when oneloop was installed; the torch references compute everything then."""
+It is missing where no C++ compiler was at hand when oneloop was installed; the torch references compute everything then.
+ONELOOP_ISA in the environment names the instruction set to compute with, one of `oneloop_native.isas()` (avx512vnni, avx512,
+avxvnni, avx2, portable), in place of the fastest that this processor has: for tests and measurements. Another is an error."""
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -21,6 +24,22 @@ except ImportError as error:
     module, about = None, ""
     logging.getLogger("oneloop.ops").warning("native CPU kernels are not built: torch computes everything, slower")
     missing = f"oneloop_native is not built ({error}); reinstall oneloop with a C++ compiler at hand"
+
+
+def choose_isa(name: str) -> None:
+    """Compute with the instruction set `name` from now on.
+
+    Raises ValueError where this processor or this installation has none of that name."""
+    global about
+    known = module.isas() if module is not None else []
+    if name not in known:
+        raise ValueError(f"ONELOOP_ISA={name}: the compiled CPU kernels here are for {', '.join(known) or 'nothing'}")
+    module.set_isa(name)
+    about = module.isa()
+
+
+if "ONELOOP_ISA" in os.environ:
+    choose_isa(os.environ["ONELOOP_ISA"])
 
 CACHE_TYPES = frozenset(getattr(torch, name) for name in getattr(module, "CACHE_TYPES", ("float32", "bfloat16")))
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, NoReturn, get_args, get_origin, get_t
 from server.version import __version__
 
 ENVIRONMENT_PREFIX = "ONELOOP_"
+READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it is imported
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _KEY = re.compile(r"[!-~]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*\x00-\x1f\x7f-\U0010ffff]+")
@@ -488,7 +489,7 @@ def _from_environment(environ: Mapping[str, str], options: Mapping[str, _Option]
     names = {variable_of(name): name for name in options}
     values = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in READ_ELSEWHERE:
             continue
         if variable not in names:
             raise ConfigError(f"unknown environment variable {variable}{did_you_mean(variable, names)}")

@@ -19,19 +19,21 @@ ISAS = ("avx512vnni", "avx512", "avxvnni", "avx2", "portable")
 
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The native kernels of one instruction set; the fastest again afterwards."""
+    """The native kernels of one instruction set; the usual ones again afterwards."""
     if oneloop_native is None:
         pytest.skip("oneloop_native is not built")
     if request.param not in oneloop_native.isas():
         pytest.skip(f"this processor has no {request.param}")
+    usual = oneloop_native.isa()
     oneloop_native.set_isa(request.param)
     yield request.param
-    oneloop_native.set_isa(oneloop_native.isas()[0])
+    oneloop_native.set_isa(usual)
 
 
 @pytest.fixture(params=["reference", *ISAS])
 def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every way an op can be computed on this machine."""
+    usual = None if oneloop_native is None else oneloop_native.isa()
     if request.param == "reference":
         ops.force("reference")
     else:
@@ -43,8 +45,8 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
         oneloop_native.set_isa(request.param)
     yield request.param
     ops.force(None)
-    if oneloop_native is not None:
-        oneloop_native.set_isa(oneloop_native.isas()[0])
+    if usual is not None:
+        oneloop_native.set_isa(usual)
 
 
 @pytest.fixture(autouse=True)

@@ -226,6 +226,19 @@ def test_anything_that_speaks_dlpack_is_a_tensor(native: object) -> None:
     assert out == pytest.approx(0.7310586)
 
 
+@pytest.mark.parametrize("isa", ["portable", "avx2", "none-such"])
+def test_the_environment_chooses_the_instruction_set_and_another_processor_s_is_an_error(native, isa: str) -> None:
+    code = "import ops, oneloop_native; print(oneloop_native.isa(), [line for line in ops.describe() if 'native' in line][0])"
+    environment = {**os.environ, "ONELOOP_ISA": isa}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    if isa in native.isas():
+        assert done.stdout.startswith(isa), done.stderr
+        assert f"native {isa} (" in done.stdout
+    else:
+        assert done.returncode
+        assert f"ONELOOP_ISA={isa}: the compiled CPU kernels here are for " in done.stderr
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_triton_computes_what_it_can_and_torch_the_rest():
     x = torch.randn(3, 64, device="cuda", dtype=torch.bfloat16)

@@ -205,3 +205,7 @@ def test_a_bad_option_ends_the_program_with_2_and_one_line():
     )
     assert ended.returncode == 2
     assert ended.stderr.splitlines() == ["oneloop: unknown option --max-modle-len (did you mean --max-model-len?)"]
+
+
+def test_a_variable_that_the_kernels_read_is_no_option_and_no_mistake():
+    assert parse([], {"ONELOOP_ISA": "portable"}) == parse([], {})
