@@ -222,6 +222,7 @@ async def test_silence_is_broken_by_a_ping_also_before_the_first_token(client, m
     await clock.advance(2)
     await clock.advance(15)
     assert client.bodies == [PING, PING]
+    assert [message.get("more_body") for message in client.messages] == [None, True, True]
     source.end()
     await response
     assert client.bodies[-1].endswith(DONE)
@@ -271,3 +272,43 @@ async def test_the_body_of_a_left_watch_is_cut_where_it_waits(client):
     assert task is not None
     assert task.cancelling() == 0
     await rounds()
+
+
+async def test_an_error_of_the_body_goes_on_though_the_client_has_left_as_well(client):
+    async def body() -> None:
+        async with ClientWatch(client.receive):
+            client.gone.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            raise ValueError("of ours")
+
+    with pytest.raises(ValueError, match="of ours"):
+        await body()
+
+
+async def test_what_a_client_sends_besides_is_no_departure(client):
+    rest = asyncio.Queue()
+    rest.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    source = ManualSource("a")
+    response = asyncio.create_task(stream_of(source)(SCOPE, rest.get, client.send))
+    await source.waiting.wait()
+    await rounds()
+    assert rest.empty()
+    source.end()
+    await response
+    assert client.bodies[-1].endswith(DONE)
+
+
+async def test_nobody_watches_a_client_any_longer_than_the_block(client):
+    async with ClientWatch(client.receive):
+        await rounds()
+    await rounds()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_the_body_takes_the_way_past_the_layers_and_the_start_does_not(client):
+    direct, source = Client(), ManualSource("a")
+    source.end()
+    await stream_of(source)({**SCOPE, "send_body": direct.send}, client.receive, client.send)
+    assert [message["type"] for message in client.messages] == ["http.response.start"]
+    assert [message["body"] for message in direct.messages] == [b"data: A\n\n", b"data: usage\n\n" + DONE]

@@ -116,3 +116,17 @@ def test_a_string_that_resembles_itself_costs_no_more_than_its_length():
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["", "x"])
+
+
+def test_what_comes_after_a_flush_begins_anew():
+    codec = StopStrings(["ab"])
+    assert (codec.feed("xa"), codec.flush()) == ("x", "a")
+    assert (codec.feed("b"), codec.stopped) == ("b", None)
+
+
+@pytest.mark.parametrize("stop", ["aabaaab", "abaababaab", "aaabaaaab", "abcabcacab"])
+def test_a_string_that_begins_again_within_itself_is_found_behind_any_of_its_beginnings(stop):
+    """The fallbacks of fallbacks: longer strings than drawn above."""
+    for first, second in itertools.product(range(len(stop)), repeat=2):
+        text = stop[:first] + stop[:second] + stop + "!"
+        assert run(list(text), [stop]) == expected(text, [stop])
