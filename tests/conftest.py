@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,8 +20,20 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key  # the only stderr 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is decorated
 
+TESTS = Path(__file__).parent
+# What takes more than its share of a minute of CPU: kernels by an interpreter, models beside transformers, processes, fuzzing.
+SLOW = (
+    "ops/", "equality/", "e2e/", "runtime/models/", "runtime/platform/", "runtime/runner/", "runtime/sample/", "runtime/weights/",
+    "runtime/kv/test_kv_cache.py", "runtime/test_measure.py", "runtime/test_scheduler.py", "loadtests/test_processes.py",
+    "server/structured/", "server/text/test_tools_dialects.py", "server/text/test_stop.py", "server/test_structured_outputs.py",
+    "server/test_llm_memory.py", "server/test_process.py", "server/responses/test_response_wire.py",
+)  # fmt: skip
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu") is not None:
