@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from ops.attention.meta import AttentionMeta
 from ops.delta.heads import DeltaHeads
+from ops.scan.decays import decays
 from ops.scan.lines import walk
 
 CHUNK = 64  # tokens of one triangular system
@@ -62,12 +63,10 @@ def _unit(x: Tensor) -> Tensor:
 def _chunk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """q, k [K, 1, n, Dk]; v [K, R, n, Dv]; beta and decay (logarithms) [K, R, n]; state [K, R, Dk, Dv] -> mixed [K, R, n, Dv],
     the next state."""
-    until = decay.cumsum(-1)
-    between = (until.unsqueeze(-1) - until.unsqueeze(-2)).tril().exp().tril()
-    faded = until.exp().unsqueeze(-1)
+    between, until, left = decays(decay)
+    faded = until.unsqueeze(-1)
     system = (k @ k.transpose(-1, -2)) * between * beta.unsqueeze(-1)
     errors = (v - (k @ state) * faded) * beta.unsqueeze(-1)
     corrections = torch.linalg.solve_triangular(system, errors, upper=False, unitriangular=True)
     mixed = (q @ state) * faded + ((q @ k.transpose(-1, -2)) * between) @ corrections
-    left = (until[..., -1:] - until).exp().unsqueeze(-1)
-    return mixed, state * until[..., -1].exp()[..., None, None] + (k * left).transpose(-1, -2) @ corrections
+    return mixed, state * until[..., -1, None, None] + (k * left.unsqueeze(-1)).transpose(-1, -2) @ corrections

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops.attention.meta import AttentionMeta
+from ops.scan.decays import decays
 from ops.scan.heads import ScanHeads
 from ops.scan.lines import walk
 
@@ -55,15 +56,11 @@ def state_space_scan(
 
 def _chunk(dx: Tensor, b: Tensor, c: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """dx [G, R, n, P]; b, c [G, 1, n, N]; decay [G, R, n], logarithms; state [G, R, P, N] -> mixed [G, R, n, P], the next state."""
-    until = decay.cumsum(-1)
-    between = (
-        (until.unsqueeze(-1) - until.unsqueeze(-2)).tril().exp().tril()
-    )  # of each token's input, when another reads it
+    between, until, left = decays(decay)
     inside = (c @ b.transpose(-1, -2) * between) @ dx
-    inherited = c @ state.transpose(-1, -2) * until.exp().unsqueeze(-1)
-    left = (until[..., -1:] - until).exp().unsqueeze(-1)
-    grown = (dx * left).transpose(-1, -2) @ b
-    return inside + inherited, state * until[..., -1].exp()[..., None, None] + grown
+    inherited = c @ state.transpose(-1, -2) * until.unsqueeze(-1)
+    grown = (dx * left.unsqueeze(-1)).transpose(-1, -2) @ b
+    return inside + inherited, state * until[..., -1, None, None] + grown
 
 
 def selective_scan(
