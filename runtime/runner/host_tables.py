@@ -81,6 +81,6 @@ class HostTables:
         blocks = self._flat.take(token_rows * self.entries.shape[2] + entries, axis=1)
         return (blocks - entries) * self._block_size + positions
 
-    def states(self, rows: Longs) -> Longs:
+    def states(self, rows: Longs) -> Longs | tuple[()]:
         """[tables of states, B]: where the states of these rows [B] lie."""
-        return self._states.take(rows, axis=1).astype(np.int64)
+        return self._states.take(rows, axis=1).astype(np.int64) if len(self._states) else ()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import ops
-from runtime.batch import ScheduledRow
+from runtime.batch import Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
@@ -70,14 +70,17 @@ class InputBuffers:
         )
         if longest > 1 and any(row.draft_ids for row in rows):
             return inputs_with_drafts(forward, rows)
-        sampling = [index for index, row in enumerate(rows) if row.samples]
-        logits_of = rows if len(sampling) == len(rows) else tuple(rows[index] for index in sampling)
+        sampling = [index for index, row in enumerate(rows) if type(row.work) is Sample]
+        if len(sampling) == len(rows):
+            logits_of, sample_positions = rows, torch.from_numpy(seq_lens)
+        else:
+            logits_of, sample_positions = tuple(rows[index] for index in sampling), _int64(seq_lens[sampling])
         return StepInputs(
             forward=forward,
             logits_of=logits_of,
             logit_tokens=None if len(sampling) == num_tokens else _int64([ends[index] - 1 for index in sampling]),
             sample_rows=_int32([-1 if row.masked else row.row for row in logits_of]),
-            sample_positions=torch.from_numpy(seq_lens) if logits_of is rows else _int64(seq_lens[sampling]),
+            sample_positions=sample_positions,
         )
 
     def _starts(self, rows: Sequence[ScheduledRow], row_ids: Longs) -> Longs:

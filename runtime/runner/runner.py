@@ -7,7 +7,6 @@ device: where work runs, and how its end is known, is its lane's."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
@@ -38,8 +37,7 @@ class Sampled(NamedTuple):
     positions: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(NamedTuple):
     """A step up to what its unmasked rows sample. `logits_of`: the row of each of the first logits rows, as in StepInputs."""
 
     logits_of: tuple[ScheduledRow, ...]
@@ -193,7 +191,7 @@ class ModelRunner:
         """Masked rows were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""
         rows = batch.sampled_by(computed.logits_of)
         if not masks.rows:
-            return replace(computed, logits_of=rows)
+            return computed._replace(logits_of=rows)
         masked = set(masks.rows)
         ids, logits, positions = computed.sampled
         late = [row.row if row.row in masked else -1 for _, row in _logits_rows(rows)]
@@ -203,7 +201,7 @@ class ModelRunner:
         # As many logits rows as before, of which the sampler skips most: their kernels are compiled, their memory is planned for.
         drawn = self._sampler.sample(logits, late_rows, positions, self._inputs.last_ids)
         sampled = Sampled(torch.where(late_rows >= 0, drawn, ids), logits, positions)
-        return replace(computed, logits_of=rows, sampled=sampled)
+        return computed._replace(logits_of=rows, sampled=sampled)
 
     # --- results --------------------------------------------------------------------------------------------------
 

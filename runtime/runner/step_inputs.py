@@ -5,7 +5,6 @@ Knows no device: whoever fills a step's tensors is an `Inputs`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -18,8 +17,7 @@ from runtime.sample.drafts import DraftCheck
 from runtime.transfer import index_on
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """S logits rows. `logits_of`: the scheduled row of each, in their order, once for all that a row has, and perhaps rows that
     sample nothing, which have one each.
 
