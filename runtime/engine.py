@@ -310,7 +310,8 @@ class Engine:
             stream.put(index, [], sequence.num_cached_tokens, finish, error=error, pooled=settled.pooled)
             return
         self._meter.gained(sequence, len(token_ids), now)
-        self._masked.note(sequence, token_ids)
+        if sequence.has_matchers:
+            self._masked.note(sequence, token_ids)
         stop_token_id = None
         if finish is not None:
             self._forget(sequence)

@@ -333,8 +333,8 @@ class Scheduler:
         )
         sequence.needs_bind = False
         sequence.num_computed_tokens = end
-        if work is not None:
-            sequence.num_in_flight += _num_reserved(work)
+        if type(work) is Sample:
+            sequence.num_in_flight += 1 + work.num_drafts
         if self.cache.enabled:
             full = min(end, num_known) // self.cache.block_size
             if full > sequence.num_registered_blocks:

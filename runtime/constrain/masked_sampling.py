@@ -48,9 +48,8 @@ class MaskedSampling:
         self._constraints.add(sequence)
 
     def note(self, sequence: Sequence, token_ids: list[int]) -> None:
-        """`token_ids` have settled."""
-        if sequence.has_matchers:
-            self._constraints.note(sequence.number, token_ids)
+        """`token_ids` have settled, of a sequence that has matchers."""
+        self._constraints.note(sequence.number, token_ids)
 
     def forget(self, sequence: Sequence) -> None:
         if sequence.has_matchers:
