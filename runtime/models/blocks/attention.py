@@ -11,7 +11,7 @@ import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.attention import Attention, Over, QKNorm, QueryGrowth
+from runtime.models.spec.attention import Attention, AttentionTemperature, NormScope, QKNorm
 from runtime.models.spec.norm import LayerNorm, RMSNorm
 
 
@@ -31,7 +31,7 @@ class AttentionBlock:
         self._norm_heads: _HeadNorms | None = None
         norms, norm_eps = None, 0.0
         match attention.qk_norm:
-            case QKNorm(RMSNorm(eps), Over.HEAD):  # the one that `ops.attend` knows
+            case QKNorm(RMSNorm(eps), NormScope.HEAD):  # the one that `ops.attend` knows
                 names = (f"{layer}.self_attn.q_norm.weight", f"{layer}.self_attn.k_norm.weight")
                 norms, norm_eps = (weights.tensors[names[0]], weights.tensors[names[1]]), eps
             case QKNorm():
@@ -67,7 +67,7 @@ class AttentionBlock:
         return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
 
 
-def _query_factors(growth: QueryGrowth, num_positions: int) -> Tensor:
+def _query_factors(growth: AttentionTemperature, num_positions: int) -> Tensor:
     """[num_positions, 1] float32. It may multiply before the rotation, which keeps lengths."""
     periods = torch.arange(num_positions)[:, None] // growth.period
     return 1 + growth.beta * torch.log1p(periods.float())
@@ -94,12 +94,12 @@ class _HeadNorms:
 def _over_heads(qk_norm: QKNorm, name: str, head_size: int, weights: Weights) -> Callable[[Tensor], Tensor]:
     """[T, heads * head_size] -> the same, normed."""
     match qk_norm:
-        case QKNorm(norm, Over.ALL_HEADS):
+        case QKNorm(norm, NormScope.ALL_HEADS):
             return build_norm(norm, name, weights).forward
-        case QKNorm(norm, Over.HEAD):
+        case QKNorm(norm, NormScope.HEAD):
             block = build_norm(norm, name, weights)
             return lambda x: block.forward(x.view(len(x), -1, head_size)).flatten(1)
-        case QKNorm(LayerNorm(eps, bias=False), Over.EACH_HEAD):
+        case QKNorm(LayerNorm(eps, bias=False), NormScope.EACH_HEAD):
             weight = weights.tensors[f"{name}.weight"]
             return lambda x: ops.layer_norm(x.view(len(x), -1, head_size), None, None, eps).flatten(1) * weight
         case QKNorm(norm, over):

@@ -16,7 +16,7 @@ from runtime.models.blocks.short_conv import ShortConvBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.attention import Attention, LatentAttention
-from runtime.models.spec.layer import Mixer, SideBySide, branches
+from runtime.models.spec.layer import Mixer, ParallelMixers, branches
 from runtime.models.spec.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
 from runtime.models.spec.rope import Rope
 
@@ -36,7 +36,13 @@ class Mixers:
     others' follow."""
 
     def __init__(
-        self, mixer: Mixer | SideBySide, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
+        self,
+        mixer: Mixer | ParallelMixers,
+        name: str,
+        hidden_size: int,
+        weights: Weights,
+        tables: Tables,
+        first_cache: int,
     ) -> None:
         self._branches = [
             (build_mixer(branch.mixer, name, hidden_size, weights, tables, index), branch)

@@ -17,7 +17,7 @@ from runtime.models.read.hf_config import (
     rope,
     window,
 )
-from runtime.models.spec.attention import Attention, Over, QKNorm
+from runtime.models.spec.attention import Attention, NormScope, QKNorm
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import ParallelLayer
 from runtime.models.spec.mlp import GatedMLP
@@ -54,7 +54,7 @@ def _cohere(config: HfConfig, architecture: str, *, norms: bool) -> DecoderSpec:
         rope(config, head_size),
         qkv_bias=bias,
         output_bias=bias,
-        qk_norm=QKNorm(norm, Over.EACH_HEAD) if norms else None,
+        qk_norm=QKNorm(norm, NormScope.EACH_HEAD) if norms else None,
     )
     layer = ParallelLayer(attention, GatedMLP(config.count("intermediate_size"), activation=activation(config)), norm)
     rules = (

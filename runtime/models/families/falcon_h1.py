@@ -9,7 +9,7 @@ from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.hybrid import bamba_mixer
 from runtime.models.spec.decoder import DecoderSpec
-from runtime.models.spec.layer import Branch, Layer, Mixer, SideBySide
+from runtime.models.spec.layer import Branch, Layer, Mixer, ParallelMixers
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.recurrent import Mamba2
@@ -19,7 +19,7 @@ def falcon_h1(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_key_value_heads=8, max_position_embeddings=8192, rms_norm_eps=1e-5)
     spec, mixer = llama(config, "FalconH1ForCausalLM"), _mixer(config)
     scale = spec.attention.scale * config.number("key_multiplier", 1.0)  # of keys, and so of scores
-    mixers = SideBySide(
+    mixers = ParallelMixers(
         (_branch(config, "ssm", mixer), _branch(config, "attention", replace(spec.attention, score_scale=scale)))
     )
     of_gate, of_down = _multipliers(config, "mlp_multipliers", 2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, layer_types, window
-from runtime.models.spec.attention import QueryGrowth
+from runtime.models.spec.attention import AttentionTemperature
 from runtime.models.spec.decoder import DecoderSpec
 
 _ROPE_3 = {
@@ -38,7 +38,7 @@ def ministral3(config: HfConfig) -> DecoderSpec:
     )
     spec = llama(config, "Ministral3ForCausalLM")
     rope = config.section("rope_parameters")
-    growth = QueryGrowth(rope.number("llama_4_scaling_beta"), rope.count("original_max_position_embeddings"))
+    growth = AttentionTemperature(rope.number("llama_4_scaling_beta"), rope.count("original_max_position_embeddings"))
     attention = replace(spec.attention, window=window(config), growth=growth)
     return spec.with_mixers(lambda *_: attention)
 

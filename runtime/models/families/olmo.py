@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, every, layer_types, local_rope, rope, window
-from runtime.models.spec.attention import Attention, Over, QKNorm
+from runtime.models.spec.attention import Attention, NormScope, QKNorm
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import Layer
 from runtime.models.spec.norm import LayerNorm
@@ -42,7 +42,7 @@ def olmo3(config: HfConfig) -> DecoderSpec:
 
 def _olmo2(config: HfConfig, architecture: str) -> DecoderSpec:
     spec = llama(config.with_defaults(rms_norm_eps=1e-5), architecture)
-    attention = replace(spec.attention, qk_norm=QKNorm(spec.norm, Over.ALL_HEADS))
+    attention = replace(spec.attention, qk_norm=QKNorm(spec.norm, NormScope.ALL_HEADS))
     return spec.with_layers(lambda _, layer: Layer(attention, layer.mlp, layer.norm, None, _AFTER))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mixture import mixture, num_experts, with_expert_rules
-from runtime.models.spec.attention import Over, QKNorm
+from runtime.models.spec.attention import NormScope, QKNorm
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import Layer
 from runtime.models.spec.moe import MoE, Router
@@ -16,7 +16,7 @@ from runtime.models.spec.moe import MoE, Router
 def olmoe(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(rms_norm_eps=1e-5, max_position_embeddings=4096)
     spec = llama(config, "OlmoeForCausalLM")
-    clip, qk_norm = config.number_or_none("clip_qkv"), QKNorm(spec.norm, Over.ALL_HEADS)
+    clip, qk_norm = config.number_or_none("clip_qkv"), QKNorm(spec.norm, NormScope.ALL_HEADS)
     attention = replace(spec.attention, qk_norm=qk_norm, clip=clip)
     router = Router(config.count("num_experts_per_tok", 8), renormalize=config.flag("norm_topk_prob", False))
     moe = mixture(MoE(num_experts(config, 64), config.count("intermediate_size"), router))

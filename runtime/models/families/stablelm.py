@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.models.read.hf_config import HfConfig, activation, decoder, heads, num_layers, rope
-from runtime.models.spec.attention import Attention, Over, QKNorm
+from runtime.models.spec.attention import Attention, NormScope, QKNorm
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import Layer, ParallelLayer
 from runtime.models.spec.mlp import GatedMLP
@@ -15,7 +15,7 @@ def stablelm(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(max_position_embeddings=4096, partial_rotary_factor=0.25)
     num_heads, num_kv_heads, head_size = heads(config)
     eps = config.number("layer_norm_eps", 1e-5)
-    qk_norm = QKNorm(LayerNorm(eps, bias=False), Over.EACH_HEAD) if config.flag("qk_layernorm", False) else None
+    qk_norm = QKNorm(LayerNorm(eps, bias=False), NormScope.EACH_HEAD) if config.flag("qk_layernorm", False) else None
     bias = config.flag("use_qkv_bias", False)
     attention = Attention(num_heads, num_kv_heads, head_size, rope(config, head_size), qkv_bias=bias, qk_norm=qk_norm)
     kind = ParallelLayer if config.flag("use_parallel_residual", False) else Layer

@@ -22,7 +22,7 @@ class Mask(Enum):
     PREFIX_FULL = "prefix_full"  # as causal, and those of a prefix see each other all
 
 
-class Over(Enum):
+class NormScope(Enum):
     """Which vectors a norm of q and k is over, and how far its weights go."""
 
     HEAD = "each head, all with the same weights"
@@ -35,14 +35,14 @@ class QKNorm:
     """A norm of q and one of k, before they turn."""
 
     norm: Norm
-    over: Over = Over.HEAD
+    over: NormScope = NormScope.HEAD
 
     def parameters(self, name: str, num_heads: int, head_size: int) -> Iterator[Parameter]:
-        yield from self.norm.parameters(name, *(head_size,) * (1 if self.over is Over.HEAD else num_heads))
+        yield from self.norm.parameters(name, *(head_size,) * (1 if self.over is NormScope.HEAD else num_heads))
 
 
 @dataclass(frozen=True, slots=True)
-class QueryGrowth:
+class AttentionTemperature:
     """Queries are multiplied by 1 + beta * ln(1 + position // period), so that attention stays sharp in long contexts."""
 
     beta: float
@@ -72,7 +72,7 @@ class Attention:
     score_scale: float | None = None  # head_size ** -0.5 where None
     clip: float | None = None
     sinks: bool = False
-    growth: QueryGrowth | None = None
+    growth: AttentionTemperature | None = None
     output_gate: bool = False
     alibi: tuple[float, ...] | None = None
     mask: Mask = Mask.CAUSAL

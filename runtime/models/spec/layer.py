@@ -29,19 +29,19 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class ParallelMixers:
     """Mixers of the same input, whose outputs are added."""
 
     branches: tuple[Branch, ...]
 
 
-def branches(mixer: Mixer | SideBySide) -> tuple[Branch, ...]:
-    return mixer.branches if isinstance(mixer, SideBySide) else (Branch(mixer),)
+def branches(mixer: Mixer | ParallelMixers) -> tuple[Branch, ...]:
+    return mixer.branches if isinstance(mixer, ParallelMixers) else (Branch(mixer),)
 
 
 @dataclass(frozen=True, slots=True)
 class _MixerAndMLP:
-    mixer: Mixer | SideBySide
+    mixer: Mixer | ParallelMixers
     mlp: MLP
     norm: Norm
 

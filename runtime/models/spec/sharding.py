@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from runtime.models.spec.attention import Attention, LatentAttention, Over
+from runtime.models.spec.attention import Attention, LatentAttention, NormScope
 from runtime.models.spec.decoder import DecoderSpec, ShardOf
-from runtime.models.spec.layer import MLP, AnyLayer, HybridLayer, Mixer, OnlyBlock, SideBySide, SingleLayer
+from runtime.models.spec.layer import MLP, AnyLayer, HybridLayer, Mixer, OnlyBlock, ParallelMixers, SingleLayer
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.moe import MoE
@@ -87,10 +87,10 @@ def _layer(layer: AnyLayer, size: int) -> AnyLayer:
             return replace(layer, mixer=_mixer(layer.mixer, size), mlp=_mlp(layer.mlp, size))
 
 
-def _mixer(mixer: Mixer | SideBySide, size: int) -> Mixer | SideBySide:
-    if not isinstance(mixer, SideBySide):
+def _mixer(mixer: Mixer | ParallelMixers, size: int) -> Mixer | ParallelMixers:
+    if not isinstance(mixer, ParallelMixers):
         return _one_mixer(mixer, size)
-    return SideBySide(tuple(replace(branch, mixer=_one_mixer(branch.mixer, size)) for branch in mixer.branches))
+    return ParallelMixers(tuple(replace(branch, mixer=_one_mixer(branch.mixer, size)) for branch in mixer.branches))
 
 
 def _one_mixer(mixer: OnlyBlock, size: int) -> Mixer:
@@ -121,7 +121,7 @@ def _attention(attention: Attention, size: int) -> Attention:
         raise UnsupportedModel("attention with a gate behind it")
     if attention.alibi is not None:  # whose slopes differ by head, and this knows no rank
         raise UnsupportedModel("attention with linear biases")
-    if attention.qk_norm is not None and attention.qk_norm.over is Over.ALL_HEADS:
+    if attention.qk_norm is not None and attention.qk_norm.over is NormScope.ALL_HEADS:
         raise UnsupportedModel("norms of q and k over all heads")
     num_heads, num_kv_heads = _share(attention.num_heads, size, "attention heads"), attention.num_kv_heads
     if num_kv_heads % size and size % num_kv_heads:
