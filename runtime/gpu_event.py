@@ -1,7 +1,7 @@
 """GpuEvent: "the device is done with it", awaitable; the loop never blocks on it and never polls it.
 
 On a CPU the device is one worker thread and its event is `WorkerEvent`: a future that the thread completes through
-`call_soon_threadsafe`. The CUDA event (a host callback that writes to an eventfd the loop watches) fills the same place."""
+`call_soon_threadsafe`. `platform/cuda_event.py` fills the same place on CUDA."""
 
 from __future__ import annotations
 
