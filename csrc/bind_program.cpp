@@ -51,10 +51,12 @@ public:
         const float* scale = check_vector(Tensor(weight, "weight"), h);
         keep_.push_back(weight);
         if (residual)
-            program_.add([=, r = *residual](const Program::Frame& f) { add_rms_norm(f[x], h, f[r], h, f.inputs.tokens, h, scale, eps, f[out]); },
+            program_.add([=, r = *residual](
+                             const Program::Frame& f) { add_rms_norm(f[x], h, f[r], h, f.inputs.tokens, h, scale, eps, f[out]); },
                          {x, *residual, out});
         else
-            program_.add([=](const Program::Frame& f) { oneloop::rms_norm(f[x], f.inputs.tokens, 1, h, 0, h, scale, eps, f[out]); }, {x, out});
+            program_.add([=](const Program::Frame& f) { oneloop::rms_norm(f[x], f.inputs.tokens, 1, h, 0, h, scale, eps, f[out]); },
+                         {x, out});
     }
 
     void layer_norm(int x, std::optional<int> residual, nb::object weight, nb::object bias, float eps, int out) {
@@ -62,18 +64,23 @@ public:
         const float *scale = check_optional(weight, "weight", h), *shift = check_optional(bias, "bias", h);
         keep_.push_back(weight), keep_.push_back(bias);
         if (residual)
-            program_.add([=, r = *residual](const Program::Frame& f) { add_layer_norm(f[x], h, f[r], h, f.inputs.tokens, h, scale, shift, eps, f[out]); },
-                         {x, *residual, out});
+            program_.add(
+                [=, r = *residual](const Program::Frame& f) {
+                    add_layer_norm(f[x], h, f[r], h, f.inputs.tokens, h, scale, shift, eps, f[out]);
+                },
+                {x, *residual, out});
         else
-            program_.add([=](const Program::Frame& f) { oneloop::layer_norm(f[x], f.inputs.tokens, 1, h, 0, h, scale, shift, eps, f[out]); },
-                         {x, out});
+            program_.add(
+                [=](const Program::Frame& f) { oneloop::layer_norm(f[x], f.inputs.tokens, 1, h, 0, h, scale, shift, eps, f[out]); },
+                {x, out});
     }
 
     void attend(int qkv, int out, const AttendShape& s, nb::object cos_sin_, nb::object q_norm, nb::object k_norm, float eps,
                 nb::object sinks_, nb::object k_cache_, nb::object v_cache_, size_t table) {
         const int64_t d = s.head_size;
         if (d < 8 || d % 8) throw nb::value_error("head_size is not a multiple of 8");
-        if (s.num_kv_heads < 1 || s.num_heads < 1 || s.num_heads % s.num_kv_heads) throw nb::value_error("heads do not fit kv heads");
+        if (s.num_kv_heads < 1 || s.num_heads < 1 || s.num_heads % s.num_kv_heads)
+            throw nb::value_error("heads do not fit kv heads");
         if (s.num_heads > program_.width(qkv) / d) throw nb::value_error("heads do not fit qkv");
         if (s.window < 0 || !(s.softcap >= 0)) throw nb::value_error("window or softcap is negative");
         expect(qkv, (s.num_heads + 2 * s.num_kv_heads) * d, "qkv"), expect(out, s.num_heads * d, "out"), apart(qkv, out);
@@ -90,27 +97,46 @@ public:
         const float* sinks = check_optional(sinks_, "sinks", s.num_heads);
         for (const nb::object& each : {cos_sin_, q_norm, k_norm, sinks_, k_cache_, v_cache_}) keep_.push_back(each);
         const int64_t row = (s.num_heads + 2 * s.num_kv_heads) * d;
-        AttentionArgs args{nullptr, row, d, cache.k.data, cache.v.data, cache.k.stride_b, cache.k.stride_h, cache.k.stride_s,
-                           cache.v.stride_b, cache.v.stride_h, cache.v.stride_s, cache.type, block_size, d, s.num_heads / s.num_kv_heads, s.scale,
-                           s.window ? s.window : kNoWindow, s.softcap, sinks};
-        program_.add([=](const Program::Frame& f) {
-            float* x = f[qkv];
-            const Heads q{x, s.num_heads, row, d}, keys{x + s.num_heads * d, s.num_kv_heads, row, d},
-                values{x + (s.num_heads + s.num_kv_heads) * d, s.num_kv_heads, row, d};
-            const StepTable& step = f.inputs.tables[table];
-            norm_rope_store(q, keys, values, d, norms, turns, f.inputs.positions, cache, step.slots, f.inputs.tokens);
-            AttentionArgs mine = args;
-            mine.q = x;
-            paged_attention(mine, step.lines, s.num_kv_heads, step.starts, step.lens, step.tables, step.stride_table, f[out],
-                            s.num_heads * d, d);
-        }, {qkv, out});
+        AttentionArgs args{nullptr,
+                           row,
+                           d,
+                           cache.k.data,
+                           cache.v.data,
+                           cache.k.stride_b,
+                           cache.k.stride_h,
+                           cache.k.stride_s,
+                           cache.v.stride_b,
+                           cache.v.stride_h,
+                           cache.v.stride_s,
+                           cache.type,
+                           block_size,
+                           d,
+                           s.num_heads / s.num_kv_heads,
+                           s.scale,
+                           s.window ? s.window : kNoWindow,
+                           s.softcap,
+                           sinks};
+        program_.add(
+            [=](const Program::Frame& f) {
+                float* x = f[qkv];
+                const Heads q{x, s.num_heads, row, d}, keys{x + s.num_heads * d, s.num_kv_heads, row, d},
+                    values{x + (s.num_heads + s.num_kv_heads) * d, s.num_kv_heads, row, d};
+                const StepTable& step = f.inputs.tables[table];
+                norm_rope_store(q, keys, values, d, norms, turns, f.inputs.positions, cache, step.slots, f.inputs.tokens);
+                AttentionArgs mine = args;
+                mine.q = x;
+                paged_attention(mine, step.lines, s.num_kv_heads, step.starts, step.lens, step.tables, step.stride_table, f[out],
+                                s.num_heads * d, d);
+            },
+            {qkv, out});
     }
 
     void gated(int x, const std::string& activation, int out) {
         const int64_t half = program_.width(out);
         const Activation kind = activation_called(activation);
         expect(x, 2 * half, "x"), apart(x, out);
-        program_.add([=](const Program::Frame& f) { oneloop::gated(kind, f[x], 2 * half, f.inputs.tokens, half, f[out]); }, {x, out});
+        program_.add([=](const Program::Frame& f) { oneloop::gated(kind, f[x], 2 * half, f.inputs.tokens, half, f[out]); },
+                     {x, out});
     }
 
     void activate(int x, const std::string& activation, int out) {
@@ -162,14 +188,16 @@ public:
 
 private:
     static StepTable step_table(nb::handle parts, int64_t tokens, CacheShape cache) {
-        const Tensor slots(parts[0], "slots"), starts(parts[1], "query_starts"), lens(parts[2], "context_lens"), tables(parts[3], "block_tables");
+        const Tensor slots(parts[0], "slots"), starts(parts[1], "query_starts"), lens(parts[2], "context_lens"),
+            tables(parts[3], "block_tables");
         slots.typed(Type::kInt64).shaped({tokens}).contiguous();
         lens.typed(Type::kInt32).shaped({-1}).contiguous();
         starts.typed(Type::kInt32).shaped({lens.size(0) + 1}).contiguous();
         tables.typed(Type::kInt32).shaped({lens.size(0), -1}).row_contiguous();
         check_range<int64_t>(slots, -1, cache.blocks * cache.block_size);
         check_rows(starts, lens, tables, tokens, cache.blocks, cache.block_size);
-        return {slots.data<int64_t>(), starts.data<int32_t>(), lens.data<int32_t>(), tables.data<int32_t>(), lens.size(0), tables.stride(0)};
+        return {slots.data<int64_t>(),  starts.data<int32_t>(), lens.data<int32_t>(),
+                tables.data<int32_t>(), lens.size(0),           tables.stride(0)};
     }
 
     void note_cache(size_t table, CacheShape shape) {
@@ -182,7 +210,9 @@ private:
 
     void expect(int reg, int64_t width, const char* name) const {
         if (program_.width(reg) != width)
-            throw nb::value_error((std::string(name) + " is " + std::to_string(program_.width(reg)) + " wide, expected " + std::to_string(width)).c_str());
+            throw nb::value_error(
+                (std::string(name) + " is " + std::to_string(program_.width(reg)) + " wide, expected " + std::to_string(width))
+                    .c_str());
     }
 
     static void apart(int x, int out) {
@@ -206,16 +236,17 @@ private:
 
 void bind_program(nb::module_& m) {
     nb::class_<AttendShape>(m, "AttendShape")
-        .def(nb::init<int64_t, int64_t, int64_t, float, int64_t, float>(), "num_heads"_a, "num_kv_heads"_a, "head_size"_a, "scale"_a,
-             "window"_a = 0, "softcap"_a = 0.0f);
+        .def(nb::init<int64_t, int64_t, int64_t, float, int64_t, float>(), "num_heads"_a, "num_kv_heads"_a, "head_size"_a,
+             "scale"_a, "window"_a = 0, "softcap"_a = 0.0f);
     nb::class_<BoundProgram>(m, "Program", "Ops on registers [tokens, width] float32, recorded once, run by one call.")
         .def(nb::init<>())
         .def("register", &BoundProgram::add_register, "width"_a)
         .def("linear", &BoundProgram::linear, "linear"_a, "x"_a, "out"_a)
         .def("rms_norm", &BoundProgram::rms_norm, "x"_a, "residual"_a.none(), "weight"_a, "eps"_a, "out"_a)
-        .def("layer_norm", &BoundProgram::layer_norm, "x"_a, "residual"_a.none(), "weight"_a.none(), "bias"_a.none(), "eps"_a, "out"_a)
-        .def("attend", &BoundProgram::attend, "qkv"_a, "out"_a, "shape"_a, "cos_sin"_a, "q_norm"_a.none(), "k_norm"_a.none(), "eps"_a,
-             "sinks"_a.none(), "k_cache"_a, "v_cache"_a, "table"_a)
+        .def("layer_norm", &BoundProgram::layer_norm, "x"_a, "residual"_a.none(), "weight"_a.none(), "bias"_a.none(), "eps"_a,
+             "out"_a)
+        .def("attend", &BoundProgram::attend, "qkv"_a, "out"_a, "shape"_a, "cos_sin"_a, "q_norm"_a.none(), "k_norm"_a.none(),
+             "eps"_a, "sinks"_a.none(), "k_cache"_a, "v_cache"_a, "table"_a)
         .def("gated", &BoundProgram::gated, "x"_a, "activation"_a, "out"_a)
         .def("activate", &BoundProgram::activate, "x"_a, "activation"_a, "out"_a)
         .def("scale", &BoundProgram::scale, "x"_a, "factor"_a)

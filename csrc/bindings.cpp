@@ -53,9 +53,14 @@ Made* make_from_floats(nb::handle weight_, nb::handle bias_) {
 }
 
 QuantType quant_type(const std::string& name) {
-    for (const auto& [known, type] : {std::pair{"Q4_0", QuantType::kQ4_0}, {"Q4_1", QuantType::kQ4_1}, {"Q5_0", QuantType::kQ5_0},
-                                      {"Q5_1", QuantType::kQ5_1}, {"Q8_0", QuantType::kQ8_0}, {"Q4_K", QuantType::kQ4_K},
-                                      {"Q5_K", QuantType::kQ5_K}, {"Q6_K", QuantType::kQ6_K}})
+    for (const auto& [known, type] : {std::pair{"Q4_0", QuantType::kQ4_0},
+                                      {"Q4_1", QuantType::kQ4_1},
+                                      {"Q5_0", QuantType::kQ5_0},
+                                      {"Q5_1", QuantType::kQ5_1},
+                                      {"Q8_0", QuantType::kQ8_0},
+                                      {"Q4_K", QuantType::kQ4_K},
+                                      {"Q5_K", QuantType::kQ5_K},
+                                      {"Q6_K", QuantType::kQ6_K}})
         if (name == known) return type;
     throw std::invalid_argument("no kernel reads the type '" + name + "'");
 }
@@ -162,8 +167,7 @@ void bind_rope(nb::handle q_, nb::handle k_, nb::handle positions_, nb::handle c
         cos_sin.fail("turns " + std::to_string(turned) + " dims of heads with " + std::to_string(head_size));
     check_range<int64_t>(positions, 0, cos_sin.size(0));
     nb::gil_scoped_release unlocked;
-    rope(heads(q), heads(k), tokens, positions.data<int64_t>(), cos_sin.data<float>(), cos_sin.stride(0), turned / 2,
-         interleaved);
+    rope(heads(q), heads(k), tokens, positions.data<int64_t>(), cos_sin.data<float>(), cos_sin.stride(0), turned / 2, interleaved);
 }
 
 void bind_store_kv(nb::handle k_, nb::handle v_, nb::handle k_cache_, nb::handle v_cache_, nb::handle slots_) {
@@ -200,9 +204,25 @@ void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache
     const float* sinks = nullptr;
     if (!sinks_.is_none()) sinks = Tensor(sinks_, "sinks").typed(Type::kFloat32).shaped({num_heads}).contiguous().data<float>();
     if (tokens == 0 || num_heads == 0) return;
-    const AttentionArgs args{q.data<float>(), q.stride(0), q.stride(1), k.data, v.data, k.stride_b, k.stride_h, k.stride_s,
-                             v.stride_b, v.stride_h, v.stride_s, cache.type, block_size, head_size,
-                             num_heads / kv_heads, scale, window ? window : kNoWindow, softcap, sinks};
+    const AttentionArgs args{q.data<float>(),
+                             q.stride(0),
+                             q.stride(1),
+                             k.data,
+                             v.data,
+                             k.stride_b,
+                             k.stride_h,
+                             k.stride_s,
+                             v.stride_b,
+                             v.stride_h,
+                             v.stride_s,
+                             cache.type,
+                             block_size,
+                             head_size,
+                             num_heads / kv_heads,
+                             scale,
+                             window ? window : kNoWindow,
+                             softcap,
+                             sinks};
     nb::gil_scoped_release unlocked;
     paged_attention(args, lens.size(0), kv_heads, starts.data<int32_t>(), lens.data<int32_t>(), tables.data<int32_t>(),
                     tables.stride(0), out.data<float>(), out.stride(0), out.stride(1));
@@ -231,8 +251,10 @@ void bind_activate(nb::handle x_, const std::string& activation, nb::handle out_
 }
 
 // Lines whose row wishes for nothing: their largest logit. The others are returned.
-std::vector<int64_t> bind_sample_largest(nb::handle logits_, nb::handle rows_, nb::handle records_, nb::handle last_ids_, nb::handle ids_) {
-    const Tensor logits(logits_, "logits"), rows(rows_, "sample_rows"), records(records_, "records"), last_ids(last_ids_, "last_ids"), ids(ids_, "ids");
+std::vector<int64_t> bind_sample_largest(nb::handle logits_, nb::handle rows_, nb::handle records_, nb::handle last_ids_,
+                                         nb::handle ids_) {
+    const Tensor logits(logits_, "logits"), rows(rows_, "sample_rows"), records(records_, "records"),
+        last_ids(last_ids_, "last_ids"), ids(ids_, "ids");
     const int64_t lines = logits.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous().size(0);
     rows.typed(Type::kInt32).shaped({lines}).contiguous();
     ids.typed(Type::kInt64).shaped({lines}).contiguous();
@@ -276,8 +298,10 @@ NB_MODULE(oneloop_native, m) {
     nb::class_<PackedLinear, Linear>(m, "PackedLinear", "weight [N, K] as it came: float32, bfloat16 or float16.")
         .def(nb::new_(&make_from_floats<PackedLinear>), "weight"_a, "bias"_a.none() = nb::none());
     nb::class_<QuantLinear, Linear>(m, "QuantLinear", "The weight in blocks of a GGUF type.")
-        .def(nb::new_(&make_quant), "type"_a, "raw"_a, "bias"_a.none() = nb::none(), "raw [N, bytes of a row] uint8, as in the file.")
-        .def_static("rounded", &make_from_floats<QuantLinear>, "weight"_a, "bias"_a.none() = nb::none(), "weight [N, K] rounded to Q8_0.");
+        .def(nb::new_(&make_quant), "type"_a, "raw"_a, "bias"_a.none() = nb::none(),
+             "raw [N, bytes of a row] uint8, as in the file.")
+        .def_static("rounded", &make_from_floats<QuantLinear>, "weight"_a, "bias"_a.none() = nb::none(),
+                    "weight [N, K] rounded to Q8_0.");
     nb::class_<StackedLinear, Linear>(m, "StackedLinear", "Layers with the same inputs as one, outputs side by side.")
         .def(nb::init<std::vector<std::shared_ptr<Linear>>>(), "parts"_a);
 

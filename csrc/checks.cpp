@@ -16,9 +16,12 @@ const float* check_optional(nb::handle vector, const char* name, int64_t h) {
 
 PagedCache check_caches(const Tensor& k, const Tensor& v, int64_t kv_heads, int64_t head_size) {
     CacheType type = CacheType::kFloat32;
-    if (k.type() == Type::kBFloat16) type = CacheType::kBFloat16;
-    else if (k.type() == Type::kInt8) type = CacheType::kInt8;
-    else k.typed(Type::kFloat32);
+    if (k.type() == Type::kBFloat16)
+        type = CacheType::kBFloat16;
+    else if (k.type() == Type::kInt8)
+        type = CacheType::kInt8;
+    else
+        k.typed(Type::kFloat32);
     const int64_t line = line_elements(type, head_size);
     k.shaped({-1, kv_heads, -1, line}).row_contiguous();
     v.typed(k.type()).shaped({k.size(0), k.size(1), k.size(2), line}).row_contiguous();
@@ -30,13 +33,15 @@ void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, 
                 int64_t block_size) {
     const int64_t rows = lens.size(0);
     const int32_t *start = starts.data<int32_t>(), *len = lens.data<int32_t>();
-    if (start[0] != 0 || start[rows] != tokens) starts.fail("does not run from 0 to the " + std::to_string(tokens) + " tokens of q");
+    if (start[0] != 0 || start[rows] != tokens)
+        starts.fail("does not run from 0 to the " + std::to_string(tokens) + " tokens of q");
     for (int64_t r = 0; r < rows; r++) {
         const std::string row = "at row " + std::to_string(r) + " ";
         if (start[r + 1] < start[r]) starts.fail(row + "falls");
         if (len[r] < start[r + 1] - start[r]) lens.fail(row + "is shorter than the row's queries");
         const int64_t blocks = (static_cast<int64_t>(len[r]) + block_size - 1) / block_size;
-        if (blocks > tables.size(1)) lens.fail(row + "needs " + std::to_string(blocks) + " blocks, block_tables has " + std::to_string(tables.size(1)));
+        if (blocks > tables.size(1))
+            lens.fail(row + "needs " + std::to_string(blocks) + " blocks, block_tables has " + std::to_string(tables.size(1)));
         const int32_t* block = tables.data<int32_t>() + r * tables.stride(0);
         for (int64_t b = 0; b < blocks; b++)
             if (block[b] < 0 || block[b] >= num_blocks)

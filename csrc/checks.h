@@ -14,7 +14,8 @@ void check_range(const Tensor& ids, int64_t lowest, int64_t bound) {
     const Int* id = ids.data<Int>();
     for (int64_t i = 0; i < ids.size(0); i++)
         if (id[i] < lowest || id[i] >= bound)
-            ids.fail("holds " + std::to_string(id[i]) + ", outside [" + std::to_string(lowest) + ", " + std::to_string(bound) + ")");
+            ids.fail("holds " + std::to_string(id[i]) + ", outside [" + std::to_string(lowest) + ", " + std::to_string(bound) +
+                     ")");
 }
 
 // [h] float32; the optional one may be None, and is null then.
@@ -25,7 +26,8 @@ const float* check_optional(nanobind::handle vector, const char* name, int64_t h
 PagedCache check_caches(const Tensor& k, const Tensor& v, int64_t kv_heads, int64_t head_size);
 
 // query_starts rises from 0 to `tokens`; every row's queries fit its context and its context the blocks it names.
-void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks, int64_t block_size);
+void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks,
+                int64_t block_size);
 
 Activation activation_called(const std::string& name);
 

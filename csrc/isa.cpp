@@ -15,7 +15,8 @@ struct Isa {
 std::vector<const Isa*> runnable() {
     std::vector<const Isa*> sets;
 #if defined(ONELOOP_X86)
-    static constexpr Isa avx512vnni{"avx512vnni", &kernels_avx512, &quants_avx512vnni}, avx512{"avx512", &kernels_avx512, &quants_avx512};
+    static constexpr Isa avx512vnni{"avx512vnni", &kernels_avx512, &quants_avx512vnni},
+        avx512{"avx512", &kernels_avx512, &quants_avx512};
     static constexpr Isa avxvnni{"avxvnni", &kernels_avx2, &quants_avxvnni}, avx2{"avx2", &kernels_avx2, &quants_avx2};
     // These also ask whether the operating system saves the wide registers.
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");

@@ -87,8 +87,7 @@ Tensor::Tensor(nb::handle object, const char* name) : name_(name) {
         case 0 * 256 + 8: type_ = Type::kInt8; break;
         case 0 * 256 + 32: type_ = Type::kInt32; break;
         case 0 * 256 + 64: type_ = Type::kInt64; break;
-        default:
-            throw nb::type_error((std::string(name) + " has an element type that no kernel reads").c_str());
+        default: throw nb::type_error((std::string(name) + " has an element type that no kernel reads").c_str());
     }
     data_ = static_cast<char*>(t.data) + t.byte_offset;
     rank_ = t.ndim;
@@ -117,8 +116,7 @@ const Tensor& Tensor::shaped(std::initializer_list<int64_t> sizes) const {
 }
 
 const Tensor& Tensor::typed(Type type) const {
-    if (type_ != type)
-        throw nb::type_error((std::string(name_) + " is " + name_of(type_) + ", expected " + name_of(type)).c_str());
+    if (type_ != type) throw nb::type_error((std::string(name_) + " is " + name_of(type_) + ", expected " + name_of(type)).c_str());
     return *this;
 }
 

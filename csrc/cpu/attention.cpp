@@ -29,8 +29,8 @@ AttentionState state_at(float* floats, int64_t rows) {
 int64_t state_floats(int64_t rows, int64_t head_size) { return round_up(rows, 16) * (2 + round_up(head_size, 16)); }
 
 // The parts of one row of the step, longest first within it; returns the floats of state they need.
-int64_t cut_row(AttentionTask whole, int64_t kv_heads, int64_t group, int64_t head_size, int64_t states,
-                int64_t window, std::vector<Part>& parts) {
+int64_t cut_row(AttentionTask whole, int64_t kv_heads, int64_t group, int64_t head_size, int64_t states, int64_t window,
+                std::vector<Part>& parts) {
     const int64_t per_tile = std::max<int64_t>(1, kTileRows / group), first = whole.query, count = whole.num_queries;
     const int64_t first_position = whole.position;
     for (int64_t end = count; end > 0; end = (end - 1) / per_tile * per_tile) {
@@ -59,9 +59,8 @@ int64_t attention_scratch_floats(int64_t rows, int64_t head_size) {
     return whole * padded + 2 * padded * kKeyTile + 16 * (kKeyTile + 1) + whole * 16 + pointers + state_floats(rows, head_size);
 }
 
-void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts,
-                     const int32_t* lens, const int32_t* tables, int64_t stride_table, float* out, int64_t stride_t,
-                     int64_t stride_h) {
+void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts, const int32_t* lens,
+                     const int32_t* tables, int64_t stride_table, float* out, int64_t stride_t, int64_t stride_h) {
     const Kernels& set = kernels();
     thread_local std::vector<Part> cache;
     std::vector<Part>& parts = cache;  // the lambdas run on other threads, where `cache` is another vector
@@ -100,8 +99,7 @@ void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, 
         if (part.segments == 0) continue;
         const int64_t n = part.task.num_queries * args.group, padded = round_up(args.head_size, set.vector_width);
         const AttentionState total = state_at(shared + part.first_state, n);
-        for (int64_t s = 1; s < part.segments; s++)
-            set.merge(total, state_at(shared + parts[i + s].first_state, n), n, padded);
+        for (int64_t s = 1; s < part.segments; s++) set.merge(total, state_at(shared + parts[i + s].first_state, n), n, padded);
         set.finish(total, args, part.task, out, stride_t, stride_h);
     }
 }

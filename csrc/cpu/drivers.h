@@ -107,8 +107,8 @@ struct Heads {
     float* data;
     int64_t heads, stride_t, stride_h;
 };
-void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const float* cos_sin, int64_t stride_cos_sin,
-          int64_t half, bool interleaved);
+void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const float* cos_sin, int64_t stride_cos_sin, int64_t half,
+          bool interleaved);
 
 struct Cache {
     void* data;
@@ -146,8 +146,7 @@ void add(float* x, const float* y, int64_t n);
 void largest(const float* x, int64_t stride, int64_t rows, int64_t n, const uint8_t* skip, int64_t* ids);
 
 // starts [rows + 1], lens [rows], tables [rows] with the given row stride: consistent with each other and with q.
-void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts,
-                     const int32_t* lens, const int32_t* tables, int64_t stride_table, float* out, int64_t stride_t,
-                     int64_t stride_h);
+void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts, const int32_t* lens,
+                     const int32_t* tables, int64_t stride_table, float* out, int64_t stride_t, int64_t stride_h);
 
 }  // namespace oneloop

@@ -53,12 +53,11 @@ void layer_norm(const float* x, int64_t outer, int64_t inner, int64_t stride_out
 void add_layer_norm(const float* x, int64_t stride_x, float* residual, int64_t stride_residual, int64_t rows, int64_t h,
                     const float* weight, const float* bias, float eps, float* y) {
     const auto run = kernels().layer_norm;
-    for_rows(rows, h,
-             [&](int64_t i) { run(x + i * stride_x, residual + i * stride_residual, weight, bias, eps, y + i * h, h); });
+    for_rows(rows, h, [&](int64_t i) { run(x + i * stride_x, residual + i * stride_residual, weight, bias, eps, y + i * h, h); });
 }
 
-void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const float* cos_sin, int64_t stride_cos_sin,
-          int64_t half, bool interleaved) {
+void rope(Heads q, Heads k, int64_t tokens, const int64_t* positions, const float* cos_sin, int64_t stride_cos_sin, int64_t half,
+          bool interleaved) {
     const auto run = kernels().rope;
     for_rows(tokens, (q.heads + k.heads) * half * 2, [&](int64_t t) {
         const float* turn = cos_sin + positions[t] * stride_cos_sin;

@@ -64,7 +64,8 @@ inline Ints dot(Ints sum, Bytes weights, const uint8_t* four) {
     int8_t x[4];
     std::memcpy(x, four, sizeof x);
     for (int i = 0; i < 4; i++)
-        sum.v[i] += weights.v[4 * i] * x[0] + weights.v[4 * i + 1] * x[1] + weights.v[4 * i + 2] * x[2] + weights.v[4 * i + 3] * x[3];
+        sum.v[i] +=
+            weights.v[4 * i] * x[0] + weights.v[4 * i + 1] * x[1] + weights.v[4 * i + 2] * x[2] + weights.v[4 * i + 3] * x[3];
     return sum;
 #endif
 }

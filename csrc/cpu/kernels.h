@@ -21,8 +21,12 @@ enum class CacheType { kFloat32, kBFloat16, kInt8 };
 
 constexpr int64_t kScaleBytes = 4;
 
-static inline int64_t element_bytes(CacheType type) { return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1; }
-static inline int64_t line_elements(CacheType type, int64_t head_size) { return type == CacheType::kInt8 ? head_size + kScaleBytes : head_size; }
+static inline int64_t element_bytes(CacheType type) {
+    return type == CacheType::kFloat32 ? 4 : type == CacheType::kBFloat16 ? 2 : 1;
+}
+static inline int64_t line_elements(CacheType type, int64_t head_size) {
+    return type == CacheType::kInt8 ? head_size + kScaleBytes : head_size;
+}
 
 enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kRelu2 };
 
@@ -102,8 +106,7 @@ struct Kernels {
     void (*to_int8)(const float* x, int8_t* line, int64_t n);
     // Fills `state` for the task; `scratch` has attention_scratch_floats() floats, 64-byte aligned. `next`, or null, is what
     // this thread will do after it: its first keys are fetched early.
-    void (*attention)(const AttentionArgs&, const AttentionTask&, const AttentionTask* next, AttentionState state,
-                      float* scratch);
+    void (*attention)(const AttentionArgs&, const AttentionTask&, const AttentionTask* next, AttentionState state, float* scratch);
     // into = into + part, both states of `rows` rows.
     void (*merge)(AttentionState into, AttentionState part, int64_t rows, int64_t padded_head);
     // out [rows of the task] = values / sum, written as [T, Hq, D] with the given strides.

@@ -89,7 +89,8 @@ void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, floa
         }
         rows = packed;
     }
-    LinearArgs args{{rows, tiles.starts, tiles.count}, weight_.as<void>(), element_, bias_.as<float>(), out, stride_out, n_, k_, 0, panels_};
+    LinearArgs args{
+        {rows, tiles.starts, tiles.count}, weight_.as<void>(), element_, bias_.as<float>(), out, stride_out, n_, k_, 0, panels_};
     if (m * n_ * k_ < kSerialWork) return set.linear(args);
     // Few panels are dealt out in pairs, so that no thread is left waiting for a long last task; many in fours, which
     // kernels for few rows like best.

@@ -17,8 +17,8 @@ int64_t floats_of(const std::vector<int64_t>& widths, int64_t tokens) {
     int64_t total = 0;
     for (int64_t width : widths) {
         int64_t floats;
-        if (__builtin_mul_overflow(width, tokens, &floats) || floats > kMost || __builtin_add_overflow(total, whole_lines(floats), &total) ||
-            total > kMost)
+        if (__builtin_mul_overflow(width, tokens, &floats) || floats > kMost ||
+            __builtin_add_overflow(total, whole_lines(floats), &total) || total > kMost)
             throw std::invalid_argument("the registers are too wide for so many tokens");
     }
     return total;

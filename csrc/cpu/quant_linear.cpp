@@ -44,8 +44,14 @@ bool round_weights(const void* weight, Element element, int64_t first, int64_t s
 }  // namespace
 
 QuantLinear::QuantLinear(QuantType type, int64_t n, int64_t k, const float* bias)
-    : type_(type), n_(n), k_(k), blocks_((k + kBlock - 1) / kBlock), panels_((n + kPanel - 1) / kPanel),
-      panel_bytes_(layout_of(type).panel_bytes(blocks_)), nbytes_(panels_ * panel_bytes_), weight_(allocate_weight(nbytes_)) {
+    : type_(type),
+      n_(n),
+      k_(k),
+      blocks_((k + kBlock - 1) / kBlock),
+      panels_((n + kPanel - 1) / kPanel),
+      panel_bytes_(layout_of(type).panel_bytes(blocks_)),
+      nbytes_(panels_ * panel_bytes_),
+      weight_(allocate_weight(nbytes_)) {
     if (!bias) return;
     bias_ = allocate_weight(panels_ * kPanel * sizeof(float));
     std::copy(bias, bias + n, bias_.as<float>());
@@ -105,20 +111,28 @@ void QuantLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float
         parallel_for(num_tiles, round_tile);
     }
     auto multiply = [&](int64_t panel_begin, int64_t panel_end) {
-        set.linear({{rows, starts.data(), num_tiles}, type_, panel(0), bias_.as<float>(), out, stride_out, n_, blocks_, panel_begin,
-                    panel_end, scratch<uint8_t>(Slot::kPanel, blocks_ * kUnpackedBytes)});
+        set.linear({{rows, starts.data(), num_tiles},
+                    type_,
+                    panel(0),
+                    bias_.as<float>(),
+                    out,
+                    stride_out,
+                    n_,
+                    blocks_,
+                    panel_begin,
+                    panel_end,
+                    scratch<uint8_t>(Slot::kPanel, blocks_ * kUnpackedBytes)});
     };
     if (m * n_ * k_ < kSerialWork) return multiply(0, panels_);
     // Tasks of equal size, several for each thread.
-    const int64_t fit = std::clamp<int64_t>(kTaskBytes / (panel_bytes_ * std::min<int64_t>(m, 8)), 1, std::max<int64_t>(1, panels_ / (4 * num_threads())));
+    const int64_t fit = std::clamp<int64_t>(kTaskBytes / (panel_bytes_ * std::min<int64_t>(m, 8)), 1,
+                                            std::max<int64_t>(1, panels_ / (4 * num_threads())));
     const int64_t tasks = (panels_ + fit - 1) / fit;
     parallel_for(tasks, [&](int64_t i) { multiply(panels_ * i / tasks, panels_ * (i + 1) / tasks); });
 }
 
 void QuantLinear::rows(const int64_t* ids, int64_t count, float* out) const {
-    auto copy = [&](int64_t i) {
-        unpack_column(type_, panel(ids[i] / kPanel), blocks_, ids[i] % kPanel, k_, out + i * k_);
-    };
+    auto copy = [&](int64_t i) { unpack_column(type_, panel(ids[i] / kPanel), blocks_, ids[i] % kPanel, k_, out + i * k_); };
     if (count < 16) {
         for (int64_t i = 0; i < count; i++) copy(i);
     } else {
@@ -129,7 +143,8 @@ void QuantLinear::rows(const int64_t* ids, int64_t count, float* out) const {
 StackedLinear::StackedLinear(std::vector<std::shared_ptr<Linear>> parts) : parts_(std::move(parts)), starts_{0} {
     if (parts_.empty()) throw std::invalid_argument("no parts to stack");
     for (const auto& part : parts_) {
-        if (part->k() != k()) throw std::invalid_argument("parts of " + std::to_string(k()) + " and " + std::to_string(part->k()) + " inputs");
+        if (part->k() != k())
+            throw std::invalid_argument("parts of " + std::to_string(k()) + " and " + std::to_string(part->k()) + " inputs");
         starts_.push_back(starts_.back() + part->n());
     }
 }

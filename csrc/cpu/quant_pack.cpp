@@ -72,7 +72,7 @@ void decode_q6(const uint8_t* p, Decoded& to) {
     const uint8_t *high = p + 128, *scales = p + 192;
     to.scale = load16(p + 208);
     for (int h = 0; h < 2; h++) {
-        uint8_t(*q)[kBlock] = to.quants + 4 * h;
+        uint8_t (*q)[kBlock] = to.quants + 4 * h;
         for (int i = 0; i < 2; i++) split_nibbles(p + h * 64 + i * kBlock, kBlock, q[i], q[2 + i]);
         for (int b = 0; b < 4; b++)
             for (int i = 0; i < kBlock; i++) q[b][i] = static_cast<uint8_t>(q[b][i] | (high[h * 32 + i] >> (2 * b) & 3) << 4);
@@ -150,7 +150,8 @@ void pack_panel(QuantType type, const uint8_t* rows, int64_t row_bytes, int64_t 
                 uint8_t* scales = panel + (block + b) * layout.block_scale_bytes();
                 for (int i = 0; layout.super && i < 2; i++) scales[i * kPanel + column] = decoded.sub_scales[b][i];
             }
-            uint8_t* floats = layout.super ? supers + block / kSuperBlock * layout.super_scale_bytes() : panel + block * layout.block_scale_bytes();
+            uint8_t* floats = layout.super ? supers + block / kSuperBlock * layout.super_scale_bytes()
+                                           : panel + block * layout.block_scale_bytes();
             store16(floats + 2 * column, decoded.scale);
             if (layout.minimum) store16(floats + 2 * (kPanel + column), decoded.minimum);
         }

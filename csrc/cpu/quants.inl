@@ -108,7 +108,8 @@ struct Stored {
         if constexpr (kLayout.bits == 5)
             return low | (Bytes::load(p + 4 * kGroupBytes).template shifted<4 - kNumber>() & Bytes::broadcast(16));
         if constexpr (kLayout.bits == 6)
-            return low | (Bytes::load(p + (4 + kNumber / 4) * kGroupBytes).template shifted<4 - kNumber % 4 * 2>() & Bytes::broadcast(48));
+            return low | (Bytes::load(p + (4 + kNumber / 4) * kGroupBytes).template shifted<4 - kNumber % 4 * 2>() &
+                          Bytes::broadcast(48));
         return low;
     }
 
@@ -120,7 +121,8 @@ struct Stored {
             s.m = kLayout.minimum ? Vec::load_float16(p + kPanel) : Vec::zero();
         } else {
             const uint8_t* p = scales_ + block * kLayout.block_scale_bytes() + from;
-            const auto* super = reinterpret_cast<const uint16_t*>(supers_ + block / kSuperBlock * kLayout.super_scale_bytes()) + from;
+            const auto* super =
+                reinterpret_cast<const uint16_t*>(supers_ + block / kSuperBlock * kLayout.super_scale_bytes()) + from;
             const Vec d = Vec::load_float16(super);
             if constexpr (kLayout.minimum) {
                 s.d[0] = d * load_uint8(p);
@@ -159,7 +161,6 @@ struct Unpacked {
 
 template <QuantType kType>
 using UnpackedOf = Unpacked<layout_of(kType).bits, layout_of(kType).minimum, layout_of(kType).halves>;
-
 
 template <QuantType kType>
 void unpack(const uint8_t* panel, int64_t blocks, uint8_t* to) {
@@ -339,7 +340,9 @@ void round_row(const float* x, int64_t k, QuantType type, int64_t tile_rows, int
         ONELOOP_UNROLL
         for (int j = 0; j < kBlock / W; j++) {
             const int64_t left = k - at - j * W;
-            value[j] = left >= W ? Vec::load(x + at + j * W) : left > 0 ? Vec::load(x + at + j * W, static_cast<int>(left)) : Vec::zero();
+            value[j] = left >= W  ? Vec::load(x + at + j * W)
+                       : left > 0 ? Vec::load(x + at + j * W, static_cast<int>(left))
+                                  : Vec::zero();
             most = Vec::max(most, Vec::max(value[j], zero - value[j]));
             poison = Vec::fma(value[j], zero, poison);
         }

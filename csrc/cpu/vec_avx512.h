@@ -17,18 +17,14 @@ struct Vec {
     static Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
     static Vec load(const float* p, int n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
     static Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
-    static Vec load_bfloat16(const uint16_t* p) {
-        return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    }
+    static Vec load_bfloat16(const uint16_t* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
     static Vec load_bfloat16(const uint16_t* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
     static Vec load_float16(const uint16_t* p) {
         return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     }
     static Vec load_int8(const int8_t* p) { return widen_int8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
     static Vec load_int8(const int8_t* p, int n) { return widen_int8(_mm_maskz_loadu_epi8(first(n), p)); }
-    static Vec lane_index() {
-        return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
-    }
+    static Vec lane_index() { return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
 
     void store(float* p) const { _mm512_storeu_ps(p, v); }
     void store(float* p, int n) const { _mm512_mask_storeu_ps(p, first(n), v); }

@@ -22,7 +22,8 @@ template <Activation kind>
 inline Vec activation(Vec x) {
     if constexpr (kind == Activation::kSilu) return times_sigmoid(x, x);
     if constexpr (kind == Activation::kGelu) {  // x times the normal distribution's integral up to x
-        const Vec tail = Vec::broadcast(0.5f) * erfc_of_positive(Vec::max(x, Vec::zero() - x) * Vec::broadcast(0.70710678118654752f));
+        const Vec tail =
+            Vec::broadcast(0.5f) * erfc_of_positive(Vec::max(x, Vec::zero() - x) * Vec::broadcast(0.70710678118654752f));
         return x * Vec::select_le(x, Vec::zero(), tail, Vec::broadcast(1.0f) - tail);
     }
     if constexpr (kind == Activation::kGeluTanh) {  // (1 + tanh(z)) / 2 is the logistic function of 2 z

@@ -84,8 +84,8 @@ inline Vec tanh(Vec x) {
 }
 
 template <int MR>
-void value_tile(const float* weights, const float* decay, const float* const* rows, int64_t count, Fetcher& coming,
-                float* values, int64_t padded) {
+void value_tile(const float* weights, const float* decay, const float* const* rows, int64_t count, Fetcher& coming, float* values,
+                int64_t padded) {
     const int64_t used = padded / W * W;
     int64_t column = 0;
     for (; column + kScoreVecs * W <= used; column += kScoreVecs * W)
@@ -139,8 +139,8 @@ inline void softmax_row(float* scores, int64_t hidden, int64_t visible, float* m
 // Rows are in the order of their positions, so the last row of the tile sees the latest keys and the first one the
 // earliest; what none of them sees is left out. It would add exact zeros, or whatever stands in memory nobody wrote.
 template <int MR>
-void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, const Places& places,
-                 Fetcher& coming, const Scratch& s, AttentionState state, int64_t padded) {
+void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, const Places& places, Fetcher& coming,
+                 const Scratch& s, AttentionState state, int64_t padded) {
     const int64_t before = task.position + 1 - places.first;  // visible = before + query, where that is positive
     const int64_t most = smaller(before + (tile + MR - 1) / args.group, places.count);
     const int64_t first = larger(before + tile / args.group - args.window, 0);
@@ -158,8 +158,8 @@ void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t t
     value_tile<MR>(s.scores + first, s.decay, s.value_rows + first, most - first, coming, state.values + tile * padded, padded);
 }
 
-using AttendRows = void (*)(const AttentionArgs&, const AttentionTask&, int64_t, const Places&, Fetcher&,
-                            const Scratch&, AttentionState, int64_t);
+using AttendRows = void (*)(const AttentionArgs&, const AttentionTask&, int64_t, const Places&, Fetcher&, const Scratch&,
+                            AttentionState, int64_t);
 template <int MR>
 struct AttendTable {
     static void fill(AttendRows* table) {

@@ -15,8 +15,7 @@ void linear_tile(const float* a, const void* weights, int64_t panel_stride, int6
     ONELOOP_UNROLL
     for (int i = 0; i < MR; i++) {
         ONELOOP_UNROLL
-        for (int j = 0; j < NV; j++)
-            acc[i][j] = resume ? Vec::load(c + i * ldc + j * W) : Vec::zero();
+        for (int j = 0; j < NV; j++) acc[i][j] = resume ? Vec::load(c + i * ldc + j * W) : Vec::zero();
     }
     for (int64_t k = 0; k < kc; k++) {
         Vec row[NV];
@@ -91,8 +90,8 @@ void linear_panels(const LinearArgs& args, int64_t panel, int num, float* c, int
         const int64_t kc = smaller(depth, args.k - k);
         for (int64_t t = 0; t < args.rows.num_tiles; t++) {
             const int64_t row = args.rows.row_start[t], rows = args.rows.row_start[t + 1] - row;
-            table[rows](args.rows.data + row * args.k + k * rows, w + k * kPanel, args.k * kPanel, kc, c + row * ldc, ldc,
-                        k > 0, k + kc == args.k ? bias : nullptr);
+            table[rows](args.rows.data + row * args.k + k * rows, w + k * kPanel, args.k * kPanel, kc, c + row * ldc, ldc, k > 0,
+                        k + kc == args.k ? bias : nullptr);
         }
     }
 }
@@ -124,7 +123,8 @@ void linear_of(const LinearArgs& args) {
     const int64_t whole_end = smaller(args.panel_end, args.n / kPanel);
     int64_t panel = args.panel_begin;
     for (int num = widest; num > 0; num /= 2)
-        for (; panel + num <= whole_end; panel += num) linear_panels<Type>(args, panel, num, args.out + panel * kPanel, args.ld_out);
+        for (; panel + num <= whole_end; panel += num)
+            linear_panels<Type>(args, panel, num, args.out + panel * kPanel, args.ld_out);
     for (; panel < args.panel_end; panel++) linear_ragged_panel<Type>(args, panel);
 }
 
