@@ -47,7 +47,7 @@ class Recorder:
         self._residual = Symbol.of(self._program, width)
         slots = tuple(Symbol.input(torch.int64, table) for table in range(num_tables))
         starts, lens, tables = (Symbol.input(torch.int32) for _ in range(3))
-        meta = AttentionMeta(starts, lens, tables, max_query_len=1, max_context_len=1)
+        meta = AttentionMeta(starts, lens, tables, max_query_len=1, max_seq_len=1)
         self._step = StepSymbols(
             self._residual, Symbol.input(torch.int64), Symbol.input(torch.int64), slots, (meta,) * num_tables
         )
@@ -81,7 +81,7 @@ class Recording:
         """What the recorded functions do, one after the other, to x and residual [T, width]."""
         out = torch.empty_like(residual)
         tables = [
-            (slot, meta.query_starts, meta.context_lens, meta.block_tables)
+            (slot, meta.query_start_loc, meta.seq_lens, meta.block_tables)
             for slot, meta in zip(slots, metas, strict=False)
         ]
         self._program.run([residual, out] if x is None else [residual, x, out], positions, tables)

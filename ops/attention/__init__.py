@@ -59,23 +59,23 @@ def paged_attention(
 
 
 def attend(
-    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
     """All of a layer between its projections: per-head norms, rotary embedding, keys and values into the cache, mixing.
 
-    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slots [T] int64 as for `rope` and `store_kv`; returns
+    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slot_mapping [T] int64 as for `rope` and `store_kv`; returns
     [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
     run = _attend.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size, (), heads.mask]
-    return run(qkv, heads, positions, k_cache, v_cache, slots, meta)
+    return run(qkv, heads, positions, k_cache, v_cache, slot_mapping, meta)
 
 
 def _attend_in_parts(
-    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
     q, k, v = _turned(qkv, heads, positions)
-    store_kv(k, v, k_cache, v_cache, slots)
+    store_kv(k, v, k_cache, v_cache, slot_mapping)
     mixed = paged_attention(
         q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks, heads.alibi, heads.mask
     )  # fmt: skip
@@ -110,22 +110,34 @@ def _attend_packed_in_parts(qkv: Tensor, heads: AttentionHeads, positions: Tenso
 
 
 def attend_latent(
-    q: Tensor, latent: Tensor, heads: LatentHeads, positions: Tensor, cache: Tensor, slots: Tensor, meta: AttentionMeta
+    q: Tensor,
+    latent: Tensor,
+    heads: LatentHeads,
+    positions: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    meta: AttentionMeta,
 ) -> Tensor:
     """Latent attention (`LatentHeads`, D = rank + P): keys are stored, then mixed by each head, [T, Hq, rank].
 
     q [T, Hq, D] and latent [T, D], contiguous, the last P dims of both yet to be turned, which happens in place; cache
-    [num_blocks, 1, block_size, D]; positions and slots [T] int64 as for `rope` and `store_kv`."""
+    [num_blocks, 1, block_size, D]; positions and slot_mapping [T] int64 as for `rope` and `store_kv`."""
     run = _attend_latent.runs[q.device, q.dtype, cache.dtype, heads.head_size]
-    return run(q, latent, heads, positions, cache, slots, meta)
+    return run(q, latent, heads, positions, cache, slot_mapping, meta)
 
 
 def _attend_latent_in_parts(
-    q: Tensor, latent: Tensor, heads: LatentHeads, positions: Tensor, cache: Tensor, slots: Tensor, meta: AttentionMeta
+    q: Tensor,
+    latent: Tensor,
+    heads: LatentHeads,
+    positions: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    meta: AttentionMeta,
 ) -> Tensor:
     keys = latent[:, None]
     rope(q[..., heads.rank :], keys[..., heads.rank :], positions, heads.cos_sin, interleaved=True)
-    store_kv(keys, keys, cache, cache, slots)
+    store_kv(keys, keys, cache, cache, slot_mapping)
     return paged_attention(q, cache, cache, meta, heads.scale)[..., : heads.rank]
 
 

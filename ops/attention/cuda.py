@@ -51,14 +51,14 @@ def decode(
     """Writes the lines of one query into out [T, Hq, D]; the others' tokens are left alone.
 
     qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches. `fused`: q and k are raw, k and v not yet stored."""
-    num_lines = meta.context_lens.shape[0]
+    num_lines = meta.seq_lens.shape[0]
     pairs = num_lines * heads.num_kv_heads
     block, splits = choose(pairs, heads.head_size, tuning.of(qkv.device).attention.decode)
     q_norm, k_norm = heads.norms or (None, None)
     _kernel(heads.head_size, block, qkv.dtype, qkv.device).launch(
         (splits, heads.num_kv_heads, num_lines), block.warps * 32, 0,
         qkv, qkv.stride(0), q_norm, k_norm, heads.norm_eps, heads.cos_sin, heads.cos_sin.shape[1], int(fused),
-        k_cache, v_cache, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_starts, meta.context_lens,
+        k_cache, v_cache, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens,
         out, heads.scale * LOG2E, heads.num_heads // heads.num_kv_heads, cluster=splits,
     )  # fmt: skip
 

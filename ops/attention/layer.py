@@ -19,7 +19,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def attend(
-    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
     """See `ops.attend`. Padding tokens get anything."""
@@ -35,7 +35,7 @@ def attend(
         return out.flatten(1)
     norm_rope_store(
         qkv, heads.num_heads, heads.num_kv_heads, heads.head_size, heads.norms, heads.norm_eps, positions, heads.cos_sin,
-        k_cache, v_cache, slots,
+        k_cache, v_cache, slot_mapping,
     )  # fmt: skip
     prefill_from = triton_paged.NEVER
     if meta.spans is not None and qkv.dtype in HALVES and not sdpa.refusal(heads):

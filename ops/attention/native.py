@@ -22,6 +22,6 @@ def paged_attention(
     plain = window is None and softcap is None and sinks is None
     limits = () if plain else (window or 0, softcap or 0.0, sinks)
     native.paged_attention(
-        q, k_cache, v_cache, meta.query_starts, meta.context_lens, meta.block_tables, scale, out, *limits
+        q, k_cache, v_cache, meta.query_start_loc, meta.seq_lens, meta.block_tables, scale, out, *limits
     )
     return out

@@ -11,10 +11,10 @@ from ops.symbols import NotRecordable, Symbol
 
 
 def attend(
-    qkv: Symbol, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
+    qkv: Symbol, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Symbol:  # fmt: skip
-    if not isinstance(positions, Symbol) or not isinstance(slots, Symbol) or slots.table is None:
+    if not isinstance(positions, Symbol) or not isinstance(slot_mapping, Symbol) or slot_mapping.table is None:
         raise NotRecordable("attention to what is not of the step")
     if heads.alibi is not None:
         raise NotRecordable("attention with linear biases")
@@ -24,6 +24,6 @@ def attend(
     )
     norms = heads.norms or (None, None)
     qkv.program.attend(
-        qkv.register, out.register, shape, heads.cos_sin, *norms, heads.norm_eps, heads.sinks, k_cache, v_cache, slots.table
+        qkv.register, out.register, shape, heads.cos_sin, *norms, heads.norm_eps, heads.sinks, k_cache, v_cache, slot_mapping.table
     )  # fmt: skip
     return out

@@ -20,7 +20,7 @@ def paged_attention(
     softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None, mask: str = CAUSAL,
 ) -> Tensor:  # fmt: skip
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    starts, lens, prefixes = meta.query_starts.tolist(), meta.context_lens.tolist(), _prefixes(meta, mask)
+    starts, lens, prefixes = meta.query_start_loc.tolist(), meta.seq_lens.tolist(), _prefixes(meta, mask)
     for row, context_len in enumerate(lens):
         start, end = starts[row], starts[row + 1]
         if start == end:
@@ -39,7 +39,7 @@ def packed_attention(
 ) -> Tensor:  # fmt: skip
     """q [T, Hq, D], k and v [T, Hkv, D], all that a row has -> [T, Hq, D]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    starts, prefixes = meta.query_starts.tolist(), _prefixes(meta, mask)
+    starts, prefixes = meta.query_start_loc.tolist(), _prefixes(meta, mask)
     for start, end, prefix in zip(starts, starts[1:], prefixes, strict=False):
         if start < end:
             keys, values = (each[start:end].transpose(0, 1) for each in (k, v))
@@ -50,7 +50,7 @@ def packed_attention(
 def _prefixes(meta: AttentionMeta, mask: str) -> list[int]:
     """Of each row, the tokens that see each other all. Raises ValueError where the mask needs what `meta` has not."""
     if mask != PREFIX_FULL:
-        return [0] * (len(meta.query_starts) - 1)
+        return [0] * (len(meta.query_start_loc) - 1)
     if meta.prefix_lens is None:
         raise ValueError("a prefix_full mask needs AttentionMeta.prefix_lens")
     lens: list[int] = meta.prefix_lens.tolist()

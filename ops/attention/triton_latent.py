@@ -31,7 +31,7 @@ from ops.launch import overlap, wait_for_previous
 
 @triton.jit
 def _turn_store(
-    q_ptr, latent_ptr, positions_ptr, cos_sin_ptr, cache_ptr, slots_ptr,
+    q_ptr, latent_ptr, positions_ptr, cos_sin_ptr, cache_ptr, slot_mapping_ptr,
     HEADS: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr, RANK_LANES: tl.constexpr, HALF_LANES: tl.constexpr,
     PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def _turn_store(
     from_ptr = q_ptr + (token * HEADS + head) * SIZE + RANK
     to_ptr = from_ptr
     if part == PARTS:
-        slot = tl.load(slots_ptr + token)
+        slot = tl.load(slot_mapping_ptr + token)
         if slot < 0:
             return
         is_head = (head == PARTS * PART) & in_half
@@ -135,7 +135,7 @@ def _decode(
 
 
 @triton.jit(do_not_specialize=["num_lines"])
-def _spans(
+def _extend(
     q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, num_lines, table_stride,
     HEADS: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr,
     RANK_LANES: tl.constexpr, TURNED_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr,
@@ -176,7 +176,13 @@ def _spans(
 
 
 def attend_latent(
-    q: Tensor, latent: Tensor, heads: LatentHeads, positions: Tensor, cache: Tensor, slots: Tensor, meta: AttentionMeta
+    q: Tensor,
+    latent: Tensor,
+    heads: LatentHeads,
+    positions: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    meta: AttentionMeta,
 ) -> Tensor:
     """See `ops.attend_latent`; q and latent are contiguous. Padding tokens get anything."""
     num_tokens, turned = q.shape[0], heads.cos_sin.shape[1]
@@ -186,7 +192,7 @@ def attend_latent(
     launch = overlap(q.device)
     part = min(16, triton.next_power_of_2(heads.num_heads))
     _turn_store[(num_tokens, triton.cdiv(heads.num_heads, part) + 1)](
-        q, latent, positions, heads.cos_sin, cache, slots, HEADS=heads.num_heads, RANK=heads.rank, HALF=turned // 2,
+        q, latent, positions, heads.cos_sin, cache, slot_mapping, HEADS=heads.num_heads, RANK=heads.rank, HALF=turned // 2,
         RANK_LANES=triton.next_power_of_2(heads.rank), HALF_LANES=triton.next_power_of_2(turned // 2), PART=part,
         BLOCK=cache.shape[2], num_warps=4, **launch,
     )  # fmt: skip
@@ -197,23 +203,23 @@ def attend_latent(
     }  # fmt: skip
     lengths = None if meta.spans is None else [end - start for start, end, _ in meta.spans]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_spans(q, cache, meta, heads, common, out)
-    if meta.context_lens.shape[0] and (lengths is None or 1 in lengths):
+        _run_extend(q, cache, meta, heads, common, out)
+    if meta.seq_lens.shape[0] and (lengths is None or 1 in lengths):
         _run_decode(q, cache, meta, heads, common, out)
     return out
 
 
-def _run_spans(
+def _run_extend(
     q: Tensor, cache: Tensor, meta: AttentionMeta, heads: LatentHeads, common: dict[str, object], out: Tensor
 ) -> None:
     by = tuning.of(q.device).attention.latent
     how = by.float32_prefill if q.dtype == torch.float32 else by.prefill
-    num_tokens, num_lines = q.shape[0], meta.context_lens.shape[0]
+    num_tokens, num_lines = q.shape[0], meta.seq_lens.shape[0]
     pack = min(how.rows, triton.next_power_of_2(heads.num_heads))
     tokens = how.rows // pack
     most_tiles = num_tokens // tokens + min(num_lines, num_tokens // 2)
-    _spans[(most_tiles * triton.cdiv(heads.num_heads, pack),)](
-        q, cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, heads.scale * LOG2E, num_lines,
+    _extend[(most_tiles * triton.cdiv(heads.num_heads, pack),)](
+        q, cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, out, heads.scale * LOG2E, num_lines,
         meta.block_tables.stride(0), TOKENS=tokens, PACK=pack, TILE=how.keys,
         LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), num_warps=how.warps,
         num_stages=how.stages, **common,
@@ -226,19 +232,19 @@ def _run_decode(
     by = tuning.of(q.device)
     tiles = by.attention.latent
     how = tiles.float32_decode if q.dtype == torch.float32 else tiles.decode
-    num_lines, shares = meta.context_lens.shape[0], triton.cdiv(heads.num_heads, how.rows)
-    splits = num_splits_for(num_lines * shares, meta.max_context_len, how.min_keys, by)
+    num_lines, shares = meta.seq_lens.shape[0], triton.cdiv(heads.num_heads, how.rows)
+    splits = num_splits_for(num_lines * shares, meta.max_seq_len, how.min_keys, by)
     shape = (num_lines, heads.num_heads, splits) if splits > 1 else (1,)
     part = torch.empty((*shape, heads.rank), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     _decode[(num_lines, shares, splits)](
-        q, cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, out, part, lse,
+        q, cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, out, part, lse,
         heads.scale * LOG2E, meta.block_tables.stride(0), ROWS=how.rows, TILE=how.keys, num_warps=how.warps,
         num_stages=how.stages, **common,
     )  # fmt: skip
     if splits > 1:
         join[(heads.num_heads, num_lines)](
-            part, lse, meta.query_starts, meta.context_lens, None, out, splits, HEADS=heads.num_heads, HEAD=heads.rank,
+            part, lse, meta.query_start_loc, meta.seq_lens, None, out, splits, HEADS=heads.num_heads, HEAD=heads.rank,
             LANES=triton.next_power_of_2(heads.rank), TILE=how.keys, WINDOW=0, SPLITS=by.attention.max_splits, num_warps=4,
             **overlap(q.device),
         )  # fmt: skip

@@ -139,7 +139,7 @@ def _decode(
 
 
 @triton.jit(do_not_specialize=["num_lines", "prefill_from"])
-def _spans(
+def _extend(
     q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr, scale_log2, num_lines,
     prefill_from,
     table_stride, q_stride, q_head_stride,
@@ -268,7 +268,7 @@ def paged_attention(
     of one query unless `singles`."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    num_tokens, num_lines = q.shape[0], meta.context_lens.shape[0]
+    num_tokens, num_lines = q.shape[0], meta.seq_lens.shape[0]
     if not num_tokens:
         return out
     limits: Limits = {"WINDOW": window or 0, "SOFTCAP": softcap or 0.0}
@@ -277,7 +277,7 @@ def paged_attention(
         whole = (end - start >= prefill_from and end - start == context for start, end, context in meta.spans)
         lengths = [end - start for (start, end, _), left_out in zip(meta.spans, whole, strict=True) if not left_out]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_spans(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out, prefill_from, lengths)
+        _run_extend(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out, prefill_from, lengths)
     if singles and num_lines and (lengths is None or 1 in lengths):
         _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out)
     return out
@@ -287,12 +287,12 @@ def _run_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
     sinks: Tensor | None, alibi: Tensor | None, out: Tensor,
 ) -> None:  # fmt: skip
-    num_lines, (num_heads, head_size) = meta.context_lens.shape[0], q.shape[1:]
+    num_lines, (num_heads, head_size) = meta.seq_lens.shape[0], q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
     lanes = max(64, triton.next_power_of_2(head_size))
     by = tuning.of(q.device)
     how = by.attention.paged.decode[lanes]
-    most_keys = min(meta.max_context_len, limits["WINDOW"] + how.keys - 1 if limits["WINDOW"] else NEVER)
+    most_keys = min(meta.max_seq_len, limits["WINDOW"] + how.keys - 1 if limits["WINDOW"] else NEVER)
     splits = num_splits_for(num_lines * kv_heads, most_keys, how.min_keys, by)
     shape = (num_lines, num_heads, splits) if splits > 1 else (1,)
     part = torch.empty((*shape, head_size), dtype=torch.float32, device=q.device)
@@ -300,7 +300,7 @@ def _run_decode(
     group = num_heads // kv_heads
     launch = overlap(q.device)
     _decode[(num_lines, kv_heads, splits)](
-        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, alibi, out, part,
+        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, sinks, alibi, out, part,
         lse, scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size, LANES=lanes, BLOCK=block_size,
         TILE=how.keys, **limits, WIDE=is_wide(k_cache), PRECISION=precision(q), num_warps=how.warps,
@@ -308,18 +308,18 @@ def _run_decode(
     )  # fmt: skip
     if splits > 1:
         join[(num_heads, num_lines)](
-            part, lse, meta.query_starts, meta.context_lens, sinks, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
+            part, lse, meta.query_start_loc, meta.seq_lens, sinks, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
             TILE=how.keys, WINDOW=limits["WINDOW"], SPLITS=by.attention.max_splits, num_warps=4, **launch,
         )  # fmt: skip
 
 
-def _run_spans(
+def _run_extend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
     sinks: Tensor | None, alibi: Tensor | None, out: Tensor, prefill_from: int, lengths: list[int] | None,
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
-    group, num_lines = num_heads // kv_heads, meta.context_lens.shape[0]
+    group, num_lines = num_heads // kv_heads, meta.seq_lens.shape[0]
     lanes = max(64, triton.next_power_of_2(head_size))
     by = tuning.of(q.device)
     how = choose_tiles(q.dtype, lanes, num_tokens * num_heads, by.attention.paged, by.multiprocessors)
@@ -329,8 +329,8 @@ def _run_spans(
         num_tiles = num_tokens // tokens + min(num_lines, num_tokens // 2)
     else:
         num_tiles = sum(triton.cdiv(length, tokens) for length in lengths if length > 1)
-    _spans[(num_tiles * (kv_heads if how.packed else num_heads),)](
-        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_starts, meta.context_lens, sinks, alibi, out,
+    _extend[(num_tiles * (kv_heads if how.packed else num_heads),)](
+        q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, sinks, alibi, out,
         scale_log2, num_lines, prefill_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
         LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), **limits, WIDE=is_wide(k_cache),

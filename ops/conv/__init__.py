@@ -12,8 +12,14 @@ _causal_conv = backends.on_gpus("causal_conv", "ops.conv.triton_conv:causal_conv
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, states: Tensor, slots: Tensor, meta: AttentionMeta
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    states: Tensor,
+    slot_mapping: Tensor,
+    meta: AttentionMeta,
 ) -> Tensor:
     """x [T, C] convolved with weight [K, C] along each sequence, plus bias [C], then silu if asked for, [T, C]: token t gets
     sum of x[t - K + 1 + k] * weight[k]. States [K - 1, C] are a sequence's last inputs. Rows of x may be strided."""
-    return _causal_conv.runs[x.device, x.dtype](x, weight, bias, silu, states, slots, meta)
+    return _causal_conv.runs[x.device, x.dtype](x, weight, bias, silu, states, slot_mapping, meta)

@@ -13,7 +13,13 @@ from ops.scan.lines import walk
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, states: Tensor, slots: Tensor, meta: AttentionMeta
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    states: Tensor,
+    slot_mapping: Tensor,
+    meta: AttentionMeta,
 ) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     taps, inputs = weight.to(wide), x.to(wide)
@@ -31,7 +37,7 @@ def causal_conv(
             out[tokens] += seen[tap : tap + num_tokens] * factors
         return seen[num_tokens:].to(state.dtype)
 
-    walk(states, slots, meta, single, span)
+    walk(states, slot_mapping, meta, single, span)
     if bias is not None:
         out += bias
     return (functional.silu(out) if silu else out).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Causal convolution in Triton. Lines of one token are one pass over what their slots remember. For longer ones all outputs come
+"""Causal convolution in Triton. Lines of one token are one pass over what their slots hold. For longer ones all outputs come
 first, whatever line a token is of, and then every line's memory is replaced: nothing that is still read is overwritten."""
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def _finish(total, bias_ptr, lane, inside, SILU: tl.constexpr):
 
 @triton.jit
 def _one_token(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr, x_stride, state_stride,
+    x_ptr, weight_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, x_stride, state_stride,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (line, LANES channels). x and out [tokens, CHANNELS], states [slots, TAPS - 1, CHANNELS].
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
     inside = lane < CHANNELS
     wait_for_previous(PDL)
-    slot, start, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    slot, start, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
     if (slot < 0) | (start == end):
         return
     state = states_ptr + slot * state_stride + lane
@@ -51,7 +51,7 @@ def _one_token(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_lines", "num_halvings"])  # one program for all captured steps
 def _outputs(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr, x_stride, state_stride,
+    x_ptr, weight_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, x_stride, state_stride,
     num_tokens, num_lines, num_halvings,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, LANES: tl.constexpr,
     PDL: tl.constexpr,
@@ -64,13 +64,13 @@ def _outputs(
     line = tl.zeros((TOKENS,), tl.int32)  # the last that begins at or before the token
     for step in range(num_halvings):
         later = line + (1 << (num_halvings - 1 - step))
-        begin = tl.load(query_starts_ptr + later, mask=later < num_lines, other=2147483647)
+        begin = tl.load(query_start_loc_ptr + later, mask=later < num_lines, other=2147483647)
         line = tl.where(begin <= token, later, line)
-    slot = tl.load(slots_ptr + line)
-    start = tl.load(query_starts_ptr + line)
-    end = tl.load(query_starts_ptr + line + 1)
+    slot = tl.load(slot_mapping_ptr + line)
+    start = tl.load(query_start_loc_ptr + line)
+    end = tl.load(query_start_loc_ptr + line + 1)
     is_token = (token < end) & (token < num_tokens) & (slot >= 0)
-    remembers = is_token & (tl.load(context_lens_ptr + line) > end - start)
+    remembers = is_token & (tl.load(seq_lens_ptr + line) > end - start)
     state = states_ptr + slot * state_stride
     total = tl.zeros((TOKENS, LANES), tl.float32)
     for tap in tl.static_range(TAPS):
@@ -90,7 +90,7 @@ def _outputs(
 
 @triton.jit
 def _remember(
-    x_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr, x_stride, state_stride,
+    x_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, x_stride, state_stride,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (line, LANES channels): rows move up by as many tokens as came, in order, so each is read before it is
@@ -98,7 +98,7 @@ def _remember(
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
     inside = lane < CHANNELS
     wait_for_previous(PDL)
-    slot, start, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    slot, start, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
     if (slot < 0) | (start == end):
         return
     state = states_ptr + slot * state_stride + lane
@@ -114,14 +114,20 @@ def _remember(
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, states: Tensor, slots: Tensor, meta: AttentionMeta
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    states: Tensor,
+    slot_mapping: Tensor,
+    meta: AttentionMeta,
 ) -> Tensor:
     """See `ops.causal_conv`. Tokens of no line get anything."""
-    (num_tokens, channels), num_lines = x.shape, slots.shape[0]
+    (num_tokens, channels), num_lines = x.shape, slot_mapping.shape[0]
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     if not num_tokens:
         return out
-    step = slots, meta.query_starts, meta.context_lens, x.stride(0), states.stride(0)
+    step = slot_mapping, meta.query_start_loc, meta.seq_lens, x.stride(0), states.stride(0)
     by = tuning.of(x.device).recurrent
     shape = {"CHANNELS": channels, "TAPS": weight.shape[0], "LANES": by.conv_channels, **overlap(x.device)}
     by_line = (num_lines, triton.cdiv(channels, by.conv_channels))

@@ -20,7 +20,7 @@ NORM_EPS = 1e-6
 
 
 def gated_delta_rule(
-    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
 ) -> Tensor:
     wide = torch.promote_types(qkv.dtype, torch.float32)
     q, k, v = qkv.to(wide).split_with_sizes(heads.sizes, dim=1)
@@ -52,7 +52,7 @@ def gated_delta_rule(
             out[part] = mixed.movedim(-2, 0)
         return state.flatten(0, 1).to(before.dtype)
 
-    walk(states, slots, meta, single, span)
+    walk(states, slot_mapping, meta, single, span)
     return out.flatten(1).to(qkv.dtype)
 
 

@@ -21,7 +21,7 @@ from ops.scan.triton_lines import EXACT, chunk_size, lanes, line_span, precision
 
 @triton.jit
 def _one_token(
-    qkv_ptr, rates_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr, rates_stride,
+    qkv_ptr, rates_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, rates_stride,
     state_stride, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEY_LANES: tl.constexpr,
     COLS: tl.constexpr, PDL: tl.constexpr,
@@ -33,7 +33,7 @@ def _one_token(
     a = tl.load(a_ptr + head)
     bias = tl.load(bias_ptr + head)
     wait_for_previous(PDL)
-    slot, start, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    slot, start, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
     if (slot < 0) | (end - start != 1):
         return
     KEYS: tl.constexpr = KEY_HEADS * KEY
@@ -76,7 +76,7 @@ def _inverse(system, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _chunks(
-    qkv_ptr, rates_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr, rates_stride,
+    qkv_ptr, rates_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, rates_stride,
     state_stride, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEY_LANES: tl.constexpr,
     COLS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, INVERSION: tl.constexpr, PDL: tl.constexpr,
@@ -88,7 +88,7 @@ def _chunks(
     a = tl.load(a_ptr + head)
     bias = tl.load(bias_ptr + head)
     wait_for_previous(PDL)
-    slot, first, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    slot, first, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
     if (slot < 0) | (end - first < 2):
         return
     KEYS: tl.constexpr = KEY_HEADS * KEY
@@ -132,21 +132,21 @@ def _chunks(
 
 
 def gated_delta_rule(
-    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
 ) -> Tensor:
     """See `ops.gated_delta_rule`. Tokens of no line get anything."""
     out = torch.empty((qkv.shape[0], heads.sizes[2]), dtype=qkv.dtype, device=qkv.device)
     if not qkv.shape[0]:
         return out
     tensors = (
-        qkv, rates, heads.a, heads.step_bias, out, states, slots, meta.query_starts, meta.context_lens, rates.stride(0),
+        qkv, rates, heads.a, heads.step_bias, out, states, slot_mapping, meta.query_start_loc, meta.seq_lens, rates.stride(0),
         states.stride(0), NORM_EPS,
     )  # fmt: skip
     shape = {
         "KEY_HEADS": heads.num_key_heads, "HEADS": heads.num_value_heads, "KEY": heads.key_size, "VALUE": heads.value_size,
         "KEY_LANES": lanes(heads.key_size), **overlap(qkv.device),
     }  # fmt: skip
-    grid, by = (slots.shape[0], heads.num_value_heads), tuning.of(qkv.device).recurrent
+    grid, by = (slot_mapping.shape[0], heads.num_value_heads), tuning.of(qkv.device).recurrent
     _one_token[(*grid, triton.cdiv(heads.value_size, by.single_delta_columns))](
         *tensors, COLS=by.single_delta_columns, num_warps=by.single_delta_warps, **shape
     )

@@ -7,5 +7,5 @@ from torch import Tensor
 from ops.native import module as native
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    native.store_kv(k, v, k_cache, v_cache, slots)
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    native.store_kv(k, v, k_cache, v_cache, slot_mapping)

@@ -8,9 +8,9 @@ from torch import Tensor
 from ops.kv.lines import to_lines
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    written = slots >= 0
-    slots = slots[written]
-    blocks, offsets = slots // k_cache.shape[2], slots % k_cache.shape[2]
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    written = slot_mapping >= 0
+    slot_mapping = slot_mapping[written]
+    blocks, offsets = slot_mapping // k_cache.shape[2], slot_mapping % k_cache.shape[2]
     for x, cache in ((k[written], k_cache), (v[written], v_cache)):
         cache[blocks, :, offsets] = to_lines(x) if cache.dtype == torch.int8 else x.to(cache.dtype)

@@ -27,7 +27,7 @@ def _store(
 
 @triton.jit
 def _norm_rope_store(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, eps, positions_ptr, cos_sin_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, qkv_stride,
+    qkv_ptr, q_norm_ptr, k_norm_ptr, eps, positions_ptr, cos_sin_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, qkv_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
     HALF_LANES: tl.constexpr, REST_LANES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +49,7 @@ def _norm_rope_store(
     in_rest = is_head[:, None] & (rest < HEAD)[None, :]
     at = qkv_ptr + token * qkv_stride + (column * HEAD)[:, None]
     wait_for_previous(PDL)
-    slot = tl.load(slots_ptr + token)
+    slot = tl.load(slot_mapping_ptr + token)
     cached = ((slot // BLOCK * KV_HEADS + head) * BLOCK + slot % BLOCK)[:, None] * HEAD
     a = tl.load(at + half[None, :], mask=in_half, other=0.0)
     b = tl.load(at + HALF + half[None, :], mask=in_half, other=0.0)
@@ -89,13 +89,13 @@ def norm_rope_store(
     cos_sin: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    slots: Tensor,
+    slot_mapping: Tensor,
 ) -> None:
     """qkv [T, (num_heads + 2 * num_kv_heads) * head_size], rows contiguous: q and k are normed by `norms` (the weights
     [head_size] of q and of k) where given, then rotated, in place; k and v also go into the caches.
 
     positions [T] int64; cos_sin [max_pos, D_rot] float32 as in `ops.rope`, halves (not interleaved), D_rot 0 for no
-    rotation; caches [num_blocks, num_kv_heads, block_size, head_size]; slots [T] int64, -1 stores nothing."""
+    rotation; caches [num_blocks, num_kv_heads, block_size, head_size]; slot_mapping [T] int64, -1 stores nothing."""
     num_tokens = qkv.shape[0]
     if not num_tokens:
         return
@@ -107,7 +107,7 @@ def norm_rope_store(
     num_warps = max(1, min(8, part * max(lanes, rest_lanes // 2) // 256))
     grid = (num_tokens, triton.cdiv(num_heads, part) + 2 * triton.cdiv(num_kv_heads, part))
     _norm_rope_store[grid](
-        qkv, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, slots, qkv.stride(0), HEADS=num_heads,
+        qkv, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, slot_mapping, qkv.stride(0), HEADS=num_heads,
         KV_HEADS=num_kv_heads, HEAD=head_size, BLOCK=k_cache.shape[2], HALF=half, HALF_LANES=lanes,
         REST_LANES=rest_lanes, PART=part, num_warps=num_warps, **overlap(qkv.device),
     )  # fmt: skip

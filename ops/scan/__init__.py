@@ -1,8 +1,8 @@
 """Scans of state space models along each sequence.
 
-What recurrent layers remember of a sequence is in a slot of `states` [num_slots, ...] float32, whose inner dims are contiguous;
-line l of the step (`meta`, whose lines may be padded with empty ones) has slots[l], int64, -1 for none. A line that begins its
-sequence finds zeros, whatever its slot holds; behind the step the slot holds the state behind the line's last token."""
+The state that a recurrent layer keeps of a sequence is in a slot of `states` [num_slots, ...] float32, whose inner dims are
+contiguous: request r of the step (`meta`, which may be padded with empty ones) has slot_mapping[r], int64, -1 for none. One that
+begins its sequence finds zeros, whatever its slot holds; behind the step the slot holds the state behind its last token."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _selective_scan = backends.on_gpus(
 
 
 def state_space_scan(
-    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
 ) -> Tensor:
     """Mamba-2's scan (Dao and Gu 2024), [T, heads * P]: with s = softplus(steps + step_bias), a head's state [P, N] becomes
     exp(s * a) * state + s * x B^T, and gives state C + d * x.
 
     xbc [T, heads * P + 2 * groups * N]: x, B and C, contiguous; steps [T, heads]. Rows may be strided."""
-    return _state_space_scan.runs[xbc.device, xbc.dtype](xbc, steps, heads, states, slots, meta)
+    return _state_space_scan.runs[xbc.device, xbc.dtype](xbc, steps, heads, states, slot_mapping, meta)
 
 
 def selective_scan(
-    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slots: Tensor,
+    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
     """Mamba's scan (Gu and Dao 2023), [T, I]: with s = softplus(steps), a channel's state [N] becomes
@@ -40,4 +40,4 @@ def selective_scan(
 
     x, steps and gate [T, I]; b and c [T, N], of all channels; a [I, N] (below 0) and d [I] float32. Rows may be strided."""
     run = _selective_scan.runs[x.device, x.dtype]
-    return run(x, steps, b, c, a, d, gate, states, slots, meta)
+    return run(x, steps, b, c, a, d, gate, states, slot_mapping, meta)

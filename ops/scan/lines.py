@@ -13,20 +13,20 @@ from ops.attention.meta import AttentionMeta
 
 
 def walk(
-    states: Tensor, slots: Tensor, meta: AttentionMeta,
+    states: Tensor, slot_mapping: Tensor, meta: AttentionMeta,
     single: Callable[[Tensor, Tensor], Tensor], span: Callable[[slice, Tensor], Tensor],
 ) -> None:  # fmt: skip
-    """Advance states [num_slots, ...] at slots [L] int64 (-1: none) in place by what the lines of the step bring.
+    """Advance states [num_slots, ...] at slot_mapping [L] int64 (-1: none) in place by what the lines of the step bring.
 
     `single`: tokens [n] int64 and the n states before them -> those behind them. `span`: the tokens of one line and the state
     before them -> the one behind them. It reads the step on the host."""
-    starts, context_lens = meta.query_starts.tolist(), meta.context_lens.tolist()
+    starts, seq_lens = meta.query_start_loc.tolist(), meta.seq_lens.tolist()
     ones: list[tuple[int, int, bool]] = []
-    for line, slot in enumerate(slots.tolist()):
+    for line, slot in enumerate(slot_mapping.tolist()):
         start, end = starts[line], starts[line + 1]
         if slot < 0 or start == end:
             continue
-        begins = context_lens[line] == end - start
+        begins = seq_lens[line] == end - start
         if end - start == 1:
             ones.append((start, slot, begins))
             continue

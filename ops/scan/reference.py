@@ -20,7 +20,7 @@ SELECTIVE_CHUNK = 16  # tokens whose states [I, N] are kept at once
 
 
 def state_space_scan(
-    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
 ) -> Tensor:
     wide = torch.promote_types(xbc.dtype, torch.float32)
     groups, in_group = heads.num_groups, heads.num_heads // heads.num_groups
@@ -49,7 +49,7 @@ def state_space_scan(
             out[part] = mixed.movedim(-2, 0)
         return state.flatten(0, 1).to(before.dtype)
 
-    walk(states, slots, meta, single, span)
+    walk(states, slot_mapping, meta, single, span)
     out += x * heads.d.view(groups, in_group, 1)
     return out.flatten(1).to(xbc.dtype)
 
@@ -64,7 +64,7 @@ def _chunk(dx: Tensor, b: Tensor, c: Tensor, decay: Tensor, state: Tensor) -> tu
 
 
 def selective_scan(
-    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slots: Tensor,
+    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -90,5 +90,5 @@ def selective_scan(
             out[part] = (behind @ c[part].unsqueeze(-1)).squeeze(-1)
         return state.to(before.dtype)
 
-    walk(states, slots, meta, single, span)
+    walk(states, slot_mapping, meta, single, span)
     return ((out + x_wide * d) * functional.silu(gate.to(wide))).to(x.dtype)

@@ -15,12 +15,12 @@ EXACT = "tf32x3"
 
 
 @triton.jit
-def line_span(slots_ptr, query_starts_ptr, context_lens_ptr, line):
+def line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, line):
     # -> its slot (below 0: none), its first token and the one behind its last, whether its sequence began before.
-    slot = tl.load(slots_ptr + line)
-    start = tl.load(query_starts_ptr + line)
-    end = tl.load(query_starts_ptr + line + 1)
-    return slot, start, end, tl.load(context_lens_ptr + line) > end - start
+    slot = tl.load(slot_mapping_ptr + line)
+    start = tl.load(query_start_loc_ptr + line)
+    end = tl.load(query_start_loc_ptr + line + 1)
+    return slot, start, end, tl.load(seq_lens_ptr + line) > end - start
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from ops.scan.triton_lines import chunk_size, lanes, line_span, precision, softp
 
 @triton.jit
 def _one_token(
-    xbc_ptr, steps_ptr, a_ptr, d_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr,
+    xbc_ptr, steps_ptr, a_ptr, d_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr,
     steps_stride, state_stride,
     HEADS: tl.constexpr, HEAD: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr,
     STATE_LANES: tl.constexpr, PDL: tl.constexpr,
@@ -30,7 +30,7 @@ def _one_token(
     d = tl.load(d_ptr + head)
     bias = tl.load(bias_ptr + head)
     wait_for_previous(PDL)
-    slot, start, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    slot, start, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
     if (slot < 0) | (end - start != 1):
         return
     INNER: tl.constexpr = HEADS * HEAD
@@ -52,7 +52,7 @@ def _one_token(
 
 @triton.jit
 def _chunks(
-    xbc_ptr, steps_ptr, a_ptr, d_ptr, bias_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr, context_lens_ptr,
+    xbc_ptr, steps_ptr, a_ptr, d_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr,
     steps_stride, state_stride,
     HEADS: tl.constexpr, HEAD: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr,
     STATE_LANES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -65,7 +65,7 @@ def _chunks(
     d = tl.load(d_ptr + head)
     bias = tl.load(bias_ptr + head)
     wait_for_previous(PDL)
-    slot, first, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    slot, first, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
     if (slot < 0) | (end - first < 2):
         return
     INNER: tl.constexpr = HEADS * HEAD
@@ -102,21 +102,21 @@ def _chunks(
 
 
 def state_space_scan(
-    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slots: Tensor, meta: AttentionMeta
+    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
 ) -> Tensor:
     """See `ops.state_space_scan`. Tokens of no line get anything."""
     out = torch.empty((xbc.shape[0], heads.inner_size), dtype=xbc.dtype, device=xbc.device)
     if not xbc.shape[0]:
         return out
     tensors = (
-        xbc, steps, heads.a, heads.d, heads.step_bias, out, states, slots, meta.query_starts, meta.context_lens,
+        xbc, steps, heads.a, heads.d, heads.step_bias, out, states, slot_mapping, meta.query_start_loc, meta.seq_lens,
         steps.stride(0), states.stride(0),
     )  # fmt: skip
     shape = {
         "HEADS": heads.num_heads, "HEAD": heads.head_size, "GROUPS": heads.num_groups, "STATE": heads.state_size,
         "STATE_LANES": lanes(heads.state_size), **overlap(xbc.device),
     }  # fmt: skip
-    grid, by = (slots.shape[0], heads.num_heads), tuning.of(xbc.device).recurrent
+    grid, by = (slot_mapping.shape[0], heads.num_heads), tuning.of(xbc.device).recurrent
     _one_token[(*grid, triton.cdiv(heads.head_size, by.single_scan_rows))](
         *tensors, ROWS=by.single_scan_rows, num_warps=by.single_scan_warps, **shape
     )

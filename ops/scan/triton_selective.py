@@ -15,8 +15,8 @@ from ops.scan.triton_lines import line_span, softplus
 
 @triton.jit
 def _scan(
-    x_ptr, steps_ptr, b_ptr, c_ptr, a_ptr, d_ptr, gate_ptr, out_ptr, states_ptr, slots_ptr, query_starts_ptr,
-    context_lens_ptr, x_stride, steps_stride, b_stride, c_stride, gate_stride, state_stride,
+    x_ptr, steps_ptr, b_ptr, c_ptr, a_ptr, d_ptr, gate_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr,
+    seq_lens_ptr, x_stride, steps_stride, b_stride, c_stride, gate_stride, state_stride,
     CHANNELS: tl.constexpr, STATE: tl.constexpr, LANES: tl.constexpr, STATE_LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (line, LANES channels); a state is [CHANNELS, STATE].
@@ -28,7 +28,7 @@ def _scan(
     a = tl.load(a_ptr + of_state, mask=inside, other=0.0)
     d = tl.load(d_ptr + lane, mask=in_lane, other=0.0)
     wait_for_previous(PDL)
-    slot, start, end, remembers = line_span(slots_ptr, query_starts_ptr, context_lens_ptr, tl.program_id(0))
+    slot, start, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
     if slot < 0:
         return
     at = states_ptr + slot * state_stride + of_state
@@ -48,7 +48,7 @@ def _scan(
 
 
 def selective_scan(
-    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slots: Tensor,
+    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
     """See `ops.selective_scan`. Tokens of no line get anything."""
@@ -56,8 +56,8 @@ def selective_scan(
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     if num_tokens:
         by = tuning.of(x.device).recurrent
-        _scan[(slots.shape[0], triton.cdiv(channels, by.selective_channels))](
-            x, steps, b, c, a, d, gate, out, states, slots, meta.query_starts, meta.context_lens, x.stride(0),
+        _scan[(slot_mapping.shape[0], triton.cdiv(channels, by.selective_channels))](
+            x, steps, b, c, a, d, gate, out, states, slot_mapping, meta.query_start_loc, meta.seq_lens, x.stride(0),
             steps.stride(0), b.stride(0), c.stride(0), gate.stride(0), states.stride(0), CHANNELS=channels,
             STATE=state_size, LANES=by.selective_channels, STATE_LANES=triton.next_power_of_2(state_size),
             num_warps=by.selective_warps,

@@ -144,11 +144,11 @@ class DeviceInputs:
             ),
             attn_metadata=tuple(
                 ops.AttentionMeta(
-                    query_starts=query_start_loc,
-                    context_lens=seq_lens,
+                    query_start_loc=query_start_loc,
+                    seq_lens=seq_lens,
                     block_tables=table,
                     max_query_len=1 if shape.uniform else max(2, num_tokens),
-                    max_context_len=self._max_model_len,
+                    max_seq_len=self._max_model_len,
                     rows=table_rows,
                     spans=spans,
                     uniform=shape.uniform,

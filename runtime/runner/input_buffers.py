@@ -46,23 +46,23 @@ class InputBuffers:
         num_tokens, longest = ends[-1], max(lens)
         starts = self._starts(rows, row_ids)
         if num_tokens == len(rows):
-            seq_lens, positions, token_rows = starts + 1, starts, row_ids
+            contexts, positions, token_rows = starts + 1, starts, row_ids
         else:
-            seq_lens = starts + lens
-            positions = np.arange(num_tokens) + np.repeat(seq_lens - ends, lens)
+            contexts = starts + lens
+            positions = np.arange(num_tokens) + np.repeat(contexts - ends, lens)
             token_rows = np.repeat(row_ids, lens)
-        self._num_computed[row_ids] = seq_lens
+        self._num_computed[row_ids] = contexts
         slots, states = self._tables.slots(token_rows, positions), self._tables.states(row_ids)
-        query_start_loc, context_lens = _int32([0, *ends]), torch.from_numpy(seq_lens.astype(np.int32))
-        max_context = max(seq_lens.tolist())
-        num_entries = -(-max_context // self._block_size)
+        query_start_loc, seq_lens = _int32([0, *ends]), torch.from_numpy(contexts.astype(np.int32))
+        max_seq_len = max(contexts.tolist())
+        num_entries = -(-max_seq_len // self._block_size)
         forward = ForwardStep(
             input_ids=torch.from_numpy(self._ids(rows, ends, row_ids)),
             positions=torch.from_numpy(positions),
             slot_mapping=tuple(map(torch.from_numpy, (*slots, *states))),
             attn_metadata=tuple(
                 ops.AttentionMeta(
-                    query_start_loc, context_lens, torch.from_numpy(table[row_ids, :num_entries]), longest, max_context
+                    query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), longest, max_seq_len
                 )
                 for table in self._tables.entries
             ),
@@ -72,9 +72,9 @@ class InputBuffers:
             return inputs_with_drafts(forward, rows)
         sampling = [index for index, row in enumerate(rows) if type(row.work) is Sample]
         if len(sampling) == len(rows):
-            logits_of, sample_positions = rows, torch.from_numpy(seq_lens)
+            logits_of, sample_positions = rows, torch.from_numpy(contexts)
         else:
-            logits_of, sample_positions = tuple(rows[index] for index in sampling), _int64(seq_lens[sampling])
+            logits_of, sample_positions = tuple(rows[index] for index in sampling), _int64(contexts[sampling])
         return StepInputs(
             forward=forward,
             logits_of=logits_of,

@@ -48,7 +48,7 @@ def exact(qkv, heads: AttentionHeads, caches, meta):
     if heads.norms is not None:
         for part, weight in zip((q, k), heads.norms, strict=True):
             part.mul_(torch.rsqrt(part.square().mean(-1, keepdim=True) + heads.norm_eps) * weight.double())
-    positions = meta.context_lens.long() - 1
+    positions = meta.seq_lens.long() - 1
     rope(q, k, positions, heads.cos_sin, False)
     blocks = meta.block_tables.long().gather(1, positions[:, None] // BLOCK)[:, 0]
     keys, values = (cache.double() for cache in caches)

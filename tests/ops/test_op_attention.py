@@ -47,9 +47,9 @@ class Case:
         )
 
     def expected(self) -> Tensor:
-        out, starts = torch.empty(self.q.shape, dtype=torch.float64), self.meta.query_starts.tolist()
+        out, starts = torch.empty(self.q.shape, dtype=torch.float64), self.meta.query_start_loc.tolist()
         group = self.q.shape[1] // self.k_cache.shape[1]
-        for row, context in enumerate(self.meta.context_lens.tolist()):
+        for row, context in enumerate(self.meta.seq_lens.tolist()):
             for i in range(starts[row], starts[row + 1]):
                 seen = context - (starts[row + 1] - i) + 1
                 first = 0 if self.window is None else max(0, seen - self.window)
@@ -140,8 +140,8 @@ def test_long_contexts_cross_segments(kernel: str, queries: int) -> None:
 
 def forget(case: Case) -> None:
     """Make NaN what no query of a row sees any more, as if its blocks had become somebody else's."""
-    block_size, starts = case.k_cache.shape[2], case.meta.query_starts.tolist()
-    for row, context in enumerate(case.meta.context_lens.tolist()):
+    block_size, starts = case.k_cache.shape[2], case.meta.query_start_loc.tolist()
+    for row, context in enumerate(case.meta.seq_lens.tolist()):
         for position in range(max(0, context - (starts[row + 1] - starts[row]) + 1 - case.window)):
             block = case.meta.block_tables[row, position // block_size]
             for cache in (case.k_cache, case.v_cache):
@@ -220,8 +220,8 @@ def test_neither_other_rows_nor_threads_change_a_bit(isa: str, threads: int) -> 
     together = case.run()
     oneloop_native.set_num_threads(threads)
     assert torch.equal(case.run(), together)
-    starts = case.meta.query_starts.tolist()
-    for row, context in enumerate(case.meta.context_lens.tolist()):
+    starts = case.meta.query_start_loc.tolist()
+    for row, context in enumerate(case.meta.seq_lens.tolist()):
         begin, end = starts[row], starts[row + 1]
         meta = ops.AttentionMeta(
             int32([0, end - begin]), int32([context]), case.meta.block_tables[row : row + 1], end - begin, context

@@ -41,9 +41,9 @@ class Case:
             self.heads.num_heads, self.heads.rank, self.heads.scale, self.heads.cos_sin.float().to(device)
         )
         starts, lens, tables = (
-            tensor.to(device) for tensor in (self.meta.query_starts, self.meta.context_lens, self.meta.block_tables)
+            tensor.to(device) for tensor in (self.meta.query_start_loc, self.meta.seq_lens, self.meta.block_tables)
         )
-        meta = AttentionMeta(starts, lens, tables, self.meta.max_query_len, self.meta.max_context_len)
+        meta = AttentionMeta(starts, lens, tables, self.meta.max_query_len, self.meta.max_seq_len)
         q, latent, cache = (tensor.to(device, dtype) for tensor in (self.q, self.latent, self.cache))
         return q, latent, heads, self.positions.to(device), cache, self.slots.to(device), meta
 
@@ -59,7 +59,7 @@ class Case:
         return torch.stack(out)
 
     def lines(self) -> list[tuple[int, int]]:
-        starts = self.meta.query_starts.tolist()
+        starts = self.meta.query_start_loc.tolist()
         return list(pairwise(starts))
 
 

@@ -78,7 +78,7 @@ def test_a_prefix_may_lie_in_an_earlier_step_but_not_across_two():
         """Of the last row, tokens [first, last)."""
         tokens = slice(len(qkv) - 9 + first, len(qkv) - 9 + last)
         part = replace(
-            meta, query_starts=int32([0, last - first]), context_lens=int32([last]), block_tables=meta.block_tables[3:],
+            meta, query_start_loc=int32([0, last - first]), seq_lens=int32([last]), block_tables=meta.block_tables[3:],
             prefix_lens=int32([prefix]),
         )  # fmt: skip
         return ops.attend(qkv[tokens].clone(), heads("prefix_full"), positions[tokens], *cache, slots[tokens], part)

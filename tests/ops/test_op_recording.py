@@ -137,9 +137,9 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         inputs = step([0, 5], [5])
         parts = {
             "residual": inputs.residual, "positions": inputs.positions, "slots": inputs.slots[0],
-            "lens": inputs.metas[0].context_lens, "tables": inputs.metas[0].block_tables,
+            "lens": inputs.metas[0].seq_lens, "tables": inputs.metas[0].block_tables,
         } | changes  # fmt: skip
-        meta = ops.AttentionMeta(inputs.metas[0].query_starts, parts["lens"], parts["tables"], 5, 5)
+        meta = ops.AttentionMeta(inputs.metas[0].query_start_loc, parts["lens"], parts["tables"], 5, 5)
         recording.run(None, parts["residual"], parts["positions"], (parts["slots"],), (meta,))
 
     run()

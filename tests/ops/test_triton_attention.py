@@ -47,7 +47,7 @@ def case(device, spans, heads, kv_heads, head_size, dtype, block_size=16, seed=0
 
 def check(q, k, v, meta, tolerance, got=None, window=None, softcap=None, sinks=None, alibi=None):
     """Tokens of lines match the reference; others may hold anything."""
-    used = int(meta.query_starts[-1])
+    used = int(meta.query_start_loc[-1])
     scale = q.shape[2] ** -0.5
     if got is None:
         got = triton_paged.paged_attention(q, k, v, meta, scale, window, softcap, sinks, alibi)
@@ -110,8 +110,8 @@ def test_blocks_may_be_smaller_or_larger_than_a_tile_or_neither(device, dtype, t
 
 def forget(k, v, meta, window):
     """Make NaN what no query of a line sees any more, as if its blocks had become somebody else's."""
-    block_size, starts = k.shape[2], meta.query_starts.tolist()
-    for line, context in enumerate(meta.context_lens.tolist()):
+    block_size, starts = k.shape[2], meta.query_start_loc.tolist()
+    for line, context in enumerate(meta.seq_lens.tolist()):
         table = meta.block_tables[meta.rows[line]]
         first_query = context - (starts[line + 1] - starts[line])
         for position in range(max(0, first_query + 1 - window)):
@@ -167,11 +167,11 @@ def test_padding_of_a_graph_harms_nobody(device, spans):
     q, k, v, meta = case(device, spans, 4, 2, 64, torch.float32, padding=5)
     padded = replace(
         meta,
-        query_starts=torch.cat([meta.query_starts, meta.query_starts[-1:].expand(3)]),
-        context_lens=torch.cat([meta.context_lens, meta.context_lens.new_zeros(3)]),
+        query_start_loc=torch.cat([meta.query_start_loc, meta.query_start_loc[-1:].expand(3)]),
+        seq_lens=torch.cat([meta.seq_lens, meta.seq_lens.new_zeros(3)]),
         rows=torch.cat([meta.rows, meta.rows.new_full((3,), -1)]),
         max_query_len=1 if spans[1][0] == 1 else q.shape[0],
-        max_context_len=4096,
+        max_seq_len=4096,
     )
     got = triton_paged.paged_attention(q, k, v, padded, 0.125)
     check(q, k, v, meta, 1e-5, got)
@@ -181,7 +181,7 @@ def test_padding_of_a_graph_harms_nobody(device, spans):
 def test_a_plan_made_on_the_host_changes_nothing(device):
     lines = MIXES["mixed"]
     q, k, v, meta = case(device, lines, 4, 2, 64, torch.float32)
-    starts = meta.query_starts.tolist()
+    starts = meta.query_start_loc.tolist()
     spans = tuple((starts[i], starts[i + 1], context) for i, (_, context) in enumerate(lines))
     check(q, k, v, replace(meta, spans=spans), 1e-5)
 
@@ -191,7 +191,7 @@ def test_a_plan_made_on_the_host_changes_nothing(device):
 def test_long_fresh_lines_are_left_alone_when_somebody_else_does_them(device, on_host):
     lines = [(20, 20), (20, 21), (1, 1), (19, 19), (40, 40)]
     q, k, v, meta = case(device, lines, 4, 2, 64, torch.float32)
-    starts = meta.query_starts.tolist()
+    starts = meta.query_start_loc.tolist()
     if on_host:
         meta = replace(meta, spans=tuple((starts[i], starts[i + 1], context) for i, (_, context) in enumerate(lines)))
     out = reference.paged_attention(q, k, v, meta, 0.125)

@@ -59,6 +59,6 @@ def test_the_two_share_a_step(device, dtype, tolerance, heads, kv_heads, head_si
 
 def test_without_spans_on_the_host_there_is_no_plan():
     qkv, _, _, meta = step([(3, 3)], 2, 2, 64, torch.float32, "cpu")
-    bare = AttentionMeta(meta.query_starts, meta.context_lens, meta.block_tables, 3, 3)
+    bare = AttentionMeta(meta.query_start_loc, meta.seq_lens, meta.block_tables, 3, 3)
     with pytest.raises(ValueError, match="spans"):
         sdpa.prefill_attention(qkv, qkv.new_empty(3, 2, 64), 2, 2, 64, bare, 0.125, 64)

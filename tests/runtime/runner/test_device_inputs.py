@@ -70,8 +70,8 @@ def test_prompts_and_decodes_side_by_side(inputs):
     assert step.forward.input_ids.tolist() == [10, 11, 12, 13, 14, 77, 20, 21]
     assert step.forward.positions.tolist() == [0, 1, 2, 3, 4, 4, 2, 3]
     assert step.forward.slot_mapping[0].tolist() == [36, 37, 38, 39, 28, 24, 6, 7]
-    assert step.forward.attn_metadata[0].query_starts.tolist() == [0, 5, 6, 8]
-    assert step.forward.attn_metadata[0].context_lens.tolist() == [5, 5, 4]
+    assert step.forward.attn_metadata[0].query_start_loc.tolist() == [0, 5, 6, 8]
+    assert step.forward.attn_metadata[0].seq_lens.tolist() == [5, 5, 4]
     assert step.forward.attn_metadata[0].rows.tolist() == [2, 5, 0]
     assert step.forward.attn_metadata[0].spans == ((0, 5, 5), (5, 6, 5), (6, 8, 4))
     assert step.logit_tokens.tolist() == [4, 5, 7]
@@ -85,8 +85,8 @@ def test_padding_has_no_slot_no_row_and_no_query(inputs):
     step = filled(inputs, [scheduled(3, 0, (8, 9), blocks=(2,))], StepShape(16, 4, False))
     assert step.forward.input_ids.tolist() == [8, 9] + [0] * 14
     assert step.forward.slot_mapping[0].tolist() == [8, 9] + [-1] * 14
-    assert step.forward.attn_metadata[0].query_starts.tolist() == [0, 2, 2, 2, 2]
-    assert step.forward.attn_metadata[0].context_lens.tolist() == [2, 0, 0, 0]
+    assert step.forward.attn_metadata[0].query_start_loc.tolist() == [0, 2, 2, 2, 2]
+    assert step.forward.attn_metadata[0].seq_lens.tolist() == [2, 0, 0, 0]
     assert step.forward.attn_metadata[0].rows.tolist() == [3, -1, -1, -1]
     assert step.sample_rows.tolist() == [3, -1, -1, -1]
 
@@ -168,7 +168,7 @@ def test_the_device_counts_a_rows_tokens_from_where_its_binding_says(inputs):
     assert step.forward.input_ids.tolist() == [30, 8, 9, 4]
     assert step.forward.positions.tolist() == [10, 11, 12, 0]
     assert step.forward.slot_mapping[0].tolist() == [3 * BLOCK + 2, 3 * BLOCK + 3, 4 * BLOCK, 6 * BLOCK]
-    assert step.forward.attn_metadata[0].context_lens.tolist() == [13, 1]
+    assert step.forward.attn_metadata[0].seq_lens.tolist() == [13, 1]
     assert step.logit_tokens.tolist() == [0, 1, 2, 3]
     assert step.sample_rows.tolist() == [3, 3, 3, 1]
     assert step.sample_positions.tolist() == [11, 12, 13, 1]

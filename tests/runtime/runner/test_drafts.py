@@ -41,8 +41,8 @@ class Remembering:
         meta, slots = step.attn_metadata[0], step.slot_mapping[0].tolist()
         for token_id, slot in zip(step.input_ids.tolist(), slots, strict=True):
             self._stored[slot] = token_id
-        starts, sequences = meta.query_starts.tolist(), []
-        for index, seq_len in enumerate(meta.context_lens.tolist()):
+        starts, sequences = meta.query_start_loc.tolist(), []
+        for index, seq_len in enumerate(meta.seq_lens.tolist()):
             table = meta.block_tables[index if meta.rows is None else int(meta.rows[index])].tolist()
             known = [self._stored[table[at // BLOCK] * BLOCK + at % BLOCK] for at in range(seq_len)]
             num = starts[index + 1] - starts[index]

@@ -40,7 +40,7 @@ def test_counts_go_on_from_the_binding_and_guesses_have_logits_of_their_own():
     assert step.forward.input_ids.tolist() == [4, 4, 30, 8, 9]
     assert step.forward.positions.tolist() == [0, 1, 10, 11, 12]
     assert step.forward.slot_mapping[0].tolist() == [24, 25, 14, 15, 16]
-    assert step.forward.attn_metadata[0].context_lens.tolist() == [2, 13]
+    assert step.forward.attn_metadata[0].seq_lens.tolist() == [2, 13]
     assert (step.logit_tokens.tolist(), step.sample_rows.tolist()) == ([1, 2, 3, 4], [1, 3, 3, 3])
     assert step.sample_positions.tolist() == [2, 11, 12, 13]
     assert buffers.num_computed.tolist() == [0, 2, 0, 13]
