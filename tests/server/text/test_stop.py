@@ -119,9 +119,9 @@ def test_an_empty_stop_string_is_refused():
 
 
 def test_what_comes_after_a_flush_begins_anew():
-    codec = StopStrings(["ab"])
+    codec = StopStrings(["aab"])
     assert (codec.feed("xa"), codec.flush()) == ("x", "a")
-    assert (codec.feed("b"), codec.stopped) == ("b", None)
+    assert (codec.feed("ab"), codec.stopped) == ("ab", None)
 
 
 @pytest.mark.parametrize("stop", ["aabaaab", "abaababaab", "aaabaaaab", "abcabcacab"])
