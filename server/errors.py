@@ -30,7 +30,7 @@ border, `server/http/admission.py`. Standard library only."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 MAX_ECHO = 200  # characters of a client's own input that an answer repeats
@@ -42,16 +42,32 @@ def clip(value: object) -> str:
     return text if len(text) <= MAX_ECHO else text[:MAX_ECHO] + "…"
 
 
+class Field(str):
+    """The path of a request's field in the core's own words: "tools", "chat_template_kwargs.x". Of an error it is data, so that
+    each API can say it in its words (`field_names`), and nothing else of the message is touched."""
+
+    __slots__ = ()
+
+
 class ApiError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, *message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+        """`message`: its pieces, of which those that name the core's fields are a Field; so is `param`, if it names one."""
+        super().__init__("".join(message))
+        self._pieces = message
+        self.message = "".join(message)
         self.param = param
         self.retry_after_s = retry_after_s
+
+    def rename(self, name_of: Callable[[Field], str]) -> None:
+        """Says the core's fields as `name_of` does."""
+        self._pieces = tuple(name_of(piece) if isinstance(piece, Field) else piece for piece in self._pieces)
+        self.message = "".join(self._pieces)
+        if isinstance(self.param, Field):
+            self.param = name_of(self.param)
 
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}

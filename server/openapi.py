@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the routes, generated: requests from the wire types in `schema`, errors from the tree in
+"""The OpenAPI 3.1 document of the routes, generated: requests from each API's wire types, errors from the tree in
 `errors`, answers from the types here.
 
 Answers are written as plain JSON elsewhere, for speed; a test reads what a running server says through the types below, so they
@@ -17,10 +17,11 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from orjson import dumps
 
-from server import errors, schema
+from server import errors
 from server.anthropic import api_types as answers
 from server.anthropic import wire
 from server.http.auth import ADMIN_PATHS, OPEN_PATHS
+from server.openai import wire as openai_wire
 from server.responses import api_types as documented
 from server.responses.query import InputItemsQuery, RetrieveQuery
 from server.version import __version__
@@ -286,11 +287,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/"): Operation("chatPage", "Pages", "The built-in chat page", {_HTML: None}),
     ("POST", "/v1/chat/completions"): Operation(
         "createChatCompletion", "Generation", "Answer a conversation; with `stream`, as server-sent events",
-        {_JSON: ChatCompletion, _EVENTS: ChatCompletionChunk}, schema.ChatRequest, _GENERATION,
+        {_JSON: ChatCompletion, _EVENTS: ChatCompletionChunk}, openai_wire.ChatRequest, _GENERATION,
     ),
     ("POST", "/v1/completions"): Operation(
         "createCompletion", "Generation", "Continue one or several prompts; with `stream`, as server-sent events",
-        {_JSON: TextCompletion, _EVENTS: TextCompletionChunk}, schema.CompletionRequest, _GENERATION,
+        {_JSON: TextCompletion, _EVENTS: TextCompletionChunk}, openai_wire.CompletionRequest, _GENERATION,
     ),
     ("POST", "/v1/messages"): Operation(
         "createMessage", "Generation", "Answer a conversation, as Anthropic has it; with `stream`, as server-sent events",
@@ -324,10 +325,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "retrieveModel", "Models", "One of those names", {_JSON: ModelCard}, None, (404, 503)
     ),
     ("POST", "/tokenize"): Operation(
-        "tokenize", "Tokens", "The token ids of a text or a conversation", {_JSON: TokenizeResponse}, schema.TokenizeRequest, _BODY,
+        "tokenize", "Tokens", "The token ids of a text or a conversation", {_JSON: TokenizeResponse},
+        openai_wire.TokenizeRequest, _BODY,
     ),
     ("POST", "/detokenize"): Operation(
-        "detokenize", "Tokens", "The text of token ids", {_JSON: DetokenizeResponse}, schema.DetokenizeRequest, _BODY
+        "detokenize", "Tokens", "The text of token ids", {_JSON: DetokenizeResponse}, openai_wire.DetokenizeRequest, _BODY
     ),
     ("GET", "/health"): Operation("health", "Server", "200 while requests may enter and are worked on", {_JSON: Health}),
     ("GET", "/metrics"): Operation("metrics", "Server", "Counters in Prometheus' text format", {_TEXT: None}),

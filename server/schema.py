@@ -1,10 +1,10 @@
-"""Wire types: what a client may send, field by field, with its limits.
+"""Wire types that several APIs share, and how a body is decoded into one: what a client may send, field by field, with its limits.
 
 A field is one line here. One that OpenAI or vLLM have and we do not yet stands in a refusal table with the values that ask
 for nothing; every other value is refused by name. A field nobody knows is refused too, or reported to whoever decodes, who
 tells the client: nothing is silently ignored but what is harmless by its meaning (`user`, `metadata` …). JSON has no NaN or
 infinity and numbers too large for a float are refused by the decoder, so a range is the whole check of a number. Knows nothing
-of models: what depends on the vocabulary, the context length or the model's defaults is checked in `sampling` and `admission`."""
+of models: what depends on the vocabulary, the context length or the model's defaults is checked in `generate`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast
 
 import msgspec
@@ -20,28 +21,19 @@ from msgspec import Meta, Struct
 from server.errors import InvalidRequest, UnknownParameter, UnreadableBody, UnsupportedParameter, clip
 
 MAX_STOPS = 4
-MAX_N = 128
-MAX_PROMPTS = 1024
 MAX_LOGPROBS = 20
-MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BIASES = 1024
-MAX_BAD_WORDS = 128
 MAX_TOOLS = 512
-_INT64 = 2**63 - 1
+INT64 = 2**63 - 1
 
 Name = Annotated[str, Meta(max_length=1024)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
-TokenId = Annotated[int, Meta(ge=0, le=_INT64)]
+TokenId = Annotated[int, Meta(ge=0, le=INT64)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/+=@-]{1,128}$")]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-
-
-class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # usage so far in every chunk; together with include_usage
-    include_obfuscation: Any = None
 
 
 # --- structured outputs -------------------------------------------------------------------------------------------
@@ -53,36 +45,6 @@ class AnyText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"
 
 class JsonObject(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
     pass
-
-
-class NamedSchema(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`strict` changes nothing: a schema is always held to."""
-
-    schema: dict[str, Any] | bool
-    name: Name | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    json_schema: NamedSchema
-
-
-class StructuralTagFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="structural_tag"):
-    """`format`, or `structures` with `triggers`, which is the older way to say it."""
-
-    format: dict[str, Any] | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
-
-    def check(self, where: str) -> None:
-        if (self.format is None) == (self.structures is None):
-            raise InvalidRequest("give either format or structures", param=f"{where}.format")
-        if (self.triggers is None) != (self.structures is None):
-            raise InvalidRequest("structures and triggers go together", param=f"{where}.triggers")
-
-
-ResponseFormat = AnyText | JsonObject | JsonSchemaFormat | StructuralTagFormat
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -123,491 +85,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
                     raise InvalidRequest(f"{name} is about JSON and not about {asked[0]}", param=f"{prefix}{name}")
 
 
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern")
-
-
-class GenerationRequest(Struct, kw_only=True):
-    """What /v1/chat/completions and /v1/completions share. None means "as the model or the route has it"."""
-
-    model: Name | None = None
-
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None  # 0 and -1: off
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    # vLLM takes any number above 0; outside these bounds logits overflow and the answer is noise.
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None  # so many are generated, and the n likeliest returned
-    use_beam_search: bool | None = None  # with best_of beams, n if not said
-    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
-    early_stopping: bool | Literal["never"] | None = None  # as transformers has it
-
-    max_tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None  # 0: the prompt is scored, nothing generated
-    min_tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
-    bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
-    # Keep that many of the prompt's tokens; -1: as many as the context holds beside max_tokens.
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None
-    truncation_side: Literal["left", "right"] | None = None  # which end goes; left if not said
-    return_token_ids: bool | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # In place of the most likely tokens, together with logprobs.
-    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None = None
-    return_tokens_as_token_ids: bool | None = (
-        None  # "token_id:5" for the token's text, where log-probabilities are shown
-    )
-
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    # vLLM's names until 0.12, which clients still send: each is a field of structured_outputs.
-    guided_json: dict[str, Any] | str | bool | None = None
-    guided_regex: Annotated[str, Meta(min_length=1)] | None = None
-    guided_choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
-    guided_grammar: Annotated[str, Meta(min_length=1)] | None = None
-    guided_whitespace_pattern: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    request_id: RequestId | None = None  # in place of X-Request-Id, which wins
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-
-    # Harmless: they describe the caller and ask nothing of the answer.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-
-    @property
-    def echoes(self) -> bool:
-        """The answer begins with the prompt's text."""
-        return False
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """How many alternatives to show with each token; None for no log-probabilities at all."""
-        return None
-
-    @property
-    def guided(self) -> StructuredOutputs | None:
-        """The guided_* fields in today's words; None where there are none."""
-        if all(getattr(self, name) is None for name in _GUIDED):
-            return None
-        return StructuredOutputs(**{name.removeprefix("guided_"): getattr(self, name) for name in _GUIDED})
-
-    def _check_structured(self) -> None:
-        if isinstance(self.response_format, StructuralTagFormat):
-            self.response_format.check("response_format")
-        ways = [] if isinstance(self.response_format, AnyText | None) else ["response_format"]
-        if self.structured_outputs is not None:
-            self.structured_outputs.check("structured_outputs", "structured_outputs.")
-            ways.append("structured_outputs")
-        if (guided := self.guided) is not None:
-            guided.check("guided_json", "guided_")
-            ways.append(f"guided_{guided.asked[0]}")
-        if len(ways) > 1:
-            raise InvalidRequest(f"{' and '.join(ways)} each ask for a form; give one of them", param=ways[0])
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """How many alternatives to compute for each token of the prompt; None for no log-probabilities of it."""
-        return self.prompt_logprobs
-
-    def check(self) -> None:
-        """Fields that contradict each other."""
-        if self.max_tokens == 0 and self.num_prompt_logprobs is None and not self.echoes:
-            raise InvalidRequest("max_tokens 0 asks for nothing without echo or prompt_logprobs", param="max_tokens")
-        if self.stream and self.prompt_logprobs is not None:
-            raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
-        if self.logprob_token_ids and self.num_logprobs is None:
-            raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
-        self._check_structured()
-        self._check_candidates()
-        self._check_truncation()
-        self._check_stream_options()
-
-    def _check_candidates(self) -> None:
-        n = self.n or 1
-        if self.best_of is not None and self.best_of < n:
-            raise InvalidRequest(f"best_of {self.best_of} is less than n {n}", param="best_of")
-        if self.stream and (self.best_of or n) > n:
-            raise InvalidRequest(
-                "best_of cannot be streamed: which answers are the best is known at their end", param="best_of"
-            )
-        if not self.use_beam_search:
-            for name in ("length_penalty", "early_stopping"):
-                if not _asks_for_nothing(getattr(self, name), (1.0, 1, False)):
-                    raise InvalidRequest(f"{name} is only allowed when use_beam_search is true", param=name)
-            return
-        for name, idle in _NOT_WITH_BEAMS.items():
-            if not _asks_for_nothing(getattr(self, name), idle):
-                raise InvalidRequest(f"{name} cannot be honoured by a beam search", param=name)
-        if self.max_tokens == 0:
-            raise InvalidRequest("a beam search needs a token to generate", param="max_tokens")
-
-    def _check_truncation(self) -> None:
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidRequest("truncate_prompt_tokens 0 would leave no prompt", param="truncate_prompt_tokens")
-        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise InvalidRequest("truncation_side needs truncate_prompt_tokens", param="truncation_side")
-
-    def _check_stream_options(self) -> None:
-        options = self.stream_options
-        if options is None:
-            return
-        if not self.stream:
-            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
-        if options.continuous_usage_stats and not options.include_usage:
-            raise InvalidRequest(
-                "continuous_usage_stats is only allowed when include_usage is true",
-                param="stream_options.continuous_usage_stats",
-            )
-        if options.include_obfuscation not in (None, False):
-            raise UnsupportedParameter("stream_options.include_obfuscation")
-
-
-class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    text: str
-
-
-class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
-    name: Name
-    arguments: str | dict[str, Any]  # OpenAI's is a string of JSON
-
-
-class PastCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool call of an earlier turn, as it came with an answer."""
-
-    id: Name
-    function: CalledFunction
-    type: Literal["function"] = "function"
-    index: int | None = None  # of a streamed call, which some clients send back
-
-
-class Message(Struct, kw_only=True, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    name: Name | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[PastCall] | None = None
-    tool_call_id: Name | None = None
-    function_call: CalledFunction | None = None
-    audio: Any = None
-    annotations: Any = None
-
-    def check(self, where: str) -> None:
-        for name in ("audio", "annotations"):
-            if getattr(self, name) not in (None, []):
-                raise UnsupportedParameter(f"{where}.{name}")
-        for name in ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"):
-            if self.role != "assistant" and getattr(self, name):
-                raise InvalidRequest(f"{where}.{name} is only allowed with role assistant", param=f"{where}.{name}")
-        if self.tool_call_id is not None and self.role != "tool":
-            raise InvalidRequest(f"{where}.tool_call_id is only allowed with role tool", param=f"{where}.tool_call_id")
-        if self.tool_call_id is None and self.role == "tool":
-            raise InvalidRequest(f"{where}.tool_call_id is missing: whose result is it?", param=f"{where}.tool_call_id")
-        if self.name is None and self.role == "function":
-            raise InvalidRequest(f"{where}.name is missing: whose result is it?", param=f"{where}.name")
-        if self.content is None and not (self.tool_calls or self.function_call or self.refusal is not None):
-            raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
-
-    @property
-    def may_go_on(self) -> bool:
-        return self.role == "assistant" and not self.tool_calls and self.function_call is None
-
-    @property
-    def num_chars(self) -> int:
-        texts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content]
-        texts += [self.reasoning, self.reasoning_content, self.refusal]
-        texts += [str(call.function.arguments) for call in self.tool_calls or []]
-        return sum(len(text) for text in texts if text)
-
-
-Messages = Annotated[list[Message], Meta(min_length=1)]
-
-
-class FunctionSpec(Struct, kw_only=True, forbid_unknown_fields=True):
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None  # JSON schema of the arguments; None: there are none
-    strict: bool | None = None  # calls keep to the schema
-
-
-class Tool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
-    function: FunctionSpec
-
-
-class FunctionName(Struct, kw_only=True, forbid_unknown_fields=True):
-    name: Name
-
-
-class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
-    function: FunctionName
-
-
-Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class Conversation(Protocol):
-    """What makes a prompt of messages: a chat, or a chat whose tokens are to be counted."""
-
-    @property
-    def messages(self) -> list[Message] | None: ...
-    @property
-    def tools(self) -> list[Tool] | None: ...
-    @property
-    def tool_choice(self) -> ToolChoice | None: ...
-    @property
-    def add_generation_prompt(self) -> bool | None: ...
-    @property
-    def continue_final_message(self) -> bool | None: ...
-    @property
-    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
-    @property
-    def documents(self) -> list[dict[str, Any]] | None: ...
-    @property
-    def reasoning_effort(self) -> ReasoningEffort | None: ...
-    @property
-    def add_special_tokens(self) -> bool | None: ...
-
-
-def check_conversation(request: Conversation) -> None:
-    """Fields that contradict each other."""
-    continued = bool(request.continue_final_message)
-    if continued and request.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt contradict each other: either the last message goes on, or a "
-            "new one begins",
-            param="continue_final_message",
-        )
-    for index, message in enumerate(request.messages or []):
-        message.check(f"messages[{index}]")
-    if continued and request.messages and not request.messages[-1].may_go_on:
-        raise InvalidRequest(
-            "continue_final_message needs a last message of the assistant, without tool calls",
-            param="continue_final_message",
-        )
-    names = [tool.function.name for tool in request.tools or []]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(f"there are two tools named {twice!r}", param="tools")
-    if request.tool_choice not in (None, "none") and not names:
-        raise InvalidRequest("tool_choice is only allowed when there are tools", param="tool_choice")
-    if isinstance(request.tool_choice, NamedTool) and (named := request.tool_choice.function.name) not in names:
-        raise InvalidRequest(f"tool_choice names {clip(named)!r}, which is none of the tools", param="tool_choice")
-
-
-class ChatRequest(GenerationRequest, kw_only=True):
-    messages: Messages
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None  # None: auto, if there are tools
-    parallel_tool_calls: bool | None = None  # False: at most one call
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None  # the answer goes on in the last message, the assistant's
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None  # then reasoning is ended; -1: never
-    include_reasoning: bool | None = None  # False: it is counted, and not shown
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.top_logprobs or 0 if self.logprobs else None
-
-    @property
-    def must_call(self) -> bool:
-        """The answer is to be a call, or several."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
-
-    @property
-    def called_functions(self) -> list[FunctionSpec]:
-        """Those that an answer may call."""
-        functions = [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
-        if isinstance(self.tool_choice, NamedTool):
-            return [function for function in functions if function.name == self.tool_choice.function.name]
-        return functions
-
-    def check(self) -> None:
-        super().check()
-        check_conversation(self)
-        self._check_beams()
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) > 1:
-            raise InvalidRequest(
-                f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) contradict "
-                "each other; max_tokens is the older name",
-                param="max_tokens",
-            )
-
-    def _check_beams(self) -> None:
-        asked = {
-            "tool_choice": self.must_call,
-            "tools": any(function.strict for function in self.called_functions),
-            "thinking_token_budget": self.thinking_token_budget not in (None, -1),
-        }
-        for name in asked:
-            if self.use_beam_search and asked[name]:
-                raise InvalidRequest(f"{name} cannot be honoured by a beam search", param=name)
-
-
-class CompletionRequest(GenerationRequest, kw_only=True):
-    # One msgspec union cannot hold two list types, so a list is sorted out by `prompts`.
-    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    echo: bool | None = None
-
-    @property
-    def echoes(self) -> bool:
-        return bool(self.echo)
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.logprobs
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        wanted = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
-        return max(wanted, default=None)
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt, as text or as token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        kinds = {type(item) for item in self.prompt}
-        if len(kinds) > 1:
-            raise InvalidRequest("prompt mixes strings and token ids", param="prompt")
-        if kinds == {int}:
-            return [cast("list[int]", self.prompt)]
-        if len(self.prompt) > MAX_PROMPTS:
-            raise InvalidRequest(f"{len(self.prompt)} prompts; at most {MAX_PROMPTS} in one request", param="prompt")
-        return cast("list[str | list[int]]", self.prompt)
-
-
-class TokenizeRequest(Struct, kw_only=True):
-    """Either `prompt` or `messages`, the latter with what makes a prompt of them in a chat."""
-
-    model: Name | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    return_token_strs: bool | None = None
-
-    def check(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("give either prompt or messages", param="prompt")
-        check_conversation(self)
-
-
-class DetokenizeRequest(Struct, kw_only=True):
-    model: Name | None = None
-    tokens: list[TokenId]
-
-    def check(self) -> None:
-        pass
-
-
-# --- known and not implemented ------------------------------------------------------------------------------------
-
-# Field: the values that ask for nothing. Null always asks for nothing.
-_REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
-    "guided_decoding_backend": ("auto", "guidance"),
-    "store": (False,),
-    "prediction": (),
-    "prompt_cache_retention": (),
-    "spaces_between_special_tokens": (True,),
-    "repetition_detection": (),
-    "watermarking": (),
-    "session_id": (),
-    "return_prompt_text": (False,),
-    "return_weight_versions": (False,),
-    "return_token_offsets": (False,),
-    "routed_experts_prompt_start": (0,),
-    "kv_transfer_params": (),
-    "ec_transfer_params": (),
-    "vllm_xargs": ({},),
-    "stream_interval": (1,),
-}
-_REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
-    "echo": (False,),
-    "functions": (),
-    "function_call": ("none",),
-    "verbosity": ("medium",),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "chat_template": (),
-    "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
-    "mm_payload": ("tensors",),
-}
-_REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
-    "suffix": ("",),
-    "max_completion_tokens": (),
-    "prompt_embeds": (),
-}
-_REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {
-    "chat_template": (),
-    "media_io_kwargs": (),
-    "mm_processor_kwargs": (),
-}
-# A beam search looks at the likeliest answers as the model has them, and draws nothing.
-_NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
-    "stream": (False,),
-    "stop": ([],),
-    "temperature": (0, 0.0, 1, 1.0),
-    "top_p": (1, 1.0),
-    "top_k": (0, -1),
-    "min_p": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "logprob_token_ids": ([],),
-    "response_format": (AnyText(),),
-    "structured_outputs": (),
-    **dict.fromkeys(_GUIDED, ()),
-}
-
-
-# Of the above, what may as well be left undone if the client is told: nothing of the answer changes.
-_MAY_BE_IGNORED = frozenset({"store", "prediction", "prompt_cache_retention"})
-# What to use instead of what OpenAI itself has replaced.
-_REPLACED = {"functions": "tools", "function_call": "tool_choice"}
-
-
-def _asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:
+def asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:
     # By type too: False is not 0 here.
     return value is None or any(type(value) is type(other) and value == other for other in idle)
 
@@ -633,8 +111,8 @@ class Wire(Generic[T]):
         self,
         kind: type[T],
         refused: Mapping[str, tuple[Any, ...]],
-        may_be_ignored: Collection[str] = _MAY_BE_IGNORED,
-        replaced: Mapping[str, str] = _REPLACED,
+        may_be_ignored: Collection[str] = (),
+        replaced: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         fields = [(name, Any, None) for name in refused]
         wire = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
@@ -677,7 +155,7 @@ class Wire(Generic[T]):
 
     def _check_refused(self, request: T, ignored: list[str] | None) -> None:
         for name, idle in self._refused.items():
-            if _asks_for_nothing(getattr(request, name), idle):
+            if asks_for_nothing(getattr(request, name), idle):
                 continue
             if ignored is None or name not in self._may_be_ignored:
                 raise UnsupportedParameter(name, instead=self._replaced.get(name))
@@ -703,9 +181,3 @@ def refusal_of(message: str, names: Sequence[str] = (), where: str = "") -> Inva
     if not path:
         return InvalidRequest(f"The request body is invalid: {clip(what[:1].lower() + what[1:])}")
     return InvalidRequest(f"Invalid {path!r}: {clip(what[:1].lower() + what[1:])}", param=path)
-
-
-CHAT: Wire[ChatRequest] = Wire(ChatRequest, _REFUSED_BY_CHAT)
-COMPLETION: Wire[CompletionRequest] = Wire(CompletionRequest, _REFUSED_BY_COMPLETIONS)
-TOKENIZE: Wire[TokenizeRequest] = Wire(TokenizeRequest, _REFUSED_BY_TOKENIZE)
-DETOKENIZE: Wire[DetokenizeRequest] = Wire(DetokenizeRequest, {})

@@ -19,7 +19,7 @@ SERVER_ROOMS = (
     ("responses",),
     ("openai", "anthropic"),
     ("generate", "load"),
-    ("structured", "service", "terminal", "client_words"),
+    ("structured", "service", "terminal", "field_names"),
     ("loaded", "http"),
     ("schema", "config"),
     ("text", "errors", "offload", "version"),

@@ -19,8 +19,8 @@ from server.anthropic.blocks import (
 )
 from server.anthropic.wire import InputMessage
 from server.errors import InvalidRequest, clip
+from server.generate.request import Message, PastCall
 from server.loaded.prompt import ChatTemplate
-from server.schema import CalledFunction, Message, PastCall, TextPart
 
 BILLING = "x-anthropic-billing-header"
 TOOL_PREFIX = "toolu_"
@@ -157,7 +157,7 @@ def _user_turn(blocks: Iterable[Block]) -> Iterator[Message]:
                 yield Message(role="tool", content=_result(block), tool_call_id=_call_id(block.tool_use_id))
 
 
-def _result(block: ToolResultBlock) -> str | list[TextPart]:
+def _result(block: ToolResultBlock) -> str | list[str]:
     given = block.content
     texts = [given or ""] if isinstance(given, str | None) else list(_texts(given)) or [""]
     if block.is_error:
@@ -169,15 +169,13 @@ def _assistant_turn(blocks: Sequence[Block]) -> Message:
     texts = list(_texts(blocks))
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
     calls = [
-        PastCall(id=_call_id(block.id), function=CalledFunction(name=block.name, arguments=block.input))
-        for block in blocks
-        if isinstance(block, ToolUseBlock)
+        PastCall(_call_id(block.id), block.name, block.input) for block in blocks if isinstance(block, ToolUseBlock)
     ]
     return Message(
         role="assistant",
         content=_content(texts) if texts or not calls else None,
         reasoning="\n".join(thoughts) or None,
-        tool_calls=calls or None,
+        tool_calls=calls,
     )
 
 
@@ -185,6 +183,6 @@ def _texts(blocks: Iterable[object]) -> Iterator[str]:
     return (block.text for block in blocks if isinstance(block, TextBlock))
 
 
-def _content(texts: Iterable[str]) -> str | list[TextPart]:
+def _content(texts: Iterable[str]) -> str | list[str]:
     found = list(texts)
-    return "".join(found) if len(found) < 2 else [TextPart(text=text) for text in found]
+    return "".join(found) if len(found) < 2 else found

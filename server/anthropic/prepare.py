@@ -1,15 +1,15 @@
-"""What a client of Anthropic's API asks, as the chat request that asks the same of the core."""
+"""What a client of Anthropic's API asks, as the core is asked the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from server.anthropic.history import chat_messages, reminded, system_message, takes_system_turns
 from server.anthropic.wire import (
     AnyTool,
+    AutoTool,
     CustomTool,
-    JsonFormat,
     MessagesRequest,
     NoTool,
     OneTool,
@@ -18,121 +18,120 @@ from server.anthropic.wire import (
     ThinkingDisabled,
     ThinkingEnabled,
 )
-from server.client_words import ClientWords
-from server.loaded.prompt import ChatTemplate
-from server.schema import (
-    ChatRequest,
-    FunctionName,
-    FunctionSpec,
-    JsonSchemaFormat,
-    NamedSchema,
-    NamedTool,
-    Tool,
+from server.field_names import FieldNames
+from server.generate.request import (
+    Chat,
+    Function,
+    GenerateRequest,
+    OnlyFunction,
+    OutputConstraint,
+    Sampling,
+    Shown,
     ToolChoice,
 )
+from server.loaded.prompt import ChatTemplate
+from server.structured.grammar import JsonSchema
 
 # By which templates are told whether to reason.
 _SWITCHES: Final = ("enable_thinking", "thinking")
-_WORDS: Final = ClientWords(
-    {
-        "response_format.json_schema.schema": "output_config.format.schema",
-        "response_format": "output_config.format",
-        "reasoning_effort": "output_config.effort",
-        "thinking_token_budget": "thinking.budget_tokens",
-    }
+NAMES: Final = FieldNames(
+    {"reasoning_effort": "output_config.effort", "thinking_token_budget": "thinking.budget_tokens"}
 )
-in_the_clients_name, in_the_clients_words = _WORDS.translated, _WORDS.spoken
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Prepared:
     """`ignored`: what of the request does nothing. `wants_thinking`: it asks for reasoning, and `shows_thinking` for its text."""
 
-    chat: ChatRequest
+    chat: Chat
+    thinking: _Thinking
     ignored: list[str] = field(default_factory=list)
     wants_thinking: bool = False
     shows_thinking: bool = True
 
 
-def asked(wire: PromptRequest, template: ChatTemplate) -> Asked:
+class _Thinking(NamedTuple):
+    """`switches`: variables of the chat template; where it has none, `budget` ends reasoning as it begins."""
+
+    switches: dict[str, bool]
+    budget: int | None = None
+    shown: bool = True
+
+
+def prepare(wire: PromptRequest, template: ChatTemplate) -> Prepared:
     """Raises InvalidRequest, in the client's words."""
     head, left_out = system_message(wire.system)
     turns = wire.messages
     if any(turn.role == "system" for turn in turns) and not takes_system_turns(template):
         turns = reminded(turns)
     messages, left_out_too = chat_messages(turns)
-    continued = messages[-1].role == "assistant"
-    choice = wire.tool_choice
-    chat = ChatRequest(
-        model=wire.model,
+    choice, thinking = wire.tool_choice, _thinking(wire, template)
+    chat = Chat(
         messages=head + messages,
-        tools=[_tool(tool) for tool in wire.tools or []] or None,
-        tool_choice=_tool_choice(wire),
-        parallel_tool_calls=None
-        if choice is None or isinstance(choice, NoTool)
-        else not choice.disable_parallel_tool_use,
-        continue_final_message=continued or None,
-        response_format=None if wire.format is None else _format(wire.format),
+        tools=[_function(tool) for tool in wire.tools or []],
+        tool_choice=_tool_choice(choice),
+        parallel_tool_calls=choice is None or isinstance(choice, NoTool) or not choice.disable_parallel_tool_use,
+        continue_final_message=messages[-1].role == "assistant",
+        template_kwargs={**thinking.switches, **(wire.chat_template_kwargs or {})},
         reasoning_effort=None if wire.output_config is None else wire.output_config.effort,
-        **_thinking(wire, template),
     )
-    if isinstance(wire, MessagesRequest):
-        _add_sampling(chat, wire)
-    with in_the_clients_words():
+    with NAMES.spoken():
         chat.check()
-    thinking = wire.thinking
-    wants = isinstance(thinking, ThinkingEnabled | ThinkingAdaptive)
-    shows = not (isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted")
-    return Asked(chat, left_out + left_out_too, wants, shows)
+    wants = isinstance(wire.thinking, ThinkingEnabled | ThinkingAdaptive)
+    shows = not (isinstance(wire.thinking, ThinkingEnabled | ThinkingAdaptive) and wire.thinking.display == "omitted")
+    return Prepared(chat, thinking, left_out + left_out_too, wants, shows)
 
 
-def _add_sampling(chat: ChatRequest, wire: MessagesRequest) -> None:
-    chat.stop = wire.stop_sequences or None
-    chat.temperature, chat.top_p, chat.top_k = wire.temperature, wire.top_p, wire.top_k
-    chat.stream = wire.stream
-    chat.user = None if wire.metadata is None else wire.metadata.user_id
-    chat.priority, chat.cache_salt = wire.priority, wire.cache_salt
+def generate_request(wire: MessagesRequest, prepared: Prepared) -> GenerateRequest:
+    """As Anthropic has it, max_tokens may be more than the context has room for."""
+    return GenerateRequest(
+        prompt=prepared.chat,
+        sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
+        shown=Shown(stop=wire.stop_sequences or (), reasoning=prepared.thinking.shown),
+        default_max_tokens=wire.max_tokens,
+        constraint=_constraint(wire),
+        thinking_token_budget=prepared.thinking.budget,
+        stream=bool(wire.stream),
+        priority=wire.priority or 0,
+        cache_salt=wire.cache_salt,
+    )
 
 
-def _tool(tool: CustomTool) -> Tool:
+def _function(tool: CustomTool) -> Function:
     parameters = tool.input_schema
     if tool.input_examples:
         parameters = {**parameters, "examples": tool.input_examples}  # where JSON Schema has them
-    return Tool(
-        function=FunctionSpec(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
-    )
+    return Function(tool.name, tool.description, parameters, bool(tool.strict))
 
 
-def _tool_choice(wire: PromptRequest) -> ToolChoice | None:
-    match wire.tool_choice:
+def _tool_choice(choice: AutoTool | AnyTool | OneTool | NoTool | None) -> ToolChoice | None:
+    match choice:
         case None:
             return None
         case AnyTool():
             return "required"
         case OneTool(name=name):
-            return NamedTool(function=FunctionName(name=name))
+            return OnlyFunction(name)
         case NoTool():
             return "none"
-        case _:
+        case AutoTool():
             return "auto"
 
 
-def _format(format: JsonFormat) -> JsonSchemaFormat:
-    return JsonSchemaFormat(json_schema=NamedSchema(schema=format.schema))
+def _constraint(wire: PromptRequest) -> OutputConstraint | None:
+    if wire.format is None:
+        return None
+    field = "output_config.format" if wire.output_format is None else "output_format"
+    return OutputConstraint(JsonSchema(wire.format.schema), f"{field}.schema")
 
 
-def _thinking(wire: PromptRequest, template: ChatTemplate) -> dict[str, Any]:
-    """Fields of a ChatRequest. Where a template has no switch, reasoning is switched off by ending it as it begins."""
-    given = wire.chat_template_kwargs or {}
+def _thinking(wire: PromptRequest, template: ChatTemplate) -> _Thinking:
     if wire.thinking is None:
-        return {"chat_template_kwargs": given or None}
+        return _Thinking({})
     off = isinstance(wire.thinking, ThinkingDisabled)
-    switches = [name for name in _SWITCHES if template.reads(name, with_tools=bool(wire.tools))]
-    fields: dict[str, Any] = {"chat_template_kwargs": {**dict.fromkeys(switches, not off), **given} or None}
+    switches = {name: not off for name in _SWITCHES if template.reads(name, with_tools=bool(wire.tools))}
     if isinstance(wire.thinking, ThinkingEnabled):
-        fields["thinking_token_budget"] = wire.thinking.budget_tokens
+        return _Thinking(switches, wire.thinking.budget_tokens)
     if off:
-        fields["include_reasoning"] = False
-        if not switches:
-            fields["thinking_token_budget"] = 0
-    return fields
+        return _Thinking(switches, None if switches else 0, shown=False)
+    return _Thinking(switches)

@@ -12,12 +12,11 @@ from msgspec import Meta, Struct
 
 from server.anthropic.blocks import Block, CacheControl, TextBlock, check_blocks
 from server.errors import InvalidRequest, UnsupportedParameter, clip
-from server.schema import CacheSalt, Name, Priority, StopString, T, ToolName, Wire
+from server.schema import INT64, CacheSalt, Name, Priority, StopString, T, ToolName, Wire
 
 MAX_MESSAGES = 100_000
 MAX_STOP_SEQUENCES = 64
 MIN_BUDGET = 1024
-_INT64 = 2**63 - 1
 
 
 class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +73,7 @@ Display = Literal["summarized", "omitted"]  # there is no summary: thinking is s
 
 
 class ThinkingEnabled(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="enabled"):
-    budget_tokens: Annotated[int, Meta(ge=MIN_BUDGET, le=_INT64)]
+    budget_tokens: Annotated[int, Meta(ge=MIN_BUDGET, le=INT64)]
     display: Display | None = None
 
 
@@ -137,11 +136,11 @@ class CountRequest(PromptRequest, kw_only=True):
 
 
 class MessagesRequest(PromptRequest, kw_only=True):
-    max_tokens: Annotated[int, Meta(ge=0, le=_INT64)]  # 0: the prompt is cached, nothing generated
+    max_tokens: Annotated[int, Meta(ge=0, le=INT64)]  # 0: the prompt is cached, nothing generated
     stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOP_SEQUENCES)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, le=_INT64)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=INT64)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None  # there is one tier

@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server import schema
-from server.generate.start import chat_generation
+from server.generate.start import start
 from server.http.body import note_ignored, read_request
 from server.http.middleware import arrival_s
+from server.openai import requests, wire
 from server.openai.answer import answer, answer_id
 from server.openai.chat_shape import SHAPE
 from server.service import Service
@@ -16,11 +16,15 @@ from server.service import Service
 
 async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
-    wire = await read_request(http, schema.CHAT, service.config)
-    served.check_name(wire.model)
-    id = answer_id(http, SHAPE)
-    generation, ignored = await chat_generation(
-        service.config, service.offload, served, wire, id=id, arrival_s=arrival_s(http.scope)
+    given = await read_request(http, wire.CHAT, service.config)
+    served.check_name(given.model)
+    generation, ignored = await start(
+        service.config,
+        service.offload,
+        served,
+        requests.of_chat(given),
+        id=answer_id(http, SHAPE),
+        arrival_s=arrival_s(http.scope),
     )
     note_ignored(http, ignored, service.config)
-    return await answer(service, served, http, wire, generation, SHAPE)
+    return await answer(service, served, http, given, generation, SHAPE)

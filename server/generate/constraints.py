@@ -1,22 +1,15 @@
-"""Wishes: the structured output that a request asks for, whichever of its fields says so, as one grammar."""
+"""Output constraints: what a request asks of its answer's text, calls and reasoning, as the matchers that hold it to that.
+
+A constraint of a chat is one of what follows the reasoning; calls in it are in the model's own dialect."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from runtime.api import MatcherFactory
-from server.errors import InvalidRequest
+from server.errors import Field, InvalidRequest
+from server.generate.request import CONTINUE, TOOL_CHOICE, TOOLS, Chat, GenerateRequest, OnlyFunction, OutputConstraint
 from server.loaded.chat_format import Reading
 from server.loaded.model import Grammar, LoadedModel
-from server.schema import (
-    ChatRequest,
-    GenerationRequest,
-    JsonObject,
-    JsonSchemaFormat,
-    NamedTool,
-    StructuralTagFormat,
-    StructuredOutputs,
-)
+from server.schema import StructuredOutputs
 from server.structured.after_reasoning import after_reasoning
 from server.structured.budget import Marks, thinking_budget
 from server.structured.chats import ChatForm, Function
@@ -33,33 +26,8 @@ from server.structured.tags import StructuralTag
 from server.text.tools.registry import name_of
 
 
-class Wish(NamedTuple):
-    """`param`: the field it came from."""
-
-    grammar: Grammar
-    param: str
-
-
-def wish_of(request: GenerationRequest) -> Wish | None:
-    """What `request`, which has been checked, asks for."""
-    format = request.response_format
-    if isinstance(format, JsonObject):
-        return Wish(ANY_OBJECT, "response_format")
-    if isinstance(format, JsonSchemaFormat):
-        return Wish(JsonSchema(format.json_schema.schema), "response_format.json_schema.schema")
-    if isinstance(format, StructuralTagFormat):
-        tag = {"format": format.format} if format.structures is None else {
-            "structures": format.structures, "triggers": format.triggers
-        }  # fmt: skip
-        return Wish(StructuralTag(tag), "response_format")
-    if request.structured_outputs is not None:
-        name = request.structured_outputs.asked[0]
-        return Wish(_grammar(request.structured_outputs), f"structured_outputs.{name}")
-    guided = request.guided
-    return None if guided is None else Wish(_grammar(guided), f"guided_{guided.asked[0]}")
-
-
-def _grammar(asked: StructuredOutputs) -> Grammar:
+def structured_grammar(asked: StructuredOutputs) -> Grammar:
+    """The grammar that `asked`, which has been checked, describes."""
     space = WHITESPACE if asked.whitespace_pattern is None else asked.whitespace_pattern
     if asked.disable_any_whitespace:
         space = ""
@@ -77,47 +45,46 @@ def _grammar(asked: StructuredOutputs) -> Grammar:
     return JsonSchema(ANY_OBJECT.schema, space)
 
 
-async def forms_of(
-    served: LoadedModel, request: GenerationRequest, reading: Reading | None = None
+async def constraints_for(
+    served: LoadedModel, request: GenerateRequest, reading: Reading | None = None
 ) -> tuple[MatcherFactory, ...]:
-    """What holds an answer to the form that `request` wants, none where it leaves that open. `reading`: how it will be read,
-    where it is more than text: the form is that of what follows the reasoning, calls are in the model's dialect.
+    """What holds an answer to what `request` wants of it, none where it leaves that open. `reading`: how it will be read, where it
+    is more than text.
 
     Raises InvalidRequest."""
-    wish = wish_of(request)
-    if reading is not None and isinstance(request, ChatRequest):
-        wish = _in_chat(request, reading, wish)
-    forms: list[MatcherFactory] = []
-    if wish is not None:
+    constraint = request.constraint
+    if reading is not None and isinstance(request.prompt, Chat):
+        constraint = _in_chat(request.prompt, reading, constraint)
+    found: list[MatcherFactory] = []
+    if constraint is not None:
         try:
-            forms.append(_held_back(await served.grammars.factory(wish.grammar), served, reading))
+            found.append(_held_back(await served.grammars.factory(constraint.grammar), served, reading))
         except GrammarError as error:
-            raise InvalidRequest(f"{wish.param}: {error}", param=wish.param) from None
-    if isinstance(request, ChatRequest) and (budget := request.thinking_token_budget) is not None and budget >= 0:
+            raise InvalidRequest(constraint.param, f": {error}", param=constraint.param) from None
+    budget = request.thinking_token_budget
+    if budget is not None and budget >= 0:
         marks = None if reading is None else _marks(reading)
         if marks is not None:
-            forms.append(thinking_budget(budget, marks, served.tokenizer, served.engine.model.vocab_size))
-    return tuple(forms)
+            found.append(thinking_budget(budget, marks, served.tokenizer, served.engine.model.vocab_size))
+    return tuple(found)
 
 
 # --- chats --------------------------------------------------------------------------------------------------------
 
 
-def _in_chat(request: ChatRequest, reading: Reading, answer: Wish | None) -> Wish | None:
-    """The form of a message, which may hold calls. `answer`: the wish for its text."""
-    dialect, must_call = reading.dialect, request.must_call
+def _in_chat(chat: Chat, reading: Reading, answer: OutputConstraint | None) -> OutputConstraint | None:
+    """The constraint of a message, which may hold calls. `answer`: of its text."""
+    dialect, must_call = reading.dialect, chat.must_call
     if dialect is None:
         return answer
     if must_call and answer is not None:
-        raise InvalidRequest(f"tool_choice wants a call and {answer.param} a text", param="tool_choice")
-    called = request.called_functions if reading.tools else []
+        raise InvalidRequest(TOOL_CHOICE, " wants a call and ", answer.param, " a text", param=TOOL_CHOICE)
+    called = chat.callable_functions if reading.tools else ()
     strict = any(function.strict for function in called)
-    param = "tool_choice" if must_call else "tools" if strict else None
-    if dialect.channels and request.continue_final_message:
+    param: Field | None = TOOL_CHOICE if must_call else TOOLS if strict else None
+    if dialect.channels and chat.continue_final_message:
         if param is not None:
-            raise InvalidRequest(
-                f"{param} wants a call where continue_final_message wants more of an answer", param=param
-            )
+            raise InvalidRequest(param, " wants a call where ", CONTINUE, " wants more of an answer", param=param)
         return answer
     if param is None and answer is None:
         return None
@@ -125,10 +92,10 @@ def _in_chat(request: ChatRequest, reading: Reading, answer: Wish | None) -> Wis
         name_of(dialect),
         tuple(Function(function.name, function.parameters or {"type": "object"}) for function in called),
         must_call,
-        reading.parallel and not isinstance(request.tool_choice, NamedTool),
+        reading.parallel and not isinstance(chat.tool_choice, OnlyFunction),
         None if answer is None else answer.grammar,
     )
-    return Wish(form, answer.param if answer is not None else param or "tools")
+    return OutputConstraint(form, answer.param if answer is not None else param or TOOLS)
 
 
 def _held_back(make: MatcherFactory, served: LoadedModel, reading: Reading | None) -> MatcherFactory:

@@ -1,7 +1,6 @@
-"""Conversation: messages and tools as the ids of a prompt, with how its answers are to be read.
+"""Conversations: messages and tools as the ids of a prompt, with how its answers are to be read.
 
-The chat template writes the text; what differs between what clients send and what templates read is smoothed here. A
-Conversation is wire data of any route: /v1/chat/completions sends one, others can make one."""
+The chat template writes the text; what differs between what clients send and what templates read is smoothed here."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from server.errors import InvalidRequest, clip
+from server.errors import Field, InvalidRequest, clip
 from server.generate.preprocess import text_ids
+from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, PastCall
 from server.loaded.chat_format import ChatFormat, Reading
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate, PromptError
 from server.offload import Offload
-from server.schema import ChatRequest, Conversation, Message, PastCall, Tool
 from server.text.tools import prompted
 
 Json = dict[str, Any]
@@ -25,60 +24,60 @@ RESERVED_KWARGS: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final", "chat_template", "tokenize"}
 )
 # By which templates are told whether, and how much, to reason.
-_EFFORT, _SWITCHES = "reasoning_effort", ("enable_thinking", "thinking")
+_EFFORT, _KWARGS, _SWITCHES = Field("reasoning_effort"), Field("chat_template_kwargs"), ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """`reading` None: answers are text. `goes_on`: they continue the last message. `ignored`: fields of the request that
-    this model's template does not look at, of which the client has to be told."""
+    """The ids of a conversation. `reading` None: answers are text. `ignored`: fields of the request that this model's template
+    does not look at, of which the client has to be told."""
 
     ids: list[int]
     reading: Reading | None = None
-    goes_on: bool = False
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[Field, ...] = ()
 
 
-async def chat_prompt(served: LoadedModel, offload: Offload, wire: ChatRequest) -> ChatPrompt:
-    """Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could
-    read the calls of the tools."""
-    tools = tools_json(_callable_tools(wire))
+async def chat_prompt(
+    served: LoadedModel, offload: Offload, chat: Chat, *, show_reasoning: bool = True, fits: bool = True
+) -> ChatPrompt:
+    """`fits`: see `text_ids`.
+
+    Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could read
+    the calls of the tools."""
+    tools = tools_json(chat.shown_tools)
     if tools and served.chat_format.dialect is None:
         raise InvalidRequest(
-            "this server does not know how the model writes tool calls, so it takes no tools: start it with --tool-parser NAME",
-            param="tools",
-        )
-    text, ids, ignored = await _render(served, offload, wire, fits=wire.truncate_prompt_tokens is None)
-    goes_on = bool(wire.continue_final_message)
+            "this server does not know how the model writes tool calls, so it takes no ", TOOLS,
+            ": start it with --tool-parser NAME", param=TOOLS,
+        )  # fmt: skip
+    text, ids, ignored = await _render(served, offload, chat, tools, fits=fits)
     reading = served.chat_format.reading(
         tools,
-        begun=_reasoning_has_begun(served.chat_format, text, wire),
-        parallel=wire.parallel_tool_calls is not False,
-        show_reasoning=wire.include_reasoning is not False,
+        begun=_reasoning_has_begun(served.chat_format, text, chat),
+        parallel=chat.parallel_tool_calls,
+        show_reasoning=show_reasoning,
     )
-    return ChatPrompt(ids, reading, goes_on, ignored)
+    return ChatPrompt(ids, reading, ignored)
 
 
-async def chat_ids(served: LoadedModel, offload: Offload, wire: Conversation) -> list[int]:
+async def chat_ids(served: LoadedModel, offload: Offload, chat: Chat) -> list[int]:
     """The ids alone: what /tokenize counts is what a chat is charged. Raises InvalidRequest."""
-    _, ids, _ = await _render(served, offload, wire, fits=True)
+    _, ids, _ = await _render(served, offload, chat, tools_json(chat.shown_tools), fits=True)
     return ids
 
 
 async def _render(
-    served: LoadedModel, offload: Offload, wire: Conversation, *, fits: bool
-) -> tuple[str, list[int], tuple[str, ...]]:
-    template, messages = served.chat_template, wire.messages or []
-    tools = tools_json(_callable_tools(wire))
-    kwargs = wire.chat_template_kwargs or {}
+    served: LoadedModel, offload: Offload, chat: Chat, tools: Sequence[Json], *, fits: bool
+) -> tuple[str, list[int], tuple[Field, ...]]:
+    template, messages, kwargs = served.chat_template, chat.messages, chat.template_kwargs
     for name in RESERVED_KWARGS & kwargs.keys():
-        raise InvalidRequest(f"chat_template_kwargs may not set {name}", param=f"chat_template_kwargs.{name}")
-    effort, ignored = _effort(served.chat_format, template, wire, with_tools=bool(tools))
+        raise InvalidRequest(_KWARGS, f" may not set {name}", param=Field(f"{_KWARGS}.{name}"))
+    effort, ignored = _effort(served.chat_format, template, chat.reasoning_effort, with_tools=bool(tools))
     if template:
-        asked = {"documents": "documents"} if wire.documents else {}
-        asked |= {name: f"chat_template_kwargs.{clip(name)}" for name in kwargs}
-        unheard = (field for name, field in asked.items() if not template.reads(name, with_tools=bool(tools)))
-        ignored = (*ignored, *unheard)
+        asked = {"documents": Field("documents")} if chat.documents else {}
+        asked |= {name: Field(f"{_KWARGS}.{clip(name)}") for name in kwargs}
+        unread = (field for name, field in asked.items() if not template.reads(name, with_tools=bool(tools)))
+        ignored = (*ignored, *unread)
 
     def render() -> str:
         seen = messages_json(messages)
@@ -87,9 +86,9 @@ async def _render(
         return template.render(
             seen,
             tools=None if served.chat_format.prompted else tools or None,
-            add_generation_prompt=wire.add_generation_prompt is not False,
-            documents=wire.documents,
-            continue_final=bool(wire.continue_final_message),
+            add_generation_prompt=chat.add_generation_prompt,
+            documents=chat.documents,
+            continue_final=chat.continue_final_message,
             **{**effort, **kwargs},
         )
 
@@ -97,57 +96,48 @@ async def _render(
     try:
         text = await offload.run(num_chars, render)
     except PromptError as error:
-        raise InvalidRequest(clip(error), param="messages") from None
-    add_special_tokens = bool(wire.add_special_tokens)
-    ids = await text_ids(served, offload, text, add_special_tokens=add_special_tokens, param="messages", fits=fits)
+        raise InvalidRequest(clip(error), param=MESSAGES) from None
+    ids = await text_ids(served, offload, text, add_special_tokens=chat.add_special_tokens, param=MESSAGES, fits=fits)
     return text, ids, ignored
 
 
-def _callable_tools(wire: Conversation) -> Sequence[Tool]:
-    """Those that the model is told of."""
-    return [] if wire.tool_choice == "none" else wire.tools or []
-
-
 def _effort(
-    chat_format: ChatFormat, template: ChatTemplate, wire: Conversation, *, with_tools: bool
-) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    chat_format: ChatFormat, template: ChatTemplate, effort: str | None, *, with_tools: bool
+) -> tuple[Mapping[str, Any], tuple[Field, ...]]:
     """What the template is told of reasoning_effort, and the names of what it would not listen to."""
-    effort = wire.reasoning_effort
     if effort is None or not template:
         return {}, ()
     words = chat_format.dialect.efforts if chat_format.dialect is not None else None
     if words is not None and effort not in words:
-        raise InvalidRequest(
-            f"reasoning_effort {effort!r} is unknown to this model; it has {', '.join(words)}", param=_EFFORT
-        )
+        raise InvalidRequest(_EFFORT, f" {effort!r} is unknown to this model; it has {', '.join(words)}", param=_EFFORT)
     told: dict[str, Any] = {_EFFORT: words[effort] if words else effort}
     told |= dict.fromkeys(_SWITCHES, effort != "none")
     heard = {name: value for name, value in told.items() if template.reads(name, with_tools=with_tools)}
     return heard, () if heard else (_EFFORT,)
 
 
-def _reasoning_has_begun(chat_format: ChatFormat, text: str, wire: ChatRequest) -> bool:
+def _reasoning_has_begun(chat_format: ChatFormat, text: str, chat: Chat) -> bool:
     tags = chat_format.tags
     if tags is None:
         return False
-    if not wire.continue_final_message:
+    if not chat.continue_final_message:
         return tags.begun_by(text)
-    content = messages_json(wire.messages[-1:])[0]["content"]
-    return tags.begun_in(content if isinstance(content, str) else "".join(part["text"] for part in content))
+    content = chat.messages[-1].content or ""
+    return tags.begun_in(content if isinstance(content, str) else "".join(content))
 
 
 # --- as templates read it -----------------------------------------------------------------------------------------
 
 
-def tools_json(tools: Sequence[Tool]) -> list[Json]:
+def tools_json(tools: Sequence[Function]) -> list[Json]:
     """As templates and dialects read them: nothing is missing, and nothing stands there that is for the server alone."""
     return [
         {
             "type": "function",
             "function": {
-                "name": tool.function.name,
-                "description": tool.function.description or "",
-                "parameters": tool.function.parameters or {"type": "object", "properties": {}},
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.parameters or {"type": "object", "properties": {}},
             },
         }
         for tool in tools
@@ -155,41 +145,27 @@ def tools_json(tools: Sequence[Tool]) -> list[Json]:
 
 
 def messages_json(messages: Sequence[Message]) -> list[Json]:
-    """OpenAI's newer name of the system role and its older ones around functions become those that templates know; results
-    carry their function's name."""
+    """Messages without what they do not have; results carry their function's name."""
     names: dict[str, str] = {}  # of the calls so far, by id
-    return [_message_json(message, number, names) for number, message in enumerate(messages)]
+    return [_message_json(message, names) for message in messages]
 
 
-def _message_json(message: Message, number: int, names: dict[str, str]) -> Json:
-    calls = [_call_json(call) for call in message.tool_calls or []]
-    if message.function_call is not None:
-        calls.append(_call_json(PastCall(id=_legacy_id(number), function=message.function_call)))
-    names |= {call["id"]: call["function"]["name"] for call in calls}
+def _message_json(message: Message, names: dict[str, str]) -> Json:
+    calls = [_call_json(call) for call in message.tool_calls]
+    names |= {call.id: call.name for call in message.tool_calls}
     content: Any = message.content
     if isinstance(content, list):
-        content = [{"type": "text", "text": part.text} for part in content]
-    if content is None and not calls:
-        content = message.refusal
-    call_id = _legacy_id(number - 1) if message.role == "function" else message.tool_call_id
+        content = [{"type": "text", "text": text} for text in content]
     seen: Json = {
-        "role": {"developer": "system", "function": "tool"}.get(message.role, message.role),
+        "role": message.role,
         "content": content,
-        "name": message.name or names.get(call_id or ""),
+        "name": message.name or names.get(message.tool_call_id or ""),
         "reasoning": message.reasoning,
-        "reasoning_content": message.reasoning_content,
         "tool_calls": calls or None,
-        "tool_call_id": call_id,
+        "tool_call_id": message.tool_call_id,
     }
     return {key: value for key, value in seen.items() if value is not None}
 
 
 def _call_json(call: PastCall) -> Json:
-    function = {"name": call.function.name, "arguments": call.function.arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _legacy_id(number: int) -> str:
-    """Calls had no ids when they were functions: the place of the message stands for it. Nine characters, which Mistral's
-    templates want."""
-    return f"call{number:05d}"
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

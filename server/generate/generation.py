@@ -16,11 +16,11 @@ from functools import cached_property, partial
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
+from server.generate.request import GenerateRequest
 from server.loaded.chat_format import Reading
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Detokenizer, Tokenizer
 from server.offload import SHORT_CHARS, Offload
-from server.schema import GenerationRequest
 from server.text.events import Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
 
@@ -45,18 +45,18 @@ class TextOptions:
     reading: Reading | None = None  # what the text may hold beside text
 
     @classmethod
-    def of(cls, request: GenerationRequest, *, continues_prompt: bool, reading: Reading | None = None) -> TextOptions:
-        stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    def of(cls, request: GenerateRequest, *, continues_prompt: bool, reading: Reading | None = None) -> TextOptions:
+        shown = request.shown
         return cls(
-            stop=stop,
-            include_stop=bool(request.include_stop_str_in_output),
-            skip_special_tokens=request.skip_special_tokens is not False,
-            min_tokens=request.min_tokens or 0,
+            stop=tuple(shown.stop),
+            include_stop=shown.include_stop,
+            skip_special_tokens=shown.skip_special_tokens,
+            min_tokens=request.sampling.min_tokens or 0,
             continues_prompt=continues_prompt,
-            token_ids=bool(request.return_token_ids),
-            logprobs=request.num_logprobs,
-            prompt_logprobs=request.prompt_logprobs,
-            tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            token_ids=shown.token_ids,
+            logprobs=shown.logprobs,
+            prompt_logprobs=shown.prompt_logprobs,
+            tokens_as_ids=shown.tokens_as_ids,
             reading=reading,
         )
 

@@ -1,4 +1,4 @@
-"""From a checked wire request to what the engine is asked: SamplingParams, with the model's defaults filled in.
+"""From what a client wants to what the engine is asked: SamplingParams, with the model's defaults filled in.
 
 Everything that depends on the model is checked here, so that the engine can take a SamplingParams at its word: ids lie in
 the vocabulary, counts fit the context."""
@@ -12,41 +12,44 @@ from types import MappingProxyType
 from typing import Any
 
 from runtime.api import ModelInfo, SamplingParams
-from server.errors import ContextLengthExceeded, InvalidRequest, clip
+from server.errors import ContextLengthExceeded, Field, InvalidRequest, clip
+from server.generate.request import GenerateRequest
 from server.loaded.defaults import SamplingDefaults
-from server.schema import GenerationRequest
 
 # Below the first, dividing by the temperature says no more than argmax; below the second it overflows float32 logits.
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 
+MIN_TOKENS, MAX_TOKENS, LOGIT_BIAS = map(Field, ("min_tokens", "max_tokens", "logit_bias"))
+
 
 def sampling_params(
-    request: GenerationRequest, max_tokens: int, defaults: SamplingDefaults, model: ModelInfo
+    request: GenerateRequest, max_tokens: int, defaults: SamplingDefaults, model: ModelInfo
 ) -> SamplingParams:
     """Raises InvalidRequest where an id lies outside the vocabulary or min_tokens passes `max_tokens`."""
-    min_tokens = request.min_tokens or 0
+    wanted = request.sampling
+    min_tokens = wanted.min_tokens or 0
     if min_tokens > max_tokens:
-        raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
-    temperature = _or(request.temperature, defaults.temperature)
-    top_k = _or(request.top_k, defaults.top_k)
+        raise InvalidRequest(MIN_TOKENS, f" {min_tokens} is more than ", MAX_TOKENS, f" {max_tokens}", param=MIN_TOKENS)
+    temperature = _or(wanted.temperature, defaults.temperature)
+    top_k = _or(wanted.top_k, defaults.top_k)
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=0.0 if temperature < GREEDY_BELOW else max(temperature, LOWEST_TEMPERATURE),
-        top_p=_or(request.top_p, defaults.top_p),
+        top_p=_or(wanted.top_p, defaults.top_p),
         top_k=0 if top_k < 0 or top_k >= model.vocab_size else top_k,
-        min_p=_or(request.min_p, defaults.min_p),
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
-        seed=None if request.seed == -1 else request.seed,
-        logit_bias=_logit_bias(request.logit_bias or {}, model.vocab_size),
-        stop_token_ids=_stop_token_ids(request.stop_token_ids or [], model.vocab_size),
+        min_p=_or(wanted.min_p, defaults.min_p),
+        presence_penalty=wanted.presence_penalty or 0.0,
+        frequency_penalty=wanted.frequency_penalty or 0.0,
+        repetition_penalty=_or(wanted.repetition_penalty, defaults.repetition_penalty),
+        seed=None if wanted.seed == -1 else wanted.seed,
+        logit_bias=_logit_bias(wanted.logit_bias or {}, model.vocab_size),
+        stop_token_ids=_stop_token_ids(wanted.stop_token_ids or [], model.vocab_size),
         min_tokens=min_tokens,
-        ignore_eos=bool(request.ignore_eos),
-        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, model.vocab_size),
+        ignore_eos=bool(wanted.ignore_eos),
+        allowed_token_ids=_allowed_token_ids(wanted.allowed_token_ids, model.vocab_size),
         logprobs=_logprobs(request, model.vocab_size),
-        logprob_token_ids=_logprob_token_ids(request.logprob_token_ids or [], model.vocab_size),
+        logprob_token_ids=_logprob_token_ids(wanted.logprob_token_ids or [], model.vocab_size),
         prompt_logprobs=_at_most(request.num_prompt_logprobs, model.vocab_size),
     )
 
@@ -60,14 +63,14 @@ def for_choice(params: SamplingParams, choice: int, *, tells_prompt: bool = True
     return dataclasses.replace(params, seed=(params.seed + choice + 2**63) % 2**64 - 2**63)
 
 
-def check_token_ids(ids: list[int], vocab_size: int, param: str) -> None:
+def check_token_ids(ids: list[int], vocab_size: int, param: Field) -> None:
     """`ids` are known not to be negative."""
     if ids and (largest := max(ids)) >= vocab_size:
         raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size}", param=param)
 
 
 def resolve_max_tokens(
-    wanted: int | None, default: int | None, prompt_tokens: int, model: ModelInfo, param: str
+    wanted: int | None, default: int | None, prompt_tokens: int, model: ModelInfo, param: Field
 ) -> int:
     """Tokens to generate at most. `default` None takes the rest of the context.
 
@@ -95,15 +98,15 @@ def _at_most(value: int | None, limit: int) -> int | None:
     return None if value is None else min(value, limit)
 
 
-def _logprobs(request: GenerationRequest, vocab_size: int) -> int | None:
+def _logprobs(request: GenerateRequest, vocab_size: int) -> int | None:
     """Answers that compete are compared by theirs."""
-    if request.num_logprobs is None and (request.best_of or 1) > (request.n or 1):
+    if request.shown.logprobs is None and request.num_candidates > request.n:
         return 0
-    return _at_most(request.num_logprobs, vocab_size)
+    return _at_most(request.shown.logprobs, vocab_size)
 
 
 def _logprob_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
-    check_token_ids(ids, vocab_size, "logprob_token_ids")
+    check_token_ids(ids, vocab_size, Field("logprob_token_ids"))
     return tuple(ids)
 
 
@@ -115,20 +118,20 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> Mapping[int, floa
     ids: dict[int, float] = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 20):
-            raise InvalidRequest(f"logit_bias: {clip(key)!r} is not a token id", param="logit_bias")
+            raise InvalidRequest(LOGIT_BIAS, f": {clip(key)!r} is not a token id", param=LOGIT_BIAS)
         ids[int(key)] = value
-    check_token_ids(list(ids), vocab_size, "logit_bias")
+    check_token_ids(list(ids), vocab_size, Field("logit_bias"))
     assert all(map(math.isfinite, ids.values())), "the decoder takes no others"
     return MappingProxyType(ids)
 
 
 def _stop_token_ids(ids: list[int], vocab_size: int) -> frozenset[int]:
-    check_token_ids(ids, vocab_size, "stop_token_ids")
+    check_token_ids(ids, vocab_size, Field("stop_token_ids"))
     return frozenset(ids)
 
 
 def _allowed_token_ids(ids: list[int] | None, vocab_size: int) -> frozenset[int] | None:
     if ids is None:
         return None
-    check_token_ids(ids, vocab_size, "allowed_token_ids")
+    check_token_ids(ids, vocab_size, Field("allowed_token_ids"))
     return frozenset(ids)

@@ -6,120 +6,63 @@ Whichever API it came by, a request passes here. Knows no HTTP and no frames."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from runtime import api
 from server.config import ServerConfig
-from server.errors import InvalidRequest
+from server.errors import Field, InvalidRequest
 from server.generate.bad_words import forbid
 from server.generate.beams import BeamParams
-from server.generate.constraints import forms_of
+from server.generate.constraints import constraints_for
 from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
-from server.generate.preprocess import echoed, truncated
+from server.generate.preprocess import echoed, prompt_ids, truncated
+from server.generate.request import Chat, GenerateRequest
 from server.generate.sampling import for_choice, resolve_max_tokens, sampling_params
 from server.loaded.chat_format import Reading
 from server.loaded.model import LoadedModel
 from server.offload import Offload
-from server.schema import ChatRequest, GenerationRequest
 
 logger = logging.getLogger("oneloop.http")
 
-
-async def chat_generation(
-    config: ServerConfig,
-    offload: Offload,
-    served: LoadedModel,
-    wire: ChatRequest,
-    *,
-    id: str,
-    arrival_s: float,
-    default_max_tokens: int | None = None,
-) -> tuple[Generation, tuple[str, ...]]:
-    """What a chat asks of the engine, by whichever API it came, and the fields of it that the model's template does not look
-    at, of which the client has to be told. One choice's Outputs become events by `Choice.events`, with their log-probabilities
-    by `take_logprobs`; `finish_reason` is set with the last of them.
-
-    Raises ApiError; `param` is a field of ChatRequest."""
-    prompt = await chat_prompt(served, offload, wire)
-    # The newer name wins; `schema` has refused two different values.
-    wanted = wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
-    generation = generation_of(
-        config,
-        served,
-        wire,
-        [prompt.ids],
-        id=id,
-        arrival_s=arrival_s,
-        continues_prompt=prompt.goes_on,
-        max_tokens=wanted,
-        default_max_tokens=default_max_tokens,
-        param="messages",
-        forms=await forms_of(served, wire, prompt.reading),
-        reading=prompt.reading,
-    )
-    await generation.prepare(offload)
-    return generation, prompt.ignored
+PRIORITY = Field("priority")
 
 
-def generation_of(
-    config: ServerConfig,
-    served: LoadedModel,
-    wire: GenerationRequest,
-    prompts: Sequence[Sequence[int]],
-    *,
-    id: str,
-    arrival_s: float,
-    continues_prompt: bool,
-    max_tokens: int | None,
-    default_max_tokens: int | None,
-    param: str,
-    forms: tuple[api.MatcherFactory, ...] = (),
-    reading: Reading | None = None,
-) -> Generation:
-    """What `wire` asks of the engine for `prompts`, not yet asked: nothing here knows HTTP. `forms`: what holds each sequence
-    to the form that was asked for. `max_tokens`: as the client wants it; `param`: the field the prompts came from, for
-    complaints. `continues_prompt`: an answer goes on where the prompt ends, rather than being a new text.
+async def start(
+    config: ServerConfig, offload: Offload, served: LoadedModel, request: GenerateRequest, *, id: str, arrival_s: float
+) -> tuple[Generation, tuple[Field, ...]]:
+    """What `request` asks of the engine, not yet asked, and the fields of it that the model's template does not look at, of which
+    the client has to be told. Of each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with their
+    log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them. `arrival_s`: `time.monotonic()`.
 
-    Raises ApiError."""
-    n, width = wire.n or 1, wire.best_of or wire.n or 1
-    check_num_sequences(len(prompts), width, config.max_queue, "best_of" if wire.best_of else "n")
-    if wire.priority and config.scheduling_policy != "priority":
-        raise InvalidRequest("priority needs a server started with --scheduling-policy priority", param="priority")
-    beams = _beams(wire, served.engine.model) if wire.use_beam_search else None
+    Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
+    fits = request.truncation is None
+    reading: Reading | None = None
+    ignored: tuple[Field, ...] = ()
+    continues = True
+    if isinstance(request.prompt, Chat):
+        prompt = await chat_prompt(served, offload, request.prompt, show_reasoning=request.shown.reasoning, fits=fits)
+        prompts, reading, ignored = [prompt.ids], prompt.reading, prompt.ignored
+        continues = request.prompt.continue_final_message
+    else:
+        prompts = await prompt_ids(served, offload, request.prompt, fits=fits)
+    constraints = await constraints_for(served, request, reading)
+    _check(config, served, request, len(prompts))
+    beams = _beams(request, served.engine.model)
     requests: list[api.Request] = []
     echoes: list[Echo] = []
     for number, given in enumerate(prompts):
-        if not given:
-            raise InvalidRequest(f"{param} is empty: there is no token to continue", param=param)
-        prompt_ids = truncated(
-            given, wire, default_max_tokens if max_tokens is None else max_tokens, served.engine.model.max_model_len
-        )
-        if wire.echoes:
-            echoes.append(echoed(served.tokenizer, wire, number, prompt_ids, is_cut=len(prompt_ids) < len(given)))
-        limit = resolve_max_tokens(max_tokens, default_max_tokens, len(prompt_ids), served.engine.model, param)
-        params = sampling_params(wire, limit, served.defaults, served.engine.model)
-        matchers = (*params.matchers, *forms)
-        if wire.bad_words:
-            encode = partial(served.tokenizer.encode, add_special_tokens=False)
-            matchers = (*matchers, forbid(wire.bad_words, encode, served.engine.model.vocab_size))
-        params = replace(params, matchers=matchers)
-        for choice in range(n if beams else width):
-            requests.append(
-                api.Request(
-                    id=f"{id}-{len(requests)}",
-                    prompt_ids=prompt_ids,
-                    params=for_choice(params, choice, tells_prompt=choice == 0 or bool(wire.stream)),
-                    priority=wire.priority or 0,
-                    cache_salt=wire.cache_salt,
-                    arrival_s=arrival_s,
-                )
-            )
-    options = TextOptions.of(wire, continues_prompt=continues_prompt, reading=reading)
-    generation = Generation(served, requests, len(prompts), n, options, echoes, beams)
+        ids = _fitted(served, request, given)
+        if request.shown.echo:
+            echoes.append(echoed(served.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
+        params = _params(served, request, ids, constraints)
+        requests += _requests(request, ids, params, len(requests), id, arrival_s)
+    options = TextOptions.of(request, continues_prompt=continues, reading=reading)
+    generation = Generation(served, requests, len(prompts), request.n, options, echoes, beams)
+    await generation.prepare(offload)
     if config.log_requests:
         logger.info(
             "%s: %d sequences, %d prompt tokens, %s",
@@ -128,28 +71,70 @@ def generation_of(
             generation.num_prompt_tokens,
             requests[0].params,
         )
-    return generation
+    return generation, ignored
 
 
-def _beams(wire: GenerationRequest, model: api.ModelInfo) -> BeamParams:
+def _check(config: ServerConfig, served: LoadedModel, request: GenerateRequest, num_prompts: int) -> None:
+    """Raises InvalidRequest where not even an empty queue would take all sequences, so that waiting would not help, or where the
+    scheduler knows no priorities."""
+    width, limit = request.num_candidates, config.max_queue
+    if num_prompts * width > limit:
+        field = request.candidates_field
+        raise InvalidRequest(
+            f"{num_prompts} prompts with ", field, f"={width} are {num_prompts * width} sequences; ",
+            f"this server queues at most {limit}",
+            param=field if width > 1 else request.prompt_field,
+        )  # fmt: skip
+    if request.priority and config.scheduling_policy != "priority":
+        raise InvalidRequest(PRIORITY, " needs a server started with --scheduling-policy priority", param=PRIORITY)
+
+
+def _fitted(served: LoadedModel, request: GenerateRequest, given: Sequence[int]) -> Sequence[int]:
+    """The ids of a prompt, cut if the client wants that. Raises InvalidRequest."""
+    if not given:
+        field = request.prompt_field
+        raise InvalidRequest(field, " is empty: there is no token to continue", param=field)
+    max_tokens = request.default_max_tokens if request.max_tokens is None else request.max_tokens
+    return truncated(given, request.truncation, max_tokens, served.engine.model.max_model_len)
+
+
+def _params(
+    served: LoadedModel, request: GenerateRequest, ids: Sequence[int], constraints: tuple[api.MatcherFactory, ...]
+) -> api.SamplingParams:
+    """Raises InvalidRequest, or ContextLengthExceeded where prompt and answer do not fit."""
+    model = served.engine.model
+    limit = resolve_max_tokens(request.max_tokens, request.default_max_tokens, len(ids), model, request.prompt_field)
+    params = sampling_params(request, limit, served.defaults, model)
+    matchers = (*params.matchers, *constraints)
+    if request.sampling.bad_words:
+        encode = partial(served.tokenizer.encode, add_special_tokens=False)
+        matchers = (*matchers, forbid(request.sampling.bad_words, encode, model.vocab_size))
+    return replace(params, matchers=matchers)
+
+
+def _requests(
+    request: GenerateRequest, ids: Sequence[int], params: api.SamplingParams, first: int, id: str, arrival_s: float
+) -> Iterator[api.Request]:
+    """One for each sequence of a prompt. `first`: the number of the first among all of this request."""
+    for choice in range(request.n if request.beams else request.num_candidates):
+        yield api.Request(
+            id=f"{id}-{first + choice}",
+            prompt_ids=ids,
+            params=for_choice(params, choice, tells_prompt=choice == 0 or request.stream),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            arrival_s=arrival_s,
+        )
+
+
+def _beams(request: GenerateRequest, model: api.ModelInfo) -> BeamParams | None:
     """Raises InvalidRequest where the vocabulary has not as many tokens."""
-    width = wire.best_of or wire.n or 1
-    num_ends = len(model.eos_token_ids) + len(wire.stop_token_ids or ())
+    if request.beams is None:
+        return None
+    width = request.num_candidates
+    num_ends = len(model.eos_token_ids) + len(request.sampling.stop_token_ids or ())
     if width + num_ends > model.vocab_size:
         raise InvalidRequest(
-            f"{width} beams are too many for a vocabulary of {model.vocab_size}",
-            param="best_of" if wire.best_of else "n",
+            f"{width} beams are too many for a vocabulary of {model.vocab_size}", param=request.candidates_field
         )
-    penalty = 1.0 if wire.length_penalty is None else wire.length_penalty
-    return BeamParams(width, wire.n or 1, penalty, wire.early_stopping or False)
-
-
-def check_num_sequences(num_prompts: int, width: int, max_queue: int, field: str) -> None:
-    """`field` asks for `width` sequences a prompt. Raises InvalidRequest where not even an empty queue would take them all:
-    waiting would not help."""
-    if num_prompts * width > max_queue:
-        raise InvalidRequest(
-            f"{num_prompts} prompts with {field}={width} are {num_prompts * width} sequences; this server queues at most "
-            f"{max_queue}",
-            param=field if width > 1 else "prompt",
-        )
+    return BeamParams(width, request.n, request.beams.length_penalty, request.beams.early_stopping)

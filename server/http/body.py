@@ -12,7 +12,7 @@ from starlette.responses import Response
 from server.config import ServerConfig
 from server.errors import UnsupportedParameter, clip
 from server.http import admission
-from server.schema import GenerationRequest, T, Wire
+from server.schema import T, Wire
 
 logger = logging.getLogger("oneloop.http")
 
@@ -28,8 +28,9 @@ async def read_request(request: Request, wire: Wire[T], config: ServerConfig) ->
     ignored: list[str] = []
     body = await admission.read_body(request, config.max_body_size)
     found = wire.decode(body, None if config.strict_fields else ignored)
-    if isinstance(found, GenerationRequest) and found.request_id and "x-request-id" not in request.headers:
-        request.scope["request_id"] = found.request_id
+    named: str | None = getattr(found, "request_id", None)  # of APIs whose bodies have it
+    if named and "x-request-id" not in request.headers:
+        request.scope["request_id"] = named
     note_ignored(request, ignored, config)
     return found
 

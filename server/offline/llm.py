@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,14 +29,11 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from runtime.api import EngineError, Output, TokenLogprobs
-from server import schema
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
 from server.errors import ApiError, UnsupportedParameter
-from server.generate.constraints import forms_of
-from server.generate.conversation import ChatPrompt, chat_prompt
 from server.generate.generation import EngineFailed, Generation, PromptChoice
-from server.generate.preprocess import completion_ids
-from server.generate.start import generation_of
+from server.generate.request import Chat, GenerateRequest
+from server.generate.start import start
 from server.generate.transcript import Call, Transcript
 from server.load import load
 from server.loaded.lifecycle import Lifecycle
@@ -44,7 +41,8 @@ from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
 from server.offline.loop_thread import Background
 from server.offline.progress import Progress
-from server.openai.completion_shape import DEFAULT_MAX_TOKENS
+from server.openai import requests, wire
+from server.schema import Wire
 from server.service import Service
 from server.terminal import StartupDisplay
 from server.text.events import Malformed, Reasoning, Text
@@ -90,7 +88,7 @@ class SamplingParams:
                 raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
             _check_finite(name, value)
         self.fields: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        _decoded(schema.COMPLETION, {"prompt": "", **self.fields})
+        _decoded(wire.COMPLETION, {"prompt": "", **self.fields})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SamplingParams) and self.fields == other.fields
@@ -114,10 +112,10 @@ def _check_finite(name: str, value: Any) -> None:
             raise ValueError(f"Invalid {name!r}: {number} is not a finite number")
 
 
-def _decoded(wire: schema.Wire[Any], body: Mapping[str, Any]) -> Any:
+def _decoded(kind: Wire[Any], body: Mapping[str, Any]) -> Any:
     """`body` as a client would have sent it, so that there is one set of rules. Raises ValueError."""
     try:
-        return wire.decode(msgspec.json.encode(body))
+        return kind.decode(msgspec.json.encode(body))
     except ApiError as error:
         raise _as_value_error(error) from None
     except (TypeError, OverflowError) as error:
@@ -140,26 +138,20 @@ def _as_value_error(error: ApiError) -> ValueError:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """One prompt or conversation, checked. `find_prompt` needs the loaded model."""
+    """One prompt or conversation, checked. `text`: the prompt as given, where it was text."""
 
-    wire: schema.GenerationRequest
-    text: str | None  # the prompt as given, where it was text
-    find_prompt: Callable[[LoadedModel, Service], Awaitable[ChatPrompt]]
-    max_tokens: int | None
-    default_max_tokens: int | None
-    param: str
+    request: GenerateRequest
+    text: str | None
+
+    @property
+    def param(self) -> str:
+        return self.request.prompt_field
 
 
 def _ask_completion(prompt: Prompt, params: SamplingParams) -> _Ask:
     given = prompt if isinstance(prompt, str) else [[operator.index(token_id) for token_id in prompt]]
-    wire: schema.CompletionRequest = _decoded(schema.COMPLETION, {"prompt": given, **params.fields})
-
-    async def find_prompt(served: LoadedModel, service: Service) -> ChatPrompt:
-        (ids,) = await completion_ids(served, service.offload, wire)
-        return ChatPrompt(ids, goes_on=True)
-
-    text = prompt if isinstance(prompt, str) else None
-    return _Ask(wire, text, find_prompt, wire.max_tokens, DEFAULT_MAX_TOKENS, "prompt")
+    request = requests.of_completion(_decoded(wire.COMPLETION, {"prompt": given, **params.fields}))
+    return _Ask(request, prompt if isinstance(prompt, str) else None)
 
 
 def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[str, Any]) -> _Ask:
@@ -167,12 +159,11 @@ def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[s
     fields = dict(params.fields)
     if "logprobs" in fields:  # a chat has its own names for it
         fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
-    wire: schema.ChatRequest = _decoded(schema.CHAT, {**body, **fields})
-
-    async def find_prompt(served: LoadedModel, service: Service) -> ChatPrompt:
-        return await chat_prompt(served, service.offload, wire)
-
-    return _Ask(wire, None, find_prompt, wire.max_tokens, None, "messages")
+    given = _decoded(wire.CHAT, {**body, **fields})
+    try:
+        return _Ask(requests.of_chat(given), None)
+    except ApiError as error:
+        raise _as_value_error(error) from None
 
 
 def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -347,25 +338,26 @@ class _Core:
     async def increments(self, ask: _Ask) -> AsyncGenerator[RequestOutput, None]:
         """Raises ValueError where the request does not fit the model, RuntimeError where the engine fails or is closed."""
         id = uuid.uuid4().hex
-        async with self._window.room_for(ask.wire.best_of or ask.wire.n or 1):
+        async with self._window.room_for(ask.request.num_candidates):
             try:
-                prompt = await ask.find_prompt(self._served, self._service)
-                if prompt.ignored:
-                    raise UnsupportedParameter(prompt.ignored[0])
-                forms = await forms_of(self._served, ask.wire, prompt.reading)
-                generation = generation_of(
-                    self._service.config, self._served, ask.wire, [prompt.ids],
-                    id=id, arrival_s=time.monotonic(), continues_prompt=prompt.goes_on, reading=prompt.reading,
-                    max_tokens=ask.max_tokens, default_max_tokens=ask.default_max_tokens, param=ask.param, forms=forms,
-                )  # fmt: skip
+                generation, ignored = await start(
+                    self._service.config,
+                    self._service.offload,
+                    self._served,
+                    ask.request,
+                    id=id,
+                    arrival_s=time.monotonic(),
+                )
+                if ignored:
+                    raise UnsupportedParameter(ignored[0])
                 opened = generation.open()
             except ApiError as error:
                 raise _as_value_error(error) from None
             except EngineError as error:
                 raise RuntimeError(f"the engine takes no requests: {error}") from None
             text = ask.text
-            if text is None and ask.param == "messages":
-                text = self._served.tokenizer.decode(prompt.ids, skip_special_tokens=False)
+            if isinstance(ask.request.prompt, Chat):
+                text = self._served.tokenizer.decode(generation.requests[0].prompt_ids, skip_special_tokens=False)
             said = [Transcript() for _ in generation.choices]
             ids = list(generation.requests[0].prompt_ids)  # cut, if so asked
             competing = [CompletionOutput(index) for index in range(len(generation.choices))]
@@ -409,7 +401,7 @@ class _Core:
         return [answer for answer in found if answer is not None]
 
     async def _whole(self, ask: _Ask) -> RequestOutput:
-        outputs = [CompletionOutput(index) for index in range(ask.wire.n or 1)]
+        outputs = [CompletionOutput(index) for index in range(ask.request.n)]
         async with contextlib.aclosing(self.increments(ask)) as increments:
             async for increment in increments:
                 for output in increment.outputs:

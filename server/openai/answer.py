@@ -16,7 +16,7 @@ from server.http.middleware import request_id
 from server.http.sse import ClientWatch, EventStream
 from server.loaded.model import LoadedModel
 from server.openai.frames import ChunkFrames, Envelope, Shape
-from server.schema import GenerationRequest
+from server.openai.wire import GenerationRequest
 from server.service import Service
 
 

@@ -8,8 +8,6 @@ from server.loaded.tokenizer import Tokenizer
 from server.openai.frames import Json
 from server.text.events import Event, Text
 
-DEFAULT_MAX_TOKENS = 16  # as OpenAI's
-
 
 class CompletionShape:
     id_prefix = "cmpl-"

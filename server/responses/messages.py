@@ -5,13 +5,13 @@ What a model wrote in one turn is several items here and one message there: its 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
+from server.generate.request import Message, PastCall
 from server.loaded.prompt import ChatTemplate
 from server.responses.input_items import FunctionCall, FunctionCallOutput, InputMessage, Item, ReasoningItem
-from server.schema import CalledFunction, Message, PastCall, TextPart
 
 JOINT = "\n\n"
-_HEADS = ("system", "developer")
 _PROBE = "second-system-message"
 _TWO_HEADS = (
     {"role": "system", "content": "a"}, {"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}
@@ -28,7 +28,8 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
             made.append(Message(role="tool", content=_content(item.texts), tool_call_id=item.call_id))
         elif isinstance(item, InputMessage) and item.role != "assistant":
             turn = None
-            made.append(Message(role=item.role, content=_content(item.texts)))
+            role: Literal["system", "user"] = "user" if item.role == "user" else "system"
+            made.append(Message(role=role, content=_content(item.texts)))
         elif not (isinstance(item, FunctionCall) and item.is_broken):
             if turn is None or (turn.content and not turn.tool_calls and not isinstance(item, FunctionCall)):
                 turn = Message(role="assistant", content="")
@@ -42,18 +43,18 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
 
 def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Message]:
     """Instructions and the system messages behind them as one message, where the template takes no second one."""
-    size = next((at for at, message in enumerate(messages) if message.role not in _HEADS), len(messages))
+    size = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
     if size < 2 or template.writes(_PROBE, _TWO_HEADS):
         return messages
     parts: list[str] = []
     for message in messages[:size]:
         assert message.content is not None, "a system message has nothing else"
-        parts += [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+        parts += [message.content] if isinstance(message.content, str) else message.content
     return [Message(role="system", content=JOINT.join(parts)), *messages[size:]]
 
 
-def _content(texts: list[str]) -> str | list[TextPart]:
-    return texts[0] if len(texts) == 1 else [TextPart(text=text) for text in texts]
+def _content(texts: list[str]) -> str | list[str]:
+    return texts[0] if len(texts) == 1 else texts
 
 
 def _add(turn: Message, item: Item) -> None:
@@ -61,8 +62,8 @@ def _add(turn: Message, item: Item) -> None:
         case ReasoningItem():
             turn.reasoning = JOINT.join(filter(None, (turn.reasoning, item.text)))
         case FunctionCall():
-            call = PastCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-            turn.tool_calls = [*(turn.tool_calls or ()), call]
+            call = PastCall(item.call_id, item.name, item.arguments)
+            turn.tool_calls = [*turn.tool_calls, call]
         case InputMessage():
             assert isinstance(turn.content, str), "it was made here"
             turn.content += "".join(item.texts)

@@ -13,21 +13,21 @@ from starlette.requests import Request as HttpRequest
 from server.errors import ContextLengthExceeded, InvalidRequest
 from server.generate.conversation import chat_ids
 from server.generate.generation import Generation
-from server.generate.start import chat_generation
+from server.generate.request import Chat, GenerateRequest
+from server.generate.start import start
 from server.http.auth import caller_key, is_admin
 from server.http.body import note_ignored
 from server.http.middleware import arrival_s
 from server.loaded.model import LoadedModel
 from server.responses import input_items
 from server.responses.body import Head, render
-from server.responses.chat_request import WORDS, chat_request
 from server.responses.events import Narration
 from server.responses.input_items import Item, ItemReference, new_id
 from server.responses.messages import messages_of, with_one_head
+from server.responses.requests import NAMES, generate_request
 from server.responses.store import Caller, Entry, Kept, ResponseStore
 from server.responses.truncation import longest
 from server.responses.wire import ResponsesRequest
-from server.schema import ChatRequest
 from server.service import Service
 
 
@@ -71,13 +71,13 @@ async def ask(
 
     if wire.truncation == "auto":
         items = await longest(items, partial(_fits, service, served, wire))
-    request = _chat_request(served, wire, items)
+    request = _request(served, wire, items)
     id = new_id("resp_")
-    with WORDS.spoken():
-        generation, ignored = await chat_generation(
+    with NAMES.spoken():
+        generation, ignored = await start(
             service.config, service.offload, served, request, id=id, arrival_s=arrival_s(http.scope)
         )
-    note_ignored(http, [*wire.left_undone(), *map(WORDS.translated, ignored)], service.config)
+    note_ignored(http, [*wire.left_undone(), *map(NAMES.name_of, ignored)], service.config)
 
     head = Head.of(id, wire, generation, model=served.name, stored=is_stored)
     narration = Narration(head, generation, in_background=bool(wire.background))
@@ -108,17 +108,18 @@ def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
     return entry
 
 
-def _chat_request(served: LoadedModel, wire: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
+def _request(served: LoadedModel, wire: ResponsesRequest, items: Sequence[Item]) -> GenerateRequest:
     messages = with_one_head(messages_of(items, wire.instructions), served.chat_template)
-    return chat_request(wire, messages)
+    return generate_request(wire, messages)
 
 
 async def _fits(service: Service, served: LoadedModel, wire: ResponsesRequest, items: Sequence[Item]) -> bool:
     """Whether a prompt of `items` leaves room for the answer."""
-    request = _chat_request(served, wire, items)
+    request = _request(served, wire, items)
     try:
-        with WORDS.spoken():
-            ids = await chat_ids(served, service.offload, request)
+        with NAMES.spoken():
+            assert isinstance(request.prompt, Chat), "it was made here"
+            ids = await chat_ids(served, service.offload, request.prompt)
     except ContextLengthExceeded:
         return False
     return len(ids) + (wire.max_output_tokens or 1) <= served.engine.model.max_model_len

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct, field
 
 from server.errors import InvalidRequest, UnsupportedParameter
 from server.schema import (
+    INT64,
     MAX_BIASES,
     MAX_LOGPROBS,
     MAX_STOPS,
@@ -28,7 +29,6 @@ from server.schema import (
     Wire,
 )
 
-_INT64 = 2**63 - 1
 LOGPROBS: Final = "message.output_text.logprobs"
 
 Includable = Literal[
@@ -119,8 +119,8 @@ class ResponsesRequest(Struct, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     include: list[Includable] | None = None
 
-    max_output_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
-    max_tool_calls: Annotated[int, Meta(ge=1, le=_INT64)] | None = None  # of built-in tools, of which there are none
+    max_output_tokens: Annotated[int, Meta(ge=1, le=INT64)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=INT64)] | None = None  # of built-in tools, of which there are none
     truncation: Literal["auto", "disabled"] | None = None
     text: TextWishes | None = None
     reasoning: ReasoningWishes | None = None
@@ -133,12 +133,12 @@ class ResponsesRequest(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     # As the chat route has them.
-    top_k: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    seed: Annotated[int, Meta(ge=-_INT64 - 1, le=_INT64)] | None = None
+    seed: Annotated[int, Meta(ge=-INT64 - 1, le=INT64)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
@@ -148,7 +148,7 @@ class ResponsesRequest(Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=-1, le=_INT64)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
 

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from runtime.api import FinishReason, LoadProgress
-from server import LLM, SamplingParams, schema
+from server import LLM, SamplingParams
 from server.config import ServerConfig
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel
 from server.offline.llm import SAMPLING_FIELDS
+from server.openai.wire import CompletionRequest
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import END, EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
@@ -241,7 +242,7 @@ def test_params_are_checked_as_http_checks_them_and_the_field_is_named(fields, w
 
 
 def test_every_sampling_field_is_one_of_the_wire():
-    wire = set(schema.CompletionRequest.__struct_fields__)
+    wire = set(CompletionRequest.__struct_fields__)
     assert set(SAMPLING_FIELDS) <= wire
     assert SamplingParams(temperature=0, stop=None) == SamplingParams(temperature=0)
     assert repr(SamplingParams(n=2)) == "SamplingParams(n=2)"

@@ -9,11 +9,12 @@ import pytest
 
 from server.anthropic import wire
 from server.anthropic.history import FAILED, tool_use_id
-from server.anthropic.prepare import Asked, asked
+from server.anthropic.prepare import Prepared, generate_request, prepare
 from server.errors import InvalidRequest
 from server.generate.conversation import messages_json
+from server.generate.request import GenerateRequest, OnlyFunction
 from server.loaded.prompt import ChatTemplate
-from server.schema import JsonSchemaFormat, NamedTool
+from server.structured.grammar import JsonSchema
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
 SWITCHED = ChatTemplate("{% if enable_thinking %}{{ messages }}{% endif %}")
@@ -22,9 +23,18 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "input_schema": SCHEMA}
 
 
-def ask(messages: Any = (USER,), template: ChatTemplate = TEMPLATE, **fields: Any) -> Asked:
+def decoded(messages: Any = (USER,), **fields: Any) -> wire.MessagesRequest:
     body = {"model": "tiny", "max_tokens": 2000, "messages": list(messages), **fields}
-    return asked(wire.MESSAGES.decode(json.dumps(body).encode(), []), template)
+    return wire.MESSAGES.decode(json.dumps(body).encode(), [])
+
+
+def ask(messages: Any = (USER,), template: ChatTemplate = TEMPLATE, **fields: Any) -> Prepared:
+    return prepare(decoded(messages, **fields), template)
+
+
+def request(template: ChatTemplate = TEMPLATE, **fields: Any) -> GenerateRequest:
+    given = decoded(**fields)
+    return generate_request(given, prepare(given, template))
 
 
 def said(*messages: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -194,11 +204,11 @@ def test_what_cannot_be_said_is_refused_with_its_place(messages, param):
 @pytest.mark.parametrize(
     ("choice", "theirs", "parallel"),
     [
-        (None, None, None),
+        (None, None, True),
         ({"type": "auto"}, "auto", True),
         ({"type": "auto", "disable_parallel_tool_use": True}, "auto", False),
         ({"type": "any", "disable_parallel_tool_use": False}, "required", True),
-        ({"type": "none"}, "none", None),
+        ({"type": "none"}, "none", True),
     ],
 )
 def test_choices_of_tools_have_their_counterpart(choice, theirs, parallel):
@@ -208,66 +218,62 @@ def test_choices_of_tools_have_their_counterpart(choice, theirs, parallel):
 
 def test_one_tool_may_be_chosen():
     choice = ask(tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"}).chat.tool_choice
-    assert isinstance(choice, NamedTool)
-    assert choice.function.name == "weather"
+    assert choice == OnlyFunction("weather")
 
 
 def test_a_tools_examples_stand_in_its_schema():
     tool = {**WEATHER, "type": "custom", "description": "d", "strict": True, "input_examples": [{"city": "Paris"}]}
-    (made,) = ask(tools=[tool]).chat.tools or []
-    assert made.function.parameters == {**SCHEMA, "examples": [{"city": "Paris"}]}
-    assert (made.function.name, made.function.description, made.function.strict) == ("weather", "d", True)
-    assert ask(tools=[]).chat.tools is None
+    (made,) = ask(tools=[tool]).chat.tools
+    assert made.parameters == {**SCHEMA, "examples": [{"city": "Paris"}]}
+    assert (made.name, made.description, made.strict) == ("weather", "d", True)
+    assert not ask(tools=[]).chat.tools
 
 
 def test_sampling_has_its_counterpart():
-    chat = ask(
-        temperature=0.5,
-        top_p=0.9,
-        top_k=5,
-        stop_sequences=["END"],
-        metadata={"user_id": "me"},
-        cache_salt="s",
-        priority=2,
-    ).chat
-    assert (chat.temperature, chat.top_p, chat.top_k, chat.stop) == (0.5, 0.9, 5, ["END"])
-    assert (chat.user, chat.cache_salt, chat.priority) == ("me", "s", 2)
+    made = request(temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END"], cache_salt="s", priority=2)
+    assert (made.sampling.temperature, made.sampling.top_p, made.sampling.top_k) == (0.5, 0.9, 5)
+    assert (made.shown.stop, made.cache_salt, made.priority) == (["END"], "s", 2)
+    assert (made.max_tokens, made.default_max_tokens) == (None, 2000)
 
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
-def test_a_form_of_the_answer_is_a_response_format(place):
+def test_a_format_of_the_answer_is_a_constraint_that_names_its_field(place):
     form = {"type": "json_schema", "schema": SCHEMA}
-    format = ask(**{place: {"format": form} if place == "output_config" else form}).chat.response_format
-    assert isinstance(format, JsonSchemaFormat)
-    assert format.json_schema.schema == SCHEMA
+    constraint = request(**{place: {"format": form} if place == "output_config" else form}).constraint
+    assert constraint is not None
+    assert constraint.grammar == JsonSchema(SCHEMA)
+    assert (
+        constraint.param
+        == {"output_config": "output_config.format.schema", "output_format": "output_format.schema"}[place]
+    )
 
 
 @pytest.mark.parametrize(
     ("thinking", "switch", "budget", "shown"),
     [
-        ({"type": "enabled", "budget_tokens": 1500}, True, 1500, None),
-        ({"type": "adaptive"}, True, None, None),
+        ({"type": "enabled", "budget_tokens": 1500}, True, 1500, True),
+        ({"type": "adaptive"}, True, None, True),
         ({"type": "disabled"}, False, None, False),
     ],
 )
 def test_thinking_is_switched_where_the_template_has_a_switch(thinking, switch, budget, shown):
     made = ask(template=SWITCHED, thinking=thinking, output_config={"effort": "low"})
-    assert made.chat.chat_template_kwargs == {"enable_thinking": switch}
-    assert (made.chat.thinking_token_budget, made.chat.include_reasoning) == (budget, shown)
+    assert made.chat.template_kwargs == {"enable_thinking": switch}
+    asked = request(SWITCHED, thinking=thinking)
+    assert (asked.thinking_token_budget, asked.shown.reasoning) == (budget, shown)
     assert made.chat.reasoning_effort == "low"
     assert made.wants_thinking == switch
 
 
 def test_thinking_is_ended_as_it_begins_where_the_template_has_no_switch():
-    assert ask(thinking={"type": "disabled"}).chat.thinking_token_budget == 0
-    assert ask().chat.thinking_token_budget is None
+    assert request(thinking={"type": "disabled"}).thinking_token_budget == 0
+    assert request().thinking_token_budget is None
 
 
 def test_what_the_client_tells_the_template_wins():
     given = {"enable_thinking": False, "mood": "good"}
     assert (
-        ask(template=SWITCHED, thinking={"type": "adaptive"}, chat_template_kwargs=given).chat.chat_template_kwargs
-        == given
+        ask(template=SWITCHED, thinking={"type": "adaptive"}, chat_template_kwargs=given).chat.template_kwargs == given
     )
 
 

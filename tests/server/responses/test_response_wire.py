@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from server.errors import ApiError
 from server.responses import input_items
-from server.responses.chat_request import chat_request
 from server.responses.messages import messages_of
+from server.responses.requests import generate_request
 from server.responses.wire import RESPONSES
 
 _WORDS = [
@@ -66,21 +66,22 @@ def test_items_are_read_or_refused(items):
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_fields_are_read_or_refused_as_the_client_s_fault_and_by_name(fields):
-    body, refusal, chat = {"input": "Hi", **fields}, None, None
+    body, refusal, made = {"input": "Hi", **fields}, None, None
     try:
         wire = RESPONSES.decode(json.dumps(body).encode(), [])
         if isinstance(wire.input, str):
-            chat = chat_request(wire, messages_of([], wire.instructions))
+            made = generate_request(wire, messages_of([], wire.instructions))
     except ApiError as error:
         refusal = error
     if refusal is not None:
         assert refusal.status == 400
         assert refusal.message
         assert refusal.param is None or re.split(r"[.\[]", refusal.param)[0] in body
-    elif chat is not None:
-        assert chat.max_completion_tokens == fields.get("max_output_tokens")
-        for name in {"temperature", "top_p", "top_k", "seed", "stop", "priority", "cache_salt"} & fields.keys():
-            assert getattr(chat, name) == fields[name]
+    elif made is not None:
+        assert made.max_tokens == fields.get("max_output_tokens")
+        for name in {"temperature", "top_p", "top_k", "seed"} & fields.keys():
+            assert getattr(made.sampling, name) == fields[name]
+        assert made.cache_salt == fields.get("cache_salt")
 
 
 @pytest.mark.parametrize(
@@ -90,4 +91,4 @@ def test_some_fields_are_read_and_some_refused(fields, taken):
     """So that neither half of the above is about nothing."""
     with contextlib.nullcontext() if taken else pytest.raises(ApiError):
         wire = RESPONSES.decode(json.dumps({"input": "Hi", **fields}).encode(), [])
-        assert chat_request(wire, messages_of([], None)).max_completion_tokens == 5
+        assert generate_request(wire, messages_of([], None)).max_tokens == 5

@@ -1,0 +1,233 @@
+"""GenerateRequest: what a client wants generated, in the core's own words, whichever API it came by.
+
+An adapter makes one of its own wire types, whose ranges it has checked. What depends on the loaded model is checked where the
+request is started (`start`). None stands for what the model or the server decides. Errors name fields as they are called here,
+which is as vLLM calls them; an adapter whose clients know other names says them (`server.field_names`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
+
+from server.errors import Field, InvalidRequest, clip
+from server.generate.beams import EarlyStopping
+from server.loaded.model import Grammar
+
+MESSAGES, TOOLS, TOOL_CHOICE, CONTINUE = map(Field, ("messages", "tools", "tool_choice", "continue_final_message"))
+
+
+# --- a conversation -----------------------------------------------------------------------------------------------
+
+
+class PastCall(Struct):
+    """A tool call of an earlier turn. `arguments`: an object, or one as JSON text."""
+
+    id: str
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class Message(Struct, kw_only=True):
+    """One message of a conversation. `content`: a text, or the texts of its parts. `name`: of the speaker, or of the function
+    whose result this is. `tool_call_id`: of the call whose result this is."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[str] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: Sequence[PastCall] = ()
+    tool_call_id: str | None = None
+
+    @property
+    def num_chars(self) -> int:
+        texts = self.content if isinstance(self.content, list) else [self.content]
+        texts = [*texts, self.reasoning, *(str(call.arguments) for call in self.tool_calls)]
+        return sum(len(text) for text in texts if text)
+
+
+class Function(Struct, frozen=True):
+    """A tool. `parameters`: the JSON schema of its arguments. `strict`: calls keep to it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class OnlyFunction(Struct, frozen=True):
+    """The choice of one tool, which has to be called."""
+
+    name: str
+
+
+ToolChoice = Literal["none", "auto", "required"] | OnlyFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation to be answered, or counted. `template_kwargs`: further variables for the chat template."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Function] = ()
+    tool_choice: ToolChoice | None = None  # None: auto, if there are tools
+    parallel_tool_calls: bool = True  # False: at most one call
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the answer goes on in the last message, the assistant's
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    documents: Sequence[Mapping[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    add_special_tokens: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidRequest for fields that contradict each other."""
+        if self.continue_final_message and (self.messages[-1].role != "assistant" or self.messages[-1].tool_calls):
+            raise InvalidRequest(CONTINUE, " needs a last message of the assistant, without tool calls", param=CONTINUE)
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidRequest(f"there are two tools named {twice!r}", param=TOOLS)
+        if self.tool_choice not in (None, "none") and not names:
+            raise InvalidRequest(TOOL_CHOICE, " is only allowed when there are ", TOOLS, param=TOOL_CHOICE)
+        if isinstance(self.tool_choice, OnlyFunction) and (named := self.tool_choice.name) not in names:
+            raise InvalidRequest(
+                TOOL_CHOICE, f" names {clip(named)!r}, which is none of the ", TOOLS, param=TOOL_CHOICE
+            )
+
+    @property
+    def shown_tools(self) -> Sequence[Function]:
+        """Those that the model is told of."""
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is to be a call, or several."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, OnlyFunction)
+
+    @property
+    def callable_functions(self) -> Sequence[Function]:
+        """Those that an answer may call."""
+        if isinstance(self.tool_choice, OnlyFunction):
+            return [tool for tool in self.tools if tool.name == self.tool_choice.name]
+        return self.shown_tools
+
+
+# --- plain prompts ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """One or several prompts, each as text or as token ids; every one is continued by itself."""
+
+    prompts: Sequence[str | list[int]]
+    add_special_tokens: bool = True
+
+
+# --- how ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen, and which of them end an answer. Ids and token counts are not checked against the model yet."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0 and -1: off
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None  # -1: none
+    logit_bias: Mapping[str, float] | None = None  # by token id, as JSON has keys
+    stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Sequence[str] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logprob_token_ids: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What of an answer the client wants to see, and where its text ends. `logprobs`, `prompt_logprobs`: alternatives beside each
+    token, None for no log-probabilities at all."""
+
+    stop: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    reasoning: bool = True  # False: it is counted, and not shown
+    token_ids: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    tokens_as_ids: bool = False  # "token_id:5" for the token's text
+    echo: bool = False  # the answer begins with the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """Answers are found by beam search. `length_penalty` above 0 favours long ones."""
+
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+
+
+class OutputConstraint(NamedTuple):
+    """What the text of an answer has to look like. `param`: the field that asks for it, in the client's words or as a Field."""
+
+    grammar: Grammar
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Keep `num_tokens` of a prompt; -1: as many as the context holds beside the answer. `side`: which end goes."""
+
+    num_tokens: int
+    side: Literal["left", "right"] = "left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """`n` answers are wanted for each prompt, the likeliest of `best_of`, if that is given. `max_tokens`: at most so many, as the
+    client has it; `default_max_tokens` where it says nothing, cut to what the context holds; None: all that it holds."""
+
+    prompt: Chat | Prompts
+    sampling: Sampling = field(default_factory=Sampling)
+    shown: Shown = field(default_factory=Shown)
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    beams: Beams | None = None
+    constraint: OutputConstraint | None = None  # what the text of an answer has to look like
+    thinking_token_budget: int | None = None  # then reasoning is ended; None or -1: never
+    truncation: Truncation | None = None
+    stream: bool = False
+    priority: int = 0  # lower runs first
+    cache_salt: str | None = None
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences for each prompt."""
+        return self.best_of or self.n
+
+    @property
+    def candidates_field(self) -> Field:
+        """The field that says so."""
+        return Field("best_of" if self.best_of else "n")
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to compute for each token of the prompt: an echo shows those of its answer."""
+        shown = self.shown
+        wanted = [
+            count for count in (shown.prompt_logprobs, shown.logprobs if shown.echo else None) if count is not None
+        ]
+        return max(wanted, default=None)
+
+    @property
+    def prompt_field(self) -> Field:
+        """The field the prompt came from."""
+        return MESSAGES if isinstance(self.prompt, Chat) else Field("prompt")

@@ -1,0 +1,179 @@
+"""From OpenAI's wire types to what the core is asked: a GenerateRequest, a Chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from server.generate.constraints import structured_grammar
+from server.generate.request import (
+    Beams,
+    Chat,
+    Function,
+    GenerateRequest,
+    Message,
+    OnlyFunction,
+    OutputConstraint,
+    PastCall,
+    Prompts,
+    Sampling,
+    Shown,
+    ToolChoice,
+    Truncation,
+)
+from server.openai import wire
+from server.openai.wire import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
+from server.schema import JsonObject
+from server.structured.grammar import ANY_OBJECT, JsonSchema
+from server.structured.tags import StructuralTag
+
+DEFAULT_MAX_TOKENS = 16  # of a text completion, as OpenAI's
+
+_SAMPLING = tuple(Sampling.__dataclass_fields__)
+
+
+def of_chat(request: ChatRequest) -> GenerateRequest:
+    """Raises InvalidRequest for tools and choices that contradict each other."""
+    chat = chat_of(request)
+    # The newer name wins; two different values have been refused.
+    newer = request.max_completion_tokens
+    return GenerateRequest(
+        prompt=chat,
+        max_tokens=request.max_tokens if newer is None else newer,
+        thinking_token_budget=request.thinking_token_budget,
+        **_shared(request, reasoning=request.include_reasoning is not False),
+    )
+
+
+def of_completion(request: CompletionRequest) -> GenerateRequest:
+    """Raises InvalidRequest for a mixture of prompts."""
+    return GenerateRequest(
+        prompt=Prompts(request.prompts, request.add_special_tokens is not False),
+        max_tokens=request.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        **_shared(request),
+    )
+
+
+def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
+    """The conversation of `request`, to be answered or counted. Raises InvalidRequest where its fields contradict each other."""
+    chat = Chat(
+        messages=_messages(request.messages or []),
+        tools=[_function(tool) for tool in request.tools or []],
+        tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=not isinstance(request, ChatRequest) or request.parallel_tool_calls is not False,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
+        template_kwargs=request.chat_template_kwargs or {},
+        documents=request.documents,
+        reasoning_effort=request.reasoning_effort,
+        add_special_tokens=bool(request.add_special_tokens),
+    )
+    chat.check()
+    return chat
+
+
+# --- what both routes have ----------------------------------------------------------------------------------------
+
+
+def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, Any]:
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    length_penalty = 1.0 if request.length_penalty is None else request.length_penalty
+    return {
+        "sampling": Sampling(**{name: getattr(request, name) for name in _SAMPLING}),
+        "shown": Shown(
+            stop=stop,
+            include_stop=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            reasoning=reasoning,
+            token_ids=bool(request.return_token_ids),
+            logprobs=request.num_logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            echo=request.echoes,
+        ),
+        "n": request.n or 1,
+        "best_of": request.best_of,
+        "beams": Beams(length_penalty, request.early_stopping or False) if request.use_beam_search else None,
+        "constraint": _constraint(request),
+        "truncation": None
+        if request.truncate_prompt_tokens is None
+        else Truncation(request.truncate_prompt_tokens, request.truncation_side or "left"),
+        "stream": bool(request.stream),
+        "priority": request.priority or 0,
+        "cache_salt": request.cache_salt,
+    }
+
+
+def _constraint(request: GenerationRequest) -> OutputConstraint | None:
+    """By whichever of its fields `request` asks for one; more than one have been refused."""
+    match request.response_format:
+        case JsonObject():
+            return OutputConstraint(ANY_OBJECT, "response_format")
+        case wire.JsonSchemaFormat(json_schema=named):
+            return OutputConstraint(JsonSchema(named.schema), "response_format.json_schema.schema")
+        case wire.StructuralTagFormat() as tag:
+            return OutputConstraint(_structural_tag(tag), "response_format")
+    if (asked := request.structured_outputs) is not None:
+        return OutputConstraint(structured_grammar(asked), f"structured_outputs.{asked.asked[0]}")
+    if (guided := request.guided) is not None:
+        return OutputConstraint(structured_grammar(guided), f"guided_{guided.asked[0]}")
+    return None
+
+
+def _structural_tag(asked: wire.StructuralTagFormat) -> StructuralTag:
+    """Either spelling of one."""
+    if asked.structures is None:
+        return StructuralTag({"format": asked.format})
+    return StructuralTag({"structures": asked.structures, "triggers": asked.triggers})
+
+
+# --- conversations ------------------------------------------------------------------------------------------------
+
+
+def _function(tool: wire.Tool) -> Function:
+    spec = tool.function
+    return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
+
+
+def _tool_choice(choice: wire.ToolChoice | None) -> ToolChoice | None:
+    return OnlyFunction(choice.function.name) if isinstance(choice, wire.NamedTool) else choice
+
+
+def _messages(messages: Sequence[wire.Message]) -> list[Message]:
+    return [_message(message, number) for number, message in enumerate(messages)]
+
+
+def _message(message: wire.Message, number: int) -> Message:
+    """OpenAI's newer name of the system role, and its older ones around functions, become those of today. A message that is
+    nothing but a refusal says that."""
+    calls = [_call(call.id, call.function) for call in message.tool_calls or []]
+    if message.function_call is not None:
+        calls.append(_call(_legacy_id(number), message.function_call))
+    content = message.content
+    if content is None and not calls:
+        content = message.refusal
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    return Message(
+        role=_ROLES[message.role],
+        content=[part.text for part in content] if isinstance(content, list) else content,
+        name=message.name,
+        reasoning=reasoning,
+        tool_calls=calls,
+        tool_call_id=_legacy_id(number - 1) if message.role == "function" else message.tool_call_id,
+    )
+
+
+_ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool",
+}  # fmt: skip
+
+
+def _call(id: str, function: wire.CalledFunction) -> PastCall:
+    return PastCall(id, function.name, function.arguments)
+
+
+def _legacy_id(number: int) -> str:
+    """Calls had no ids when they were functions: the place of the message stands for it. Nine characters, which Mistral's
+    templates want."""
+    return f"call{number:05d}"
