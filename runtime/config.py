@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout
+from runtime.options import EngineOptions
 from runtime.policy import POLICIES, Policy
 
 GIB = 1 << 30
@@ -23,34 +24,16 @@ class PlanError(ValueError):
     """The options do not fit the model or the machine; the message names the option to change."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """None means: choose for me."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(EngineOptions):
+    """What a user asked of the engine, and what the model's text adds to it."""
 
-    device: str = "auto"
-    dtype: str = "auto"
-    quantization: str = "auto"
-    load_format: str = "auto"
-    model_impl: str = "auto"
-    model_plugins: tuple[str, ...] = ()  # entry points that bring families of models
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_mixed_tokens: int | None = None
-    kv_cache_bytes: int | None = None
-    num_kv_blocks: int | None = None
-    gpu_memory_utilization: float = 0.9
-    kv_cache_dtype: str = "auto"
-    enable_prefix_caching: bool = True
-    scheduling_policy: str = "fcfs"
-    steps_in_flight: int = 2
-    num_threads: int | None = None
-    max_queue: int = 256
-    kernels: str = "auto"
-    attention_backend: str = "auto"
-    enforce_eager: bool = False  # no captured graphs
-    seed: int | None = None
     end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
+
+    @classmethod
+    def of(cls, options: EngineOptions, *, end_token_ids: frozenset[int]) -> EngineConfig:
+        asked = {spec.name: getattr(options, spec.name) for spec in fields(EngineOptions)}
+        return cls(**asked, end_token_ids=end_token_ids)
 
     @property
     def captures(self) -> bool:

@@ -1,4 +1,4 @@
-"""ServerConfig: one dataclass field is one option.
+"""ServerConfig: one dataclass field is one option; those of the engine are `runtime.options.EngineOptions`, written there alone.
 
 Flag, `ONELOOP_*` variable, key of the `--config` file, help text and checks are all derived from the field. Precedence:
 flag, then environment, then file, then default. What is unknown, out of range or contradictory is refused by the name the
@@ -13,11 +13,12 @@ import difflib
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from runtime.options import ENGINE, HTTP, MODEL, EngineOptions, option, parse_size
 from server.version import __version__
 
 ENVIRONMENT_PREFIX = "ONELOOP_"
@@ -25,179 +26,76 @@ READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it i
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _KEY = re.compile(r"[!-~]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*\x00-\x1f\x7f-\U0010ffff]+")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 
 
 class ConfigError(Exception):
     """An option that cannot be honoured. The message names it as the user wrote it."""
 
 
-def parse_size(text: str) -> int:
-    """Bytes: "4096", "512MiB", "1.5GB" (K, M, G, T are powers of 1000, with an i powers of 1024)."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError("is not a size such as 512MiB or 2GiB")
-    number, unit, binary = match.groups()
-    scale = (1024 if binary else 1000) ** ("KMGT".index(unit.upper()) + 1) if unit else 1
-    return int(float(number) * scale)
-
-
-def option(
-    default: Any,
-    text: str,
-    *,
-    group: str = "",
-    minimum: float | None = None,
-    maximum: float | None = None,
-    parse: Callable[[str], Any] | None = None,
-    metavar: str | None = None,
-    secret: bool = False,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """A field of ServerConfig. `minimum` and `maximum` are inclusive; `parse` reads text that the annotation alone cannot;
-    what is `secret` stays out of complaints and of the configuration's repr; `aliases` are flags of other servers."""
-    return field(
-        default=default,
-        repr=not secret,
-        metadata={
-            "text": text, "group": group, "minimum": minimum, "maximum": maximum, "parse": parse, "metavar": metavar,
-            "secret": secret, "aliases": aliases,
-        },
-    )  # fmt: skip
-
-
-_MODEL, _ENGINE, _HTTP, _LOG = "model", "engine", "HTTP", "logging"
+_LOG = "logging"
+_GROUPS = (MODEL, ENGINE, HTTP, _LOG)  # in the order of --help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(EngineOptions):
     """Everything a user can ask for, as asked: None and "auto" are resolved by whoever owns the matter."""
 
     model: str = option(
         "smollm2-135m-instruct",
         "folder in Hugging Face format, .gguf file, hub id, or built-in alias",
-        group=_MODEL,
+        group=MODEL,
+        metavar="MODEL",
     )
     served_model_name: tuple[str, ...] = option(
         (),
         "name clients use, may be given several times; the first is the one in answers (default: --model)",
-        group=_MODEL,
-    )
-    tokenizer: str | None = option(None, "folder, .gguf file, hub id or alias to take the tokenizer from", group=_MODEL)
-    revision: str | None = option(None, "branch, tag or commit of a hub id", group=_MODEL)
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
-        "auto", "how weights are stored; dummy draws random ones", group=_MODEL
-    )
-    model_impl: Literal["auto", "native", "transformers"] = option(
-        "auto",
-        "what computes the model: auto is our own where it is described, else modules of the transformers package",
-        group=_MODEL,
-    )
-    model_plugin: tuple[str, ...] = option(
-        (),
-        "serve also the models that an installed package brings under this name (entry points oneloop.models), may be "
-        "given several times",
-        group=_MODEL,
+        group=MODEL,
         metavar="NAME",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "type of weights and activations; a CPU keeps weights in it and computes in float32", group=_MODEL
+    tokenizer: str | None = option(
+        None, "folder, .gguf file, hub id or alias to take the tokenizer from", group=MODEL, metavar="MODEL"
     )
-    quantization: Literal["auto", "none", "int8"] = option(
-        "auto",
-        "auto leaves weights in GGUF's blocks on a CPU, none dequantises them; int8 rounds any weights at load (CPU)",
-        group=_MODEL,
-    )
+    revision: str | None = option(None, "branch, tag or commit of a hub id", group=MODEL, metavar="REVISION")
     chat_template: str | None = option(
-        None, "file with a Jinja chat template to use instead of the model's", group=_MODEL
+        None, "file with a Jinja chat template to use instead of the model's", group=MODEL, metavar="FILE"
     )
     tool_parser: str = option(
         "auto",
         "how the model writes tool calls: a dialect such as hermes, none, or auto to see it in the chat template",
-        group=_MODEL,
+        group=MODEL,
         metavar="NAME",
         aliases=("--tool-call-parser",),
     )
     reasoning_parser: str = option(
         "auto",
         "how the model marks its reasoning: a family such as qwen3, none, or auto to see it in the chat template",
-        group=_MODEL,
+        group=MODEL,
         metavar="NAME",
     )
     generation_config: Literal["auto", "none"] = option(
-        "auto", "sampling defaults: auto takes the model's generation_config, none OpenAI's", group=_MODEL
+        "auto", "sampling defaults: auto takes the model's generation_config, none OpenAI's", group=MODEL
     )
 
-    device: str = option(
-        "auto",
-        "where the model runs: cpu, cuda, the name of a platform that is installed, or auto for cuda where there is one",
-        group=_ENGINE,
-        metavar="NAME",
+    host: str = option("127.0.0.1", "address to listen on", group=HTTP, metavar="ADDRESS")
+    port: int = option(
+        8000, "port to listen on; 0 takes a free one", group=HTTP, minimum=0, maximum=65535, metavar="PORT"
     )
-    max_model_len: int | None = option(
-        None, "tokens of prompt and answer together (default: what the model was made for)", group=_ENGINE, minimum=2
-    )
-    max_num_seqs: int | None = option(None, "sequences in one step", group=_ENGINE, minimum=1)
-    max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=_ENGINE, minimum=1)
-    max_num_mixed_tokens: int | None = option(
-        None,
-        "tokens of prompts in a step that running answers share: fewer keep streams even, and prompts wait "
-        "(default: as many as take 25 ms on CUDA, no limit on a CPU)",
-        group=_ENGINE,
-        minimum=1,
-    )
-    kv_cache_memory: int | None = option(
-        None, "memory for the KV cache, such as 2GiB", group=_ENGINE, minimum=1, parse=parse_size, metavar="SIZE"
-    )
-    gpu_memory_utilization: float = option(
-        0.9, "share of the GPU's memory to use for everything, 0 to 1", group=_ENGINE, minimum=0.05, maximum=1.0
-    )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8_per_token_head"] = option(
-        "auto",
-        "type of the KV cache; int8_per_token_head, on a CPU, is a quarter of float32 and half of bfloat16",
-        group=_ENGINE,
-    )
-    num_kv_blocks: int | None = option(
-        None, "blocks in the KV cache, of 16 tokens, or more where layers are recurrent", group=_ENGINE, minimum=2
-    )
-    enable_prefix_caching: bool = option(True, "share the KV blocks of common prompt beginnings", group=_ENGINE)
-    scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", "who is admitted first", group=_ENGINE)
-    steps_in_flight: int = option(
-        2, "2 schedules a step while the one before runs, 1 waits for it", group=_ENGINE, minimum=1, maximum=2
-    )
-    threads: int | None = option(
-        None, "CPU threads for the model (default: all cores allowed)", group=_ENGINE, minimum=1
-    )
-    kernels: Literal["auto", "native", "reference"] = option(
-        "auto", "what computes; reference is plain torch, slow, to compare with", group=_ENGINE
-    )
-    attention_backend: Literal["auto", "triton", "reference"] = option(
-        "auto", "what computes attention on a GPU; reference is plain torch, without graphs", group=_ENGINE
-    )
-    enforce_eager: bool = option(False, "launch every kernel by itself, without captured CUDA graphs", group=_ENGINE)
-    seed: int | None = option(
-        None, "makes the draws of requests without a seed repeatable", group=_ENGINE, minimum=0, maximum=2**63 - 1
-    )
-
-    host: str = option("127.0.0.1", "address to listen on", group=_HTTP)
-    port: int = option(8000, "port to listen on; 0 takes a free one", group=_HTTP, minimum=0, maximum=65535)
-    max_queue: int = option(256, "requests waiting before new ones get 429", group=_HTTP, minimum=1)
     max_body_size: int = option(
-        16 * 1024**2, "largest request body, such as 16MiB", group=_HTTP, minimum=1024, parse=parse_size, metavar="SIZE"
+        16 * 1024**2, "largest request body, such as 16MiB", group=HTTP, minimum=1024, parse=parse_size, metavar="SIZE"
     )
     strict_fields: bool = option(
-        False, "refuse requests with fields nobody knows, instead of naming those in X-Ignored-Fields", group=_HTTP
+        False, "refuse requests with fields nobody knows, instead of naming those in X-Ignored-Fields", group=HTTP
     )
     max_stored_responses: int = option(
         1000,
         "responses of /v1/responses kept in memory to be retrieved or continued; 0 keeps none",
-        group=_HTTP,
+        group=HTTP,
         minimum=0,
     )
     max_stored_bytes: int = option(
         256 * 1024**2,
         "memory for them, such as 256MiB; beyond either limit the oldest go",
-        group=_HTTP,
+        group=HTTP,
         minimum=0,
         parse=parse_size,
         metavar="SIZE",
@@ -205,36 +103,42 @@ class ServerConfig:
     ping_interval: float = option(
         15.0,
         "seconds of silence before a stream gets a comment as ping; 0 is never",
-        group=_HTTP,
+        group=HTTP,
         minimum=0,
         maximum=3600,
+        metavar="SECONDS",
     )
     drain_timeout: float = option(
-        30.0, "seconds for requests in flight to finish after the first Ctrl-C", group=_HTTP, minimum=0, maximum=86400
+        30.0,
+        "seconds for requests in flight to finish after the first Ctrl-C",
+        group=HTTP,
+        minimum=0,
+        maximum=86400,
+        metavar="SECONDS",
     )
 
     api_key: tuple[str, ...] = option(
         (),
         "key clients have to show, may be given several times; `ps` shows flags, so better the variable or --api-key-file",
-        group=_HTTP,
+        group=HTTP,
         metavar="KEY",
         secret=True,
     )
-    api_key_file: str | None = option(None, "file with more such keys, one a line", group=_HTTP, metavar="FILE")
+    api_key_file: str | None = option(None, "file with more such keys, one a line", group=HTTP, metavar="FILE")
     admin_api_key: str | None = option(
         None,
         "key that opens everything; /metrics then takes no other (`ps` shows flags, so better the variable)",
-        group=_HTTP,
+        group=HTTP,
         metavar="KEY",
         secret=True,
     )
     cors_origin: tuple[str, ...] = option(
         (),
         "origin whose web pages may use this server, such as https://example.com, may be given several times; * is any",
-        group=_HTTP,
+        group=HTTP,
         metavar="ORIGIN",
     )
-    cors_credentials: bool = option(False, "let those pages send cookies and HTTP logins", group=_HTTP)
+    cors_credentials: bool = option(False, "let those pages send cookies and HTTP logins", group=HTTP)
 
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
     log_requests: bool = option(False, "log the parameters of every generation", group=_LOG)
@@ -242,7 +146,7 @@ class ServerConfig:
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 
     # Options named in one of these pairs cannot be given together, whatever their values.
-    EXCLUSIVE: ClassVar[tuple[tuple[str, str], ...]] = (("kv_cache_memory", "num_kv_blocks"),)
+    EXCLUSIVE: ClassVar[tuple[tuple[str, str], ...]] = (("kv_cache_bytes", "num_kv_blocks"),)
 
     def __post_init__(self) -> None:
         if complaint := self._contradiction():
@@ -253,7 +157,8 @@ class ServerConfig:
         is_file = self.model.endswith(".gguf")
         for one, other in self.EXCLUSIVE:
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                return f"{flag_of(one)} and {flag_of(other)} say the same thing twice; give one of them"
+                names = {spec.name: spec.metadata["name"] or spec.name for spec in dataclasses.fields(self)}
+                return f"{flag_of(names[one])} and {flag_of(names[other])} say the same thing twice; give one of them"
         if seqs is not None and tokens is not None and tokens <= seqs:
             return f"--max-num-batched-tokens {tokens} has to be more than --max-num-seqs {seqs}"
         if self.load_format in ("safetensors", "dummy") and is_file:
@@ -332,9 +237,10 @@ def variable_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A field of ServerConfig with its annotation taken apart."""
+    """A field of ServerConfig with its annotation taken apart. `name`: the user's word for it; `field`: where it is kept."""
 
     name: str
+    field: str
     kind: type  # str, int, float, bool or tuple
     choices: tuple[str, ...]
     default: Any
@@ -400,7 +306,7 @@ class _Option:
     def metavar(self) -> str | None:
         if self.choices:
             return "{" + ",".join(self.choices) + "}"
-        return self.metadata["metavar"] or {int: "N", float: "SECONDS"}.get(self.kind, "TEXT")
+        return self.metadata["metavar"] or ("N" if self.kind is int else "TEXT")
 
 
 def _shown(value: Any) -> str:
@@ -424,8 +330,16 @@ def _options() -> dict[str, _Option]:
         kind = kinds[0] if kinds else hint
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         plain = str if choices else (tuple if get_origin(kind) is tuple else kind)
-        options[spec.name] = _Option(spec.name, plain, choices, spec.default, spec.metadata)
-    return options
+        name = spec.metadata["name"] or spec.name
+        options[name] = _Option(name, spec.name, plain, choices, spec.default, spec.metadata)
+    engines = {spec.name for spec in dataclasses.fields(EngineOptions)}
+    in_order = sorted(options.values(), key=lambda opt: (_GROUPS.index(opt.metadata["group"]), opt.field in engines))
+    return {opt.name: opt for opt in in_order}
+
+
+def _made(values: Mapping[str, Any], options: Mapping[str, _Option]) -> ServerConfig:
+    """`values`: by the user's names."""
+    return ServerConfig(**{options[name].field: value for name, value in values.items()})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -538,7 +452,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     flags = _from_flags(argv, options)
     variables = _from_environment(environ, options)
     path = flags.get("config", variables.get("config"))
-    return ServerConfig(**((_from_file(path, options) if path else {}) | variables | flags))
+    return _made((_from_file(path, options) if path else {}) | variables | flags, options)
 
 
 def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
@@ -546,12 +460,12 @@ def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
     Neither environment nor file is read.
 
     Raises ConfigError, which names the option as the program does."""
-    groups, not_asked = (_MODEL, _ENGINE), "served_model_name"  # whom nobody asks for by name
+    groups, not_asked = (MODEL, ENGINE), "served_model_name"  # whom nobody asks for by name
     options = {n: o for n, o in _options().items() if o.metadata["group"] in groups and n != not_asked}
     for name in values:
         if name not in options:
             raise ConfigError(f"unknown option {name!r}{did_you_mean(name, options)}")
-    return ServerConfig(**{n: options[n].read(value, n) for n, value in values.items() if value is not None})
+    return _made({n: options[n].read(value, n) for n, value in values.items() if value is not None}, options)
 
 
 def log_level(config: ServerConfig) -> int:

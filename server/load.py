@@ -23,7 +23,6 @@ from server.loaded.tokenizer import Tokenizer, TokenizerError
 from server.structured.compiler import Grammars
 
 if TYPE_CHECKING:
-    from runtime.config import EngineConfig
     from runtime.weights.fetch import ModelFiles
 
 logger = logging.getLogger("oneloop.load")
@@ -34,7 +33,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
 
     Raises LoadError."""
     await asyncio.to_thread(import_engine)
-    from runtime.config import PlanError
+    from runtime.config import EngineConfig, PlanError
     from runtime.start import start_engine
     from runtime.weights.fetch import resolve
     from runtime.weights.rules import WeightsError
@@ -48,7 +47,10 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
         ends = files.eos_token_ids | tokenizer.eos_token_ids | chat_format.stop_ids
         grammars = Grammars(tokenizer, ends)
         warming = asyncio.create_task(asyncio.to_thread(grammars.warm))
-        engine = await start_engine(engine_config(config, tokenizer, chat_format), files, report)
+        # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
+        # So does what begins somebody else's turn.
+        asked = EngineConfig.of(config, end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids)
+        engine = await start_engine(asked, files, report)
         await warming
     except (WeightsError, TokenizerError, PromptError, PlanError) as error:
         raise LoadError(str(error)) from error
@@ -99,36 +101,3 @@ def load_text(
     if compiled:
         logger.info("chats: %s", chat_format)
     return tokenizer, compiled, chat_format
-
-
-def engine_config(config: ServerConfig, tokenizer: Tokenizer, chat_format: ChatFormat) -> EngineConfig:
-    from runtime.config import EngineConfig
-
-    return EngineConfig(
-        device=config.device,
-        dtype=config.dtype,
-        quantization=config.quantization,
-        load_format=config.load_format,
-        model_impl=config.model_impl,
-        model_plugins=config.model_plugin,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_mixed_tokens=config.max_num_mixed_tokens,
-        kv_cache_bytes=config.kv_cache_memory,
-        num_kv_blocks=config.num_kv_blocks,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        kv_cache_dtype=config.kv_cache_dtype,
-        enable_prefix_caching=config.enable_prefix_caching,
-        scheduling_policy=config.scheduling_policy,
-        steps_in_flight=config.steps_in_flight,
-        num_threads=config.threads,
-        max_queue=config.max_queue,
-        kernels=config.kernels,
-        attention_backend=config.attention_backend,
-        enforce_eager=config.enforce_eager,
-        seed=config.seed,
-        # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
-        # So does what begins somebody else's turn.
-        end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids,
-    )

@@ -34,7 +34,7 @@ RUNTIME_ROOMS = (
     ("kv", "weights"),
 )
 NO_TORCH_IN_RUNTIME = (
-    "runtime.api", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
+    "runtime.api", "runtime.options", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
     "runtime.engine", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
     "runtime.token_stream", "runtime.proposer", "runtime.block_copies", "runtime.metrics.engine_meter",
     "runtime.constrain.masked_sampling",
@@ -93,7 +93,7 @@ def test_nothing_imports_upward(room, above):
 def test_server_sees_only_the_border_of_runtime():
     assert not offences(
         lambda m: within(m, "server") and m not in ("server.__main__", "server.load"),  # the composition root
-        lambda m, n: within(n, "runtime") and n != "runtime" and not within(n, "runtime.api"),
+        lambda m, n: within(n, "runtime") and n != "runtime" and not within(n, "runtime.api", "runtime.options"),
     )
 
 

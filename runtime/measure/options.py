@@ -46,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
         flag = "--" + option.name.replace("_", "-")
         if hints[option.name] is bool:
             engine.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS)
+        elif isinstance(kinds[0], str):  # one of a Literal's
+            choices = [kind for kind in kinds if isinstance(kind, str)]
+            engine.add_argument(flag, choices=choices, default=argparse.SUPPRESS)
         elif kinds[0] in (int, float, str) and option.default is not MISSING:
             engine.add_argument(flag, type=kinds[0], default=argparse.SUPPRESS)
     return parser

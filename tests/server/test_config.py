@@ -7,9 +7,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from runtime.config import CACHE_TYPES, ELEMENT_BYTES, EngineConfig
+from runtime.options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy
+from runtime.policy import POLICIES
 from server import __version__
 from server.config import ConfigError, ServerConfig, flag_of, parse, parse_size, variable_of
 
@@ -58,7 +62,8 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "api_key": ("k",), "api_key_file": config_file("k2"), "admin_api_key": "a", "cors_origin": ("https://a.example",),
         "cors_credentials": True, "max_stored_responses": 5, "max_stored_bytes": 4096,
     }  # fmt: skip
-    assert set(values) | {"config"} == {spec.name for spec in dataclasses.fields(ServerConfig)}
+    fields = {spec.metadata["name"] or spec.name: spec.name for spec in dataclasses.fields(ServerConfig)}
+    assert set(values) | {"config"} == set(fields)
     for name, value in values.items():
         text = value[0] if isinstance(value, tuple) else str(value)
         if isinstance(value, bool):
@@ -66,8 +71,8 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         else:
             flags = [flag_of(name), text]
         needed = ["--cors-origin", "https://a.example"] if name == "cors_credentials" else []
-        assert getattr(parse(flags + needed, {}), name) == value
-        assert getattr(parse(needed, {variable_of(name): text}), name) == value
+        assert getattr(parse(flags + needed, {}), fields[name]) == value
+        assert getattr(parse(needed, {variable_of(name): text}), fields[name]) == value
 
 
 def test_the_file_takes_yaml_types_and_both_spellings(config_file):
@@ -77,7 +82,7 @@ def test_the_file_takes_yaml_types_and_both_spellings(config_file):
     config = parse(["--config", path], {})
     assert config.enable_prefix_caching is False
     assert config.served_names == ("a", "b")
-    assert config.kv_cache_memory == 2**30
+    assert config.kv_cache_bytes == 2**30
     assert config.drain_timeout == 5.0
     assert config.seed is None
 
@@ -188,8 +193,8 @@ def test_help_names_every_option_and_its_variable(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     for spec in dataclasses.fields(ServerConfig):
-        assert flag_of(spec.name) in text
-        assert variable_of(spec.name) in text
+        assert flag_of(spec.metadata["name"] or spec.name) in text
+        assert variable_of(spec.metadata["name"] or spec.name) in text
 
 
 def test_the_version_is_the_package_version(capsys):
@@ -209,3 +214,32 @@ def test_a_bad_option_ends_the_program_with_2_and_one_line():
 
 def test_a_variable_that_the_kernels_read_is_no_option_and_no_mistake():
     assert parse([], {"ONELOOP_ISA": "portable"}) == parse([], {})
+
+
+def test_help_says_what_kind_of_value_every_option_takes(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--gpu-memory-utilization FRACTION" in text
+    assert "--ping-interval SECONDS" in text
+    assert " TEXT " not in text  # which would say nothing
+
+
+def test_choices_are_those_that_the_engine_knows():
+    assert set(get_args(KVCacheDtype)) == {"auto", *CACHE_TYPES}
+    assert set(get_args(Dtype)) == {"auto", *ELEMENT_BYTES}
+    assert set(get_args(SchedulingPolicy)) == set(POLICIES)
+
+
+def test_the_engine_is_asked_for_every_option_of_its_own_by_the_users_words():
+    config = parse(["--threads", "3", "--kv-cache-memory", "2MiB", "--model-plugin", "x", "--seed", "7"], {})
+    asked = EngineConfig.of(config, end_token_ids=frozenset({5}))
+    assert (asked.num_threads, asked.kv_cache_bytes, asked.model_plugins, asked.seed) == (3, 2 << 20, ("x",), 7)
+    assert asked.end_token_ids == {5}
+    assert all(getattr(asked, spec.name) == getattr(config, spec.name) for spec in dataclasses.fields(EngineOptions))
+
+
+@pytest.mark.parametrize("word", ["--num-threads", "--kv-cache-bytes"])
+def test_only_the_users_words_are_flags(word):
+    with pytest.raises(ConfigError, match="unknown option"):
+        parse([word, "1"], {})

@@ -288,7 +288,7 @@ def test_options_reach_the_engine(fake):
     with LLM(Path("tiny"), max_num_seqs=3, enable_prefix_caching=False, kv_cache_memory="1GiB", dtype=None):
         config = fake.config
     assert (config.model, config.max_num_seqs, config.enable_prefix_caching) == ("tiny", 3, False)
-    assert config.kv_cache_memory == 2**30
+    assert config.kv_cache_bytes == 2**30
 
 
 def test_a_model_that_cannot_load_says_why_and_leaves_no_thread(fake):

@@ -1,0 +1,147 @@
+"""EngineOptions: what a user can ask of the engine; one field is one option, with its help, its choices and its bounds.
+
+`EngineConfig` is these and what the server knows of the model's text; the server's own configuration is these and its own. So an
+option of the engine is written once. Standard library only: `--help` reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MODEL, ENGINE, HTTP = "model", "engine", "HTTP"  # groups of --help
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8_per_token_head"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "4096", "512MiB", "1.5GB" (K, M, G, T are powers of 1000, with an i powers of 1024)."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("is not a size such as 512MiB or 2GiB")
+    number, unit, binary = match.groups()
+    scale = (1024 if binary else 1000) ** ("KMGT".index(unit.upper()) + 1) if unit else 1
+    return int(float(number) * scale)
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    group: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    parse: Callable[[str], Any] | None = None,
+    metavar: str | None = None,
+    secret: bool = False,
+    aliases: tuple[str, ...] = (),
+    name: str | None = None,
+) -> Any:
+    """A dataclass field that is an option. `text`: its help. `minimum` and `maximum` are inclusive; `parse` reads text that the
+    annotation alone cannot; what is `secret` stays out of complaints and of the configuration's repr; `aliases` are flags of other
+    servers; `name` is the user's word for it, where the field has another."""
+    return field(
+        default=default,
+        repr=not secret,
+        metadata={
+            "text": text, "group": group, "minimum": minimum, "maximum": maximum, "parse": parse, "metavar": metavar,
+            "secret": secret, "aliases": aliases, "name": name,
+        },
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """As asked: None and "auto" mean that the engine chooses."""
+
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
+        "auto", "how weights are stored; dummy draws random ones", group=MODEL
+    )
+    model_impl: Literal["auto", "native", "transformers"] = option(
+        "auto",
+        "what computes the model: auto is our own where it is described, else modules of the transformers package",
+        group=MODEL,
+    )
+    model_plugins: tuple[str, ...] = option(
+        (),
+        "serve also the models that an installed package brings under this name (entry points oneloop.models), may be "
+        "given several times",
+        group=MODEL,
+        metavar="NAME",
+        name="model_plugin",
+    )
+    dtype: Dtype = option(
+        "auto", "type of weights and activations; a CPU keeps weights in it and computes in float32", group=MODEL
+    )
+    quantization: Literal["auto", "none", "int8"] = option(
+        "auto",
+        "auto leaves weights in GGUF's blocks on a CPU, none dequantises them; int8 rounds any weights at load (CPU)",
+        group=MODEL,
+    )
+    device: str = option(
+        "auto",
+        "where the model runs: cpu, cuda, the name of a platform that is installed, or auto for cuda where there is one",
+        group=ENGINE,
+        metavar="NAME",
+    )
+    max_model_len: int | None = option(
+        None, "tokens of prompt and answer together (default: what the model was made for)", group=ENGINE, minimum=2
+    )
+    max_num_seqs: int | None = option(None, "sequences in one step", group=ENGINE, minimum=1)
+    max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=ENGINE, minimum=1)
+    max_num_mixed_tokens: int | None = option(
+        None,
+        "tokens of prompts in a step that running answers share: fewer keep streams even, and prompts wait "
+        "(default: as many as take 25 ms on CUDA, no limit on a CPU)",
+        group=ENGINE,
+        minimum=1,
+    )
+    kv_cache_bytes: int | None = option(
+        None,
+        "memory for the KV cache, such as 2GiB",
+        group=ENGINE,
+        minimum=1,
+        parse=parse_size,
+        metavar="SIZE",
+        name="kv_cache_memory",
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "share of the GPU's memory to use for everything, 0 to 1",
+        group=ENGINE,
+        minimum=0.05,
+        maximum=1.0,
+        metavar="FRACTION",
+    )
+    kv_cache_dtype: KVCacheDtype = option(
+        "auto",
+        "type of the KV cache; int8_per_token_head, on a CPU, is a quarter of float32 and half of bfloat16",
+        group=ENGINE,
+    )
+    num_kv_blocks: int | None = option(
+        None, "blocks in the KV cache, of 16 tokens, or more where layers are recurrent", group=ENGINE, minimum=2
+    )
+    enable_prefix_caching: bool = option(True, "share the KV blocks of common prompt beginnings", group=ENGINE)
+    scheduling_policy: SchedulingPolicy = option("fcfs", "who is admitted first", group=ENGINE)
+    steps_in_flight: int = option(
+        2, "2 schedules a step while the one before runs, 1 waits for it", group=ENGINE, minimum=1, maximum=2
+    )
+    num_threads: int | None = option(
+        None, "CPU threads for the model (default: all cores allowed)", group=ENGINE, minimum=1, name="threads"
+    )
+    kernels: Literal["auto", "native", "reference"] = option(
+        "auto", "what computes; reference is plain torch, slow, to compare with", group=ENGINE
+    )
+    attention_backend: Literal["auto", "triton", "reference"] = option(
+        "auto", "what computes attention on a GPU; reference is plain torch, without graphs", group=ENGINE
+    )
+    enforce_eager: bool = option(False, "launch every kernel by itself, without captured CUDA graphs", group=ENGINE)
+    seed: int | None = option(
+        None, "makes the draws of requests without a seed repeatable", group=ENGINE, minimum=0, maximum=2**63 - 1
+    )
+    max_queue: int = option(256, "requests waiting before new ones get 429", group=HTTP, minimum=1)
