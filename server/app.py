@@ -1,6 +1,6 @@
 """create_app: the routes table, inside the layer that surrounds every request.
 
-A Router, not a Starlette: that class adds two layers for errors, which `Surroundings` handles as well, and each of them would
+A Router, not a Starlette: that class adds two layers for errors, which `RequestMiddleware` handles as well, and each of them would
 wrap every message of every stream."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from server.endpoints import (
 from server.errors import ErrorShape
 from server.http.auth import Keys, RequireKey, is_loopback
 from server.http.cors import CrossOrigin
-from server.http.middleware import Surroundings
+from server.http.middleware import RequestMiddleware
 from server.responses.store import ResponseStore
 from server.service import Service
 
@@ -110,5 +110,5 @@ def create_app(service: Service) -> ASGIApp:
         methods = {"HEAD", *(method for method, _, _ in entries)}
         cors = CrossOrigin(config.cors_origin, credentials=config.cors_credentials, methods=methods)
         app = cors.preflights(app)
-    app = Surroundings(app, stats=service.http_stats, access_log=config.access_log, error_shapes=ERROR_SHAPES)
+    app = RequestMiddleware(app, stats=service.http_stats, access_log=config.access_log, error_shapes=ERROR_SHAPES)
     return app if cors is None else cors.around(app)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from runtime.api import MatcherFactory
 from server.errors import Field, InvalidRequest
 from server.generate.request import CONTINUE, TOOL_CHOICE, TOOLS, Chat, GenerateRequest, OnlyFunction, OutputConstraint
-from server.loaded.chat_format import Reading
+from server.loaded.chat_format import OutputParser
 from server.loaded.model import Grammar, LoadedModel
 from server.schema import StructuredOutputs
 from server.structured.after_reasoning import after_reasoning
@@ -46,7 +46,7 @@ def structured_grammar(asked: StructuredOutputs) -> Grammar:
 
 
 async def constraints_for(
-    served: LoadedModel, request: GenerateRequest, reading: Reading | None = None
+    served: LoadedModel, request: GenerateRequest, reading: OutputParser | None = None
 ) -> tuple[MatcherFactory, ...]:
     """What holds an answer to what `request` wants of it, none where it leaves that open. `reading`: how it will be read, where it
     is more than text.
@@ -72,7 +72,7 @@ async def constraints_for(
 # --- chats --------------------------------------------------------------------------------------------------------
 
 
-def _in_chat(chat: Chat, reading: Reading, answer: OutputConstraint | None) -> OutputConstraint | None:
+def _in_chat(chat: Chat, reading: OutputParser, answer: OutputConstraint | None) -> OutputConstraint | None:
     """The constraint of a message, which may hold calls. `answer`: of its text."""
     dialect, must_call = reading.dialect, chat.must_call
     if dialect is None:
@@ -98,7 +98,7 @@ def _in_chat(chat: Chat, reading: Reading, answer: OutputConstraint | None) -> O
     return OutputConstraint(form, answer.param if answer is not None else param or TOOLS)
 
 
-def _held_back(make: MatcherFactory, served: LoadedModel, reading: Reading | None) -> MatcherFactory:
+def _held_back(make: MatcherFactory, served: LoadedModel, reading: OutputParser | None) -> MatcherFactory:
     """Until the reasoning is over."""
     if reading is None or reading.tags is None:
         return make
@@ -108,7 +108,7 @@ def _held_back(make: MatcherFactory, served: LoadedModel, reading: Reading | Non
     )
 
 
-def _marks(reading: Reading) -> Marks | None:
+def _marks(reading: OutputParser) -> Marks | None:
     if reading.tags is not None:
         pairs = tuple(zip(reading.tags.opens, reading.tags.closes, strict=True))
         return Marks(pairs, begun=reading.begun)

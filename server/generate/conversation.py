@@ -11,7 +11,7 @@ from typing import Any, Final
 from server.errors import Field, InvalidRequest, clip
 from server.generate.preprocess import text_ids
 from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, PastCall
-from server.loaded.chat_format import ChatFormat, Reading
+from server.loaded.chat_format import ChatFormat, OutputParser
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate, PromptError
 from server.offload import Offload
@@ -33,7 +33,7 @@ class ChatPrompt:
     does not look at, of which the client has to be told."""
 
     ids: list[int]
-    reading: Reading | None = None
+    reading: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
 
 

@@ -17,7 +17,7 @@ from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStrea
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
 from server.generate.request import GenerateRequest
-from server.loaded.chat_format import Reading
+from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Detokenizer, Tokenizer
 from server.offload import SHORT_CHARS, Offload
@@ -42,10 +42,12 @@ class TextOptions:
     logprobs: int | None = None  # so many alternatives beside each token; None shows no log-probabilities
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     tokens_as_ids: bool = False
-    reading: Reading | None = None  # what the text may hold beside text
+    reading: OutputParser | None = None  # what the text may hold beside text
 
     @classmethod
-    def of(cls, request: GenerateRequest, *, continues_prompt: bool, reading: Reading | None = None) -> TextOptions:
+    def of(
+        cls, request: GenerateRequest, *, continues_prompt: bool, reading: OutputParser | None = None
+    ) -> TextOptions:
         shown = request.shown
         return cls(
             stop=tuple(shown.stop),

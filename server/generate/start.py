@@ -22,7 +22,7 @@ from server.generate.logprobs import Echo
 from server.generate.preprocess import echoed, prompt_ids, truncated
 from server.generate.request import Chat, GenerateRequest
 from server.generate.sampling import for_choice, resolve_max_tokens, sampling_params
-from server.loaded.chat_format import Reading
+from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
 from server.offload import Offload
 
@@ -40,7 +40,7 @@ async def start(
 
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
     fits = request.truncation is None
-    reading: Reading | None = None
+    reading: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
     continues = True
     if isinstance(request.prompt, Chat):

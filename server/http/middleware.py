@@ -104,7 +104,7 @@ def _as_header(names: list[str]) -> bytes:
     return ", ".join(_NO_NAME.sub("?", name)[:64] for name in names[:20]).encode("ascii")
 
 
-class Surroundings:
+class RequestMiddleware:
     """The outermost layer of the application. `error_shapes`: of paths, and of all below them, whose clients do not read errors
     as OpenAI's do: also of paths that are no route, and of requests that are refused before a route is looked for."""
 

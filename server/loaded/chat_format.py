@@ -1,6 +1,6 @@
-"""ChatFormat: how a model marks calls and reasoning in its answers; Reading: how one request's answers are read.
+"""ChatFormat: how a model marks calls and reasoning in its answers; OutputParser: how one request's answers are read.
 
-The format is chosen once, at start, from the chat template and the tokenizer or by flag. A Reading makes a fresh chain of
+The format is chosen once, at start, from the chat template and the tokenizer or by flag. A OutputParser makes a fresh chain of
 codecs for every answer, and knows which special tokens those have to see. Nothing here knows HTTP."""
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from server.text.events import Chain, Codec
 from server.text.reasoning import FAMILIES, ReasoningCodec, ReasoningTags, detect_reasoning
 from server.text.tools import prompted
 from server.text.tools.harmony import Harmony
-from server.text.tools.registry import DIALECTS, detect, named
-from server.text.tools.tool_parser import Dialect, Tools
+from server.text.tools.registry import TOOL_PARSERS, detect, named
+from server.text.tools.tool_parser import ToolParser, Tools
 
 AUTO, NONE = "auto", "none"
 # Other servers' names for reasoning that the dialect reads itself.
-_OWN_REASONING: Final[Mapping[str, type[Dialect]]] = {
+_OWN_REASONING: Final[Mapping[str, type[ToolParser]]] = {
     "harmony": Harmony, "gpt_oss": Harmony, "openai_gptoss": Harmony,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OutputParser:
     """How the answers to one request are read. `begun`: the prompt ends inside reasoning. `keep_ids`: special tokens that
     are text to the codecs. `parallel`: an answer may hold several calls."""
 
-    dialect: type[Dialect] | None = None
+    dialect: type[ToolParser] | None = None
     tools: Tools = ()
     tags: ReasoningTags | None = None
     begun: bool = False
@@ -46,7 +46,7 @@ class Reading:
     def codec(self) -> Codec:
         dialect = None if self.dialect is None else self.dialect(self.tools)
         if self.tags is None:
-            assert dialect is not None, "there is no Reading where there is nothing to read"
+            assert dialect is not None, "there is no OutputParser where there is nothing to read"
             return dialect
         reasoning = ReasoningCodec(self.tags, begun=self.begun)
         return reasoning if dialect is None else Chain(reasoning, dialect)
@@ -57,7 +57,7 @@ class ChatFormat:
     """`prompted`: the template knows no tools, so the model is told of them in the messages. `keep_ids`: special tokens of
     the calls and of the reasoning. `stop_ids`: tokens at which the model waits, whatever its files say of ends."""
 
-    dialect: type[Dialect] | None = None
+    dialect: type[ToolParser] | None = None
     tags: ReasoningTags | None = None
     prompted: bool = False
     call_ids: frozenset[int] = frozenset()
@@ -98,23 +98,25 @@ class ChatFormat:
 
     def reading(
         self, tools: Tools, *, begun: bool, parallel: bool = True, show_reasoning: bool = True
-    ) -> Reading | None:
+    ) -> OutputParser | None:
         """For a request with `tools` the model may call; None where its answers are nothing but text."""
         dialect = self.dialect if tools or (self.dialect is not None and self.dialect.reasons) else None
         if dialect is None and self.tags is None:
             return None
         keep_ids = self.reasoning_ids | (self.call_ids if dialect is not None else frozenset())
-        return Reading(dialect, tools, self.tags, begun, keep_ids, parallel, show_reasoning)
+        return OutputParser(dialect, tools, self.tags, begun, keep_ids, parallel, show_reasoning)
 
     def __str__(self) -> str:
-        calls = next((name for name, dialect in DIALECTS.items() if dialect is self.dialect), "not looked for")
+        calls = next((name for name, dialect in TOOL_PARSERS.items() if dialect is self.dialect), "not looked for")
         told = ", which the system message explains since the chat template knows no tools" if self.prompted else ""
         own = self.dialect is not None and self.dialect.reasons
         thoughts = calls if own else "not looked for" if self.tags is None else self.tags.opens[0]
         return f"tool calls: {calls}{told}; reasoning: {thoughts}"
 
 
-def _tags(source: str | Mapping[str, str] | None, dialect: type[Dialect] | None, parser: str) -> ReasoningTags | None:
+def _tags(
+    source: str | Mapping[str, str] | None, dialect: type[ToolParser] | None, parser: str
+) -> ReasoningTags | None:
     reasons = dialect is not None and dialect.reasons
     if parser in _OWN_REASONING and not reasons:
         raise ValueError(f"reasoning is read as {parser} only where calls are as well: choose the tool parser harmony")

@@ -361,10 +361,10 @@ async def _answer_all(
 def service_apps(service: Any) -> dict[str, ASGIApp]:
     """The endpoints a line may name, with the layer that makes answers of errors; keys and origins are a network's matter."""
     from server.app import Endpoint, routes_of
-    from server.http.middleware import Surroundings
+    from server.http.middleware import RequestMiddleware
 
     return {
-        path: Surroundings(Endpoint(path, handler, service), stats=service.http_stats, access_log=False)
+        path: RequestMiddleware(Endpoint(path, handler, service), stats=service.http_stats, access_log=False)
         for _, path, handler in routes_of(service.config)
         if path in URLS
     }

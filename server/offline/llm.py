@@ -39,7 +39,7 @@ from server.load import load
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
-from server.offline.loop_thread import Background
+from server.offline.loop_thread import LoopThread
 from server.offline.progress import Progress
 from server.openai import requests, wire
 from server.schema import Wire
@@ -432,7 +432,7 @@ class LLM:
         except ConfigError as error:
             raise ValueError(str(error)) from None
         cancel = threading.Event()
-        background = Background("oneloop-llm")
+        background = LoopThread("oneloop-llm")
         try:
             self._core: _Core | None = background.run(_Core.load(config, cancel))
         except BaseException:
@@ -539,7 +539,7 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _close(background: Background, core: _Core) -> None:
+def _close(background: LoopThread, core: _Core) -> None:
     try:
         if not background.is_here():
             background.run(core.close())

@@ -1,4 +1,4 @@
-"""Background: an event loop on a thread of its own, for callers that have no loop or one of their own.
+"""LoopThread: an event loop on a thread of its own, for callers that have no loop or one of their own.
 
 What it is given runs there and nowhere else. Who waits for it and is interrupted (Ctrl-C, cancellation) takes the work along:
 nothing goes on that nobody waits for. The thread is a daemon, so it never keeps a process alive. Knows nothing of engines."""
@@ -18,12 +18,12 @@ T = TypeVar("T")
 TIDY_LIMIT_S = 5  # for interrupted work to take its requests back
 
 
-class Background:
+class LoopThread:
     def __init__(self, name: str) -> None:
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
         self._started.wait()
 
@@ -71,7 +71,7 @@ class Background:
         """Whether the caller is on the background thread itself: a garbage collection may bring anybody there."""
         return threading.current_thread() is self._thread
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             self._loop = runner.get_loop()
             self._stopping = asyncio.Event()

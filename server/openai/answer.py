@@ -15,7 +15,7 @@ from server.http.body import json_response
 from server.http.middleware import request_id
 from server.http.sse import ClientWatch, EventStream
 from server.loaded.model import LoadedModel
-from server.openai.frames import ChunkFrames, Envelope, Shape
+from server.openai.frames import ChunkFrames, Envelope, ResponseShape
 from server.openai.wire import GenerationRequest
 from server.service import Service
 
@@ -26,7 +26,7 @@ async def answer(
     http: HttpRequest,
     wire: GenerationRequest,
     generation: Generation,
-    shape: Shape,
+    shape: ResponseShape,
 ) -> ASGIApp:
     """`generation`: what `wire` asks for, under the id `answer_id` gives.
 
@@ -34,11 +34,13 @@ async def answer(
     envelope = Envelope(answer_id(http, shape), int(time.time()), served.name, served.fingerprint, shape)
     if wire.stream:
         return _stream(service, generation, envelope, wire)
-    said = await collect_transcripts(generation, ClientWatch(http.receive))
-    return await service.offload.run(generation.rendering_chars, lambda: json_response(envelope.body(generation, said)))
+    transcript = await collect_transcripts(generation, ClientWatch(http.receive))
+    return await service.offload.run(
+        generation.rendering_chars, lambda: json_response(envelope.body(generation, transcript))
+    )
 
 
-def answer_id(http: HttpRequest, shape: Shape) -> str:
+def answer_id(http: HttpRequest, shape: ResponseShape) -> str:
     return shape.id_prefix + request_id(http.scope)
 
 

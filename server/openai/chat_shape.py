@@ -38,14 +38,14 @@ class ChatShape:
     def whole(
         self,
         index: int,
-        said: Transcript,
+        transcript: Transcript,
         finish_reason: str | None,
         stop_reason: str | int | None,
         logprobs: Json | None,
     ) -> Json:
         return {
             "index": index,
-            "message": _message(said),
+            "message": _message(transcript),
             "logprobs": logprobs,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
@@ -71,9 +71,9 @@ def _delta(event: Event) -> Json:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _message(said: Transcript) -> Json:
+def _message(transcript: Transcript) -> Json:
     """Content is null where there is something else and no text."""
-    text, reasoning, calls = said.text, said.reasoning, said.calls
+    text, reasoning, calls = transcript.text, transcript.reasoning, transcript.calls
     message: Json = {"role": "assistant", "content": text or (None if calls or reasoning else ""), "refusal": None}
     if reasoning:
         message |= {"reasoning": reasoning, "reasoning_content": reasoning}

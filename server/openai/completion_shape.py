@@ -25,12 +25,12 @@ class CompletionShape:
     def whole(
         self,
         index: int,
-        said: Transcript,
+        transcript: Transcript,
         finish_reason: str | None,
         stop_reason: str | int | None,
         logprobs: Json | None,
     ) -> Json:
-        return self.last(index, said.text, finish_reason, stop_reason, logprobs)
+        return self.last(index, transcript.text, finish_reason, stop_reason, logprobs)
 
     def last(
         self, index: int, text: str, finish_reason: str | None, stop_reason: str | int | None, logprobs: Json | None

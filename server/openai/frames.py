@@ -1,6 +1,6 @@
 """OpenAI's JSON around generated text: whole bodies, and chunks as server-sent events.
 
-A Shape says what one choice of a route looks like; ids, usage, order and framing are the same for every route and stand
+A ResponseShape says what one choice of a route looks like; ids, usage, order and framing are the same for every route and stand
 here once. Order for a choice: its opening chunk (chat: the role), text, then the last text with finish_reason and
 stop_reason; after all of them the usage chunk if asked for. Almost every frame is text between two constants, so those are
 rendered once per choice and a token costs one string's JSON and a join.
@@ -29,13 +29,13 @@ logger = logging.getLogger("oneloop.http")
 Json = dict[str, Any]
 
 
-class Shape(Protocol):
+class ResponseShape(Protocol):
     """The JSON of one choice. All but `whole` are choices of a chunk."""
 
     id_prefix: str
     object: str
     chunk_object: str
-    has_one_prompt: bool  # what is said of it stands beside the choices, not in each
+    has_one_prompt: bool  # what is transcript of it stands beside the choices, not in each
 
     def opening(self, index: int) -> Json | None: ...
     def delta(self, index: int, event: Event, logprobs: Json | None = None) -> Json: ...
@@ -45,7 +45,7 @@ class Shape(Protocol):
     def whole(
         self,
         index: int,
-        said: Transcript,
+        transcript: Transcript,
         finish_reason: str | None,
         stop_reason: str | int | None,
         logprobs: Json | None,
@@ -61,15 +61,15 @@ class Envelope:
     created: int
     model: str
     fingerprint: str
-    shape: Shape
+    shape: ResponseShape
 
-    def body(self, generation: Generation, said: Sequence[Transcript]) -> Json:
-        """The whole answer, for a request that does not stream. `said`: by each choice."""
+    def body(self, generation: Generation, transcript: Sequence[Transcript]) -> Json:
+        """The whole answer, for a request that does not stream. `transcript`: by each choice."""
         one_prompt = self.shape.has_one_prompt
         told = generation.best[:1] if one_prompt else generation.best
         of_prompts = [self._of_prompt(generation, index) for index in told]
         choices = [
-            self._whole(generation, index, said[index], place) | ({} if one_prompt else of_prompts[place])
+            self._whole(generation, index, transcript[index], place) | ({} if one_prompt else of_prompts[place])
             for place, index in enumerate(generation.best)
         ]
         return {
@@ -83,14 +83,14 @@ class Envelope:
             **(of_prompts[0] if one_prompt else {}),
         }
 
-    def _whole(self, generation: Generation, index: int, said: Transcript, place: int) -> Json:
+    def _whole(self, generation: Generation, index: int, transcript: Transcript, place: int) -> Json:
         """Choice `index`, which stands at `place` of the answer."""
         choice, options = generation.choices[index], generation.options
         logprobs = None
         if options.logprobs is not None:
             write = self.shape.logprobs_writer(generation.tokenizer, generation.style(index))
             logprobs = write(choice.take_logprobs())
-        shown = self.shape.whole(place, said, choice.finish_reason, choice.stop_reason, logprobs)
+        shown = self.shape.whole(place, transcript, choice.finish_reason, choice.stop_reason, logprobs)
         if options.token_ids:
             shown |= {
                 "prompt_token_ids": [*generation.requests[index].prompt_ids],
@@ -99,7 +99,7 @@ class Envelope:
         return shown
 
     def _of_prompt(self, generation: Generation, index: int) -> Json:
-        """What is said of the prompt of choice `index`, if anything."""
+        """What is transcript of the prompt of choice `index`, if anything."""
         choice, options = generation.choices[index], generation.options
         if options.prompt_logprobs is None or not isinstance(choice, PromptChoice):
             return {}
@@ -187,7 +187,7 @@ class ChunkFrames:
         logprobs = self._logprobs(index, choice)
         is_last = choice.finish_reason is not None
         if not events and not is_last and (logprobs is not None or not self._plain):
-            events = [Text("")]  # tokens of which nothing can be said yet have ids and log-probabilities
+            events = [Text("")]  # tokens of which nothing can be transcript yet have ids and log-probabilities
         before, after = self._around[index]
         for event in events:
             if isinstance(event, Text) and logprobs is None and self._plain:

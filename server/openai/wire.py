@@ -94,7 +94,7 @@ class GenerationRequest(Struct, kw_only=True):
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None  # so many are generated, and the n likeliest returned
-    use_beam_search: bool | None = None  # with best_of beams, n if not said
+    use_beam_search: bool | None = None  # with best_of beams, n if not transcript
     length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None  # as transformers has it
 
@@ -110,7 +110,7 @@ class GenerationRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None
     # Keep that many of the prompt's tokens; -1: as many as the context holds beside max_tokens.
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
-    truncation_side: Literal["left", "right"] | None = None  # which end goes; left if not said
+    truncation_side: Literal["left", "right"] | None = None  # which end goes; left if not transcript
     return_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     # In place of the most likely tokens, together with logprobs.

@@ -15,7 +15,7 @@ from typing import Self
 from runtime.api import TokenStream
 from server.openai.frames import Json
 from server.responses.body import render
-from server.responses.events import Narration, frame
+from server.responses.events import ResponseEvents, frame
 from server.responses.store import Ongoing
 
 logger = logging.getLogger("oneloop.http")
@@ -23,7 +23,7 @@ logger = logging.getLogger("oneloop.http")
 
 class BackgroundRun:
     def __init__(
-        self, narration: Narration, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
+        self, narration: ResponseEvents, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
     ) -> None:
         """`stream`: not yet entered. Needs the running loop."""
         self.is_over = False

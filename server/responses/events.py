@@ -1,4 +1,4 @@
-"""Narration: one response as it comes to be, event by event; whole at every moment for whoever asks for its body.
+"""ResponseEvents: one response as it comes to be, event by event; whole at every moment for whoever asks for its body.
 
 The order is OpenAI's: created (queued, if in the background), in_progress; for each item added, its parts and deltas, done; then
 one of completed, incomplete, failed. Items follow each other in the order the model wrote them, the deltas of an item add up
@@ -32,7 +32,7 @@ _FINAL_EVENTS = {
 Begun = TypeVar("Begun", MessageItem, ReasoningItem, CallItem)
 
 
-class Narration:
+class ResponseEvents:
     def __init__(self, head: Head, generation: Generation, *, in_background: bool) -> None:
         self.status: Status = "queued" if in_background else "in_progress"
         self._head = head

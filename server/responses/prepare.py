@@ -21,7 +21,7 @@ from server.http.middleware import arrival_s
 from server.loaded.model import LoadedModel
 from server.responses import input_items
 from server.responses.body import Head, render
-from server.responses.events import Narration
+from server.responses.events import ResponseEvents
 from server.responses.input_items import Item, ItemReference, new_id
 from server.responses.messages import messages_of, with_one_head
 from server.responses.requests import NAMES, generate_request
@@ -35,7 +35,7 @@ from server.service import Service
 class Asked:
     """A response that has not begun. `entry`: what the store would keep of it, None where it is to keep nothing."""
 
-    narration: Narration
+    narration: ResponseEvents
     generation: Generation
     entry: Entry | None
 
@@ -80,7 +80,7 @@ async def ask(
     note_ignored(http, [*wire.left_undone(), *map(NAMES.name_of, ignored)], service.config)
 
     head = Head.of(id, wire, generation, model=served.name, stored=is_stored)
-    narration = Narration(head, generation, in_background=bool(wire.background))
+    narration = ResponseEvents(head, generation, in_background=bool(wire.background))
     entry = None
     if is_stored:
         kept = tuple(Kept(item.id or "", render(input_items.to_json(item))) for item in given)

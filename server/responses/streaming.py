@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from runtime.api import Output, TokenStream
-from server.responses.events import Narration, frame
+from server.responses.events import ResponseEvents, frame
 
 logger = logging.getLogger("oneloop.http")
 
@@ -42,7 +42,7 @@ class BegunStream:
 class EventFrames:
     """`finished` is told once, when all is said, unless the client has left before."""
 
-    def __init__(self, narration: Narration, finished: Callable[[], object]) -> None:
+    def __init__(self, narration: ResponseEvents, finished: Callable[[], object]) -> None:
         self._narration = narration
         self._finished = finished
 

@@ -1,7 +1,7 @@
 """The form of an answer in a chat: calls in the model's own dialect, with arguments that keep to their schemas, and where they
 are not all there is, what else may stand in it.
 
-What a dialect writes it says itself (`text/tools/`, as a CallForm); here that becomes a Lark grammar, whose rules a RuleWriter
+What a dialect writes it says itself (`text/tools/`, as a CallFormat); here that becomes a Lark grammar, whose rules a RuleWriter
 writes."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from server.structured.grammar import MAX_CHARS, GrammarError, check_length, che
 from server.structured.rules import COMBINING, RuleWriter
 from server.text.tools.registry import named
 from server.text.tools.schemas import Schema
-from server.text.tools.tool_parser import Dialect
+from server.text.tools.tool_parser import ToolParser
 
 # Of objects that may hold what is not listed.
 _OPEN_ENDED = COMBINING | {"additionalProperties", "patternProperties", "unevaluatedProperties"}
@@ -56,7 +56,7 @@ class ChatForm(Struct, frozen=True, tag=True):
         others = [] if self.answer is None else _named("answer", self.answer.source(tokenizer))
         return json.dumps({"grammars": [{"lark_grammar": writer.grammar(start)}, *others]})
 
-    def _text(self, calls: _Calls, writer: RuleWriter, dialect: type[Dialect]) -> str:
+    def _text(self, calls: _Calls, writer: RuleWriter, dialect: type[ToolParser]) -> str:
         if self.must_call:
             return calls.whole()
         if self.answer is not None:
@@ -90,7 +90,7 @@ class _Calls:
     """`trigger`: the marker a list of calls begins with, None where it has none."""
 
     def __init__(
-        self, writer: RuleWriter, dialect: type[Dialect], functions: Sequence[Function], *, several: bool
+        self, writer: RuleWriter, dialect: type[ToolParser], functions: Sequence[Function], *, several: bool
     ) -> None:
         self._writer = writer
         self._form = form = writer.fitting(dialect.forms)
@@ -123,7 +123,7 @@ class _Calls:
         return self._writer.text(text) if text else ""
 
 
-def _arguments(writer: RuleWriter, dialect: type[Dialect], schema: Schema) -> str:
+def _arguments(writer: RuleWriter, dialect: type[ToolParser], schema: Schema) -> str:
     schema = {"type": "object", **schema}
     if schema["type"] != "object":
         raise GrammarError(f"the parameters of a function are an object, not {clip(json.dumps(schema['type']))}")

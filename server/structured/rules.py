@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from server.loaded.tokenizer import Tokenizer
 from server.structured.grammar import GrammarError, JsonSchema, Literals
 from server.structured.strings import patterns_of
-from server.text.tools.call_format import CallForm
+from server.text.tools.call_format import CallFormat
 from server.text.tools.schemas import Schema, as_schema, dereferenced
 
 # By which a schema is made of others.
@@ -39,7 +39,7 @@ class RuleWriter:
     def grammar(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._rules])
 
-    def fitting(self, forms: Sequence[CallForm]) -> CallForm:
+    def fitting(self, forms: Sequence[CallFormat]) -> CallFormat:
         return next(form for form in forms if form.only_with is None or form.only_with in self._literals)
 
     # --- expressions ----------------------------------------------------------------------------------------------

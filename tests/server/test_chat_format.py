@@ -54,7 +54,7 @@ def test_flags_win_and_a_wrong_name_tells_the_right_ones():
     assert chosen(HERMES, tool_parser="mistral").dialect is Mistral
     assert chosen(HERMES, reasoning_parser="granite").tags is GRANITE
     assert chosen(HERMES + "<think>", reasoning_parser="none").tags is None
-    with pytest.raises(ValueError, match=r"no tool dialect 'herms': choose one of .*hermes"):
+    with pytest.raises(ValueError, match=r"no tool parser 'herms': choose one of .*hermes"):
         chosen(HERMES, tool_parser="herms")
     with pytest.raises(ValueError, match=r"no reasoning parser 'x': choose one of .*deepseek_r1"):
         chosen(HERMES, reasoning_parser="x")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.text.tools.registry import DIALECTS
+from server.text.tools.registry import TOOL_PARSERS
 from tests.server.structured.reading import has, reads
 from tests.server.structured.test_chats import WRITTEN, speaker
 from tests.server.test_reasoning_chats import BEGUN, THINKING, thinker
@@ -81,7 +81,7 @@ async def test_a_format_of_the_answer_leaves_tools_to_be_called(serve):
     await check_forms(server, {**fields, "tool_choice": "none"}, ["{}"], ["Hi", CALL])
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", TOOL_PARSERS)
 async def test_in_every_dialect_a_forced_call_comes_out_as_one(serve, dialect):
     written = WRITTEN[dialect]
     server = await serve(written, speaks=speaker(dialect), tool_parser=dialect, max_model_len=ROOM)
@@ -179,7 +179,7 @@ TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if a
     ("fields", "param"), [({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"), ({"tools": STRICT}, "tools")]
 )
 async def test_an_answer_on_its_channel_cannot_go_on_as_a_call(serve, fields, param):
-    speaks = tiny_tokenizer(*DIALECTS["harmony"].strings(), chat_template=TURNS)
+    speaks = tiny_tokenizer(*TOOL_PARSERS["harmony"].strings(), chat_template=TURNS)
     server = await serve(speaks=speaks, tool_parser="harmony", max_model_len=ROOM)
     assert error_of(await server.chat(**CONTINUED, **fields), 400)["param"] == param
     assert (await server.chat(**CONTINUED)).status_code == 200

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Output
 from server.generate.generation import Choice, TextOptions
-from server.loaded.chat_format import Reading
+from server.loaded.chat_format import OutputParser
 from server.text.events import Event, ToolCall, joined
 from server.text.reasoning import THINK
 from server.text.tools.harmony import Harmony
@@ -188,11 +188,11 @@ async def test_a_last_message_goes_on_in_the_midst_of_its_reasoning_or_its_answe
 # --- however tokens fall into outputs -----------------------------------------------------------------------------
 
 READINGS = {
-    "think": Reading(tags=THINK),
-    "think and hermes": Reading(Hermes, TOOLS, THINK),
-    "one call": Reading(Hermes, TOOLS, parallel=False),
-    "harmony": Reading(Harmony, TOOLS),
-    "hidden": Reading(Hermes, TOOLS, THINK, show_reasoning=False),
+    "think": OutputParser(tags=THINK),
+    "think and hermes": OutputParser(Hermes, TOOLS, THINK),
+    "one call": OutputParser(Hermes, TOOLS, parallel=False),
+    "harmony": OutputParser(Harmony, TOOLS),
+    "hidden": OutputParser(Hermes, TOOLS, THINK, show_reasoning=False),
 }
 TEXTS = [
     SAYS,
@@ -203,7 +203,7 @@ TEXTS = [
 ]
 
 
-def heard(reading: Reading, ids: list[int], cuts: list[int], stop: tuple[str, ...]) -> tuple[list[Event], object]:
+def heard(reading: OutputParser, ids: list[int], cuts: list[int], stop: tuple[str, ...]) -> tuple[list[Event], object]:
     bounds = [0, *sorted({cut % len(ids) for cut in cuts} - {0}), len(ids)]
     ended: list[bool] = []
     choice = Choice(TOKENIZER, TextOptions(stop=stop, reading=reading), lambda: ended.append(True))

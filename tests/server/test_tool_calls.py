@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.text.tools.registry import DIALECTS
+from server.text.tools.registry import TOOL_PARSERS
 from tests.server.conftest import MESSAGES, Running
 from tests.server.test_refusals import error_of
 from tests.server.text.tool_samples import CALL, PARIS, SAMPLES, TIME, TOOLS, Sample
@@ -23,7 +23,7 @@ every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[f"{s.dialect}-{at
 
 def speaker(dialect: str, *, special: bool):
     """A tokenizer that has the dialect's marks as special tokens, or only as bytes."""
-    return tiny_tokenizer(*sorted(DIALECTS[dialect].strings() - set(SPECIAL)) if special else ())
+    return tiny_tokenizer(*sorted(TOOL_PARSERS[dialect].strings() - set(SPECIAL)) if special else ())
 
 
 def together(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ async def test_the_openai_client_reads_every_dialect(serve, sample: Sample):
         assert answer.choices[0].finish_reason == ("tool_calls" if sample.calls else "stop")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", TOOL_PARSERS)
 async def test_without_tools_what_looks_like_a_call_is_text(serve, dialect):
     sample = next(sample for sample in SAMPLES if sample.dialect == dialect and sample.calls)
     server = await serve(
@@ -109,7 +109,7 @@ async def test_without_tools_what_looks_like_a_call_is_text(serve, dialect):
     )
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         choice = (await server.chat(**fields)).json()["choices"][0]
-        if not DIALECTS[dialect].reasons:  # a format that is not only for calls is read always
+        if not TOOL_PARSERS[dialect].reasons:  # a format that is not only for calls is read always
             assert choice["message"]["content"] == sample.written
             assert choice["finish_reason"] == "stop"
 

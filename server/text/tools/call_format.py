@@ -12,7 +12,7 @@ from server.text.tools.schemas import Schema
 
 
 @dataclass(frozen=True, slots=True)
-class CallForm:
+class CallFormat:
     """A list of calls: `before` it, each call's `begin`, arguments and `end`, `between` two of them, `after` the last. NAME
     stands for the function's, NUMBER for digits. `only_with`: for tokenizers that have this special token."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from server.text.markers import Markers, Parse
-from server.text.tools.call_format import CallForm
+from server.text.tools.call_format import CallFormat
 from server.text.tools.section import Section
 
 SEPARATOR = "<｜tool▁sep｜>"
@@ -20,7 +20,7 @@ class DeepSeekV3(Section):
     ends = Markers(CALL_END, section_end)
     inner = (SEPARATOR,)
     forms = (
-        CallForm(
+        CallFormat(
             f"{call_begin}function{SEPARATOR}NAME\n```json\n",
             f"\n```{CALL_END}",
             before=section_begin,
@@ -36,7 +36,7 @@ class DeepSeekV3(Section):
         name = yield from self.source.word()
         yield from self.source.space()
         yield from self.source.literal("```json")
-        if not name or not (yield from self._arguments(partial(self._begin, name), self._argue)):
+        if not name or not (yield from self._arguments(partial(self._begin, name), self._emit_arguments)):
             return False
         yield from self.source.space()
         yield from self.source.literal("```")

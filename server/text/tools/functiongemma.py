@@ -13,22 +13,22 @@ from typing import Any
 
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
-from server.text.tools.call_format import CallForm, Writer
+from server.text.tools.call_format import CallFormat, Writer
 from server.text.tools.literals import MAX_DEPTH, inside
 from server.text.tools.schemas import Schema, as_schema
-from server.text.tools.tool_parser import Dialect
+from server.text.tools.tool_parser import ToolParser
 
 _ESCAPE = "<escape>"
 _ESCAPE_END = Markers(_ESCAPE)
 _BARE = re.compile(r"[^,{}\[\]<]*")
 
 
-class FunctionGemma(Dialect):
+class FunctionGemma(ToolParser):
     starts = Markers("<start_function_call>")
     ends = Markers("<end_function_call>")
     inner = (_ESCAPE, "<start_function_response>")
     stops = ("<start_function_response>",)
-    forms = (CallForm("<start_function_call>call:NAME{", "}<end_function_call>"),)
+    forms = (CallFormat("<start_function_call>call:NAME{", "}<end_function_call>"),)
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:
@@ -43,7 +43,7 @@ class FunctionGemma(Dialect):
             yield from self._fail()
             return
         self._begin(name)
-        arguments = Arguments(self._parameters.get(name, {}), self._argue)
+        arguments = Arguments(self._parameters.get(name, {}), self._emit_arguments)
         if not (yield from self._members(arguments, 0)):
             yield from self._fail()
             return
@@ -77,15 +77,15 @@ class FunctionGemma(Dialect):
         source = self.source
         char = yield from source.space()
         if (yield from source.literal(_ESCAPE)):
-            self._argue('"')
-            ended = yield from source.until(_ESCAPE_END, lambda text: self._argue(inside(text)))
-            self._argue('"' if ended else "")
+            self._emit_arguments('"')
+            ended = yield from source.until(_ESCAPE_END, lambda text: self._emit_arguments(inside(text)))
+            self._emit_arguments('"' if ended else "")
             return bool(ended)
         if char and char in "{[":
             source.take(1)
             if depth == MAX_DEPTH:
                 return False
-            inner = Arguments({}, self._argue)
+            inner = Arguments({}, self._emit_arguments)
             return (yield from (self._members(inner, depth + 1) if char == "{" else self._items(inner, depth + 1)))
         text = yield from source.run(_BARE)
         if text.strip():
@@ -93,14 +93,14 @@ class FunctionGemma(Dialect):
         return bool(text.strip())
 
     def _items(self, arguments: Arguments, depth: int) -> Parse[bool]:
-        self._argue("[")
+        self._emit_arguments("[")
         separator = ""
         while True:
             yield from self.source.space()
             if (yield from self.source.literal("]")):
-                self._argue("]")
+                self._emit_arguments("]")
                 return True
-            self._argue(separator)
+            self._emit_arguments(separator)
             if not (yield from self._value(arguments, "", depth)):
                 return False
             yield from self.source.space()

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
-from server.text.tools.call_format import CallForm, Writer
+from server.text.tools.call_format import CallFormat, Writer
 from server.text.tools.schemas import Schema
-from server.text.tools.tool_parser import Dialect
+from server.text.tools.tool_parser import ToolParser
 
 _KEY_END = Markers("</arg_key>")
 _VALUE_END = Markers("</arg_value>")
 
 
-class Glm45(Dialect):
+class Glm45(ToolParser):
     starts = Markers("<tool_call>")
     ends = Markers("</tool_call>")
     inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-    forms = (CallForm("<tool_call>NAME\n", "</tool_call>", between="\n"),)
+    forms = (CallFormat("<tool_call>NAME\n", "</tool_call>", between="\n"),)
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:
@@ -40,7 +40,7 @@ class Glm45(Dialect):
 
     def _pairs(self, name: str) -> Parse[bool]:
         source = self.source
-        arguments = Arguments(self._parameters.get(name, {}), self._argue)
+        arguments = Arguments(self._parameters.get(name, {}), self._emit_arguments)
         while True:
             yield from source.space()
             if (yield from source.literal("</tool_call>")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.text.markers import Markers, Parse
-from server.text.tools.call_format import JSON_CALL, CallForm
+from server.text.tools.call_format import JSON_CALL, CallFormat
 from server.text.tools.json_calls import JsonCalls
 
 
@@ -11,8 +11,8 @@ class Granite(JsonCalls):
     starts = Markers("<|tool_call|>", "<tool_call>")
     ends = Markers("</tool_call>", "<|end_of_text|>")
     forms = (
-        CallForm(JSON_CALL, "}", before="<|tool_call|>[", between=", ", after="]", only_with="<|tool_call|>"),
-        CallForm(f"<tool_call>\n{JSON_CALL}", "}\n</tool_call>", between="\n"),
+        CallFormat(JSON_CALL, "}", before="<|tool_call|>[", between=", ", after="]", only_with="<|tool_call|>"),
+        CallFormat(f"<tool_call>\n{JSON_CALL}", "}\n</tool_call>", between="\n"),
     )
 
     def _call(self, marker: str) -> Parse[None]:

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from server.text.events import Reasoning
 from server.text.markers import Markers, Parse
-from server.text.tools.call_format import CallForm, Channels
-from server.text.tools.tool_parser import Dialect
+from server.text.tools.call_format import CallFormat, Channels
+from server.text.tools.tool_parser import ToolParser
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _HEADER_ENDS = Markers(_MESSAGE, _START, "<|end|>", "<|call|>", "<|return|>")
@@ -22,13 +22,13 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _NOBODY = ("assistant", "user", "all")
 
 
-class Harmony(Dialect):
+class Harmony(ToolParser):
     starts = Markers(_START, _CHANNEL)
     ends = Markers("<|end|>", "<|call|>", "<|return|>", _START, _CHANNEL)  # models leave out <|end|>
     inner = (_MESSAGE, "<|constrain|>")
     stops = ("<|call|>", "<|return|>")
     reasons = True
-    forms = (CallForm("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", several=False),)
+    forms = (CallFormat("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", several=False),)
     channels = Channels(
         begin="<|channel|>",
         reasoning="<|channel|>analysis<|message|>",
@@ -46,7 +46,7 @@ class Harmony(Dialect):
         marker = yield from self._first()
         while True:
             if marker not in (_START, _CHANNEL):
-                marker = yield from self.source.until(self.starts, self._say)
+                marker = yield from self.source.until(self.starts, self._emit_text)
                 self.source.record(marker)
             if not marker:
                 return
@@ -62,7 +62,7 @@ class Harmony(Dialect):
                 return beginning
         if (yield from self.source.literal("to=")):
             return _START
-        self._say(self.source.recorded())
+        self._emit_text(self.source.recorded())
         return ""
 
     def _message(self) -> Parse[str]:
@@ -70,7 +70,7 @@ class Harmony(Dialect):
         ended = yield from self.source.until(_HEADER_ENDS, _ignore)
         head = self.source.recorded()
         if ended != _MESSAGE:
-            self._say(head.removesuffix(_START) if ended == _START else head)
+            self._emit_text(head.removesuffix(_START) if ended == _START else head)
             return ended
         recipient = _RECIPIENT.search(head)
         if recipient and recipient[1] not in _NOBODY:
@@ -78,7 +78,7 @@ class Harmony(Dialect):
             return (yield from self._content_of_call(recipient[1].removeprefix("functions.")))
         channel = head.rpartition(_CHANNEL)[2].split("<")[0].split()
         self.reasoning = channel[:1] == ["analysis"]
-        ended = yield from self.source.until(self.ends, self._think if self.reasoning else self._say)
+        ended = yield from self.source.until(self.ends, self._think if self.reasoning else self._emit_text)
         self.reasoning = False
         return ended
 
@@ -90,12 +90,12 @@ class Harmony(Dialect):
             whole = bool(ended) and not junk
             if whole:
                 begin()
-                self._argue("{}")
+                self._emit_arguments("{}")
         else:
-            whole = yield from self._arguments(begin, self._argue)
+            whole = yield from self._arguments(begin, self._emit_arguments)
             if not whole and not self._open:
-                self._say(self.source.recorded())
-                return (yield from self.source.until(self.ends, self._say))
+                self._emit_text(self.source.recorded())
+                return (yield from self.source.until(self.ends, self._emit_text))
             ended = yield from self.source.until(self.ends, junk.append)
         if whole and not "".join(junk).strip():
             self._end()

@@ -8,12 +8,12 @@ from functools import partial
 
 from server.text.json_stream import json_string, json_value
 from server.text.markers import Parse
-from server.text.tools.tool_parser import Dialect
+from server.text.tools.tool_parser import ToolParser
 
 _ARGUMENTS = ("arguments", "parameters")
 
 
-class JsonCalls(Dialect):
+class JsonCalls(ToolParser):
     """Reads objects and lists of them; what stands around those is the dialect's business."""
 
     any_keys = True  # an object may hold more than a call does
@@ -92,11 +92,13 @@ class _CallObject:
         if self._name is None:
             return (yield from self._calls._arguments(_nothing, self._waiting.append))
         return (
-            yield from self._calls._arguments(partial(self._calls._begin, self._name, self._id), self._calls._argue)
+            yield from self._calls._arguments(
+                partial(self._calls._begin, self._name, self._id), self._calls._emit_arguments
+            )
         )
 
     def _named(self) -> bool:
-        if self._name is None or not (self._calls.any_name or self._calls._knows(self._name)):
+        if self._name is None or not (self._calls.any_name or self._calls._is_tool(self._name)):
             return False
         if self._has_arguments:
             self._announce()
@@ -113,7 +115,7 @@ class _CallObject:
     def _announce(self) -> None:
         assert self._name is not None, "called once there is a name"
         self._calls._begin(self._name, self._id)
-        self._calls._argue("".join(self._waiting))
+        self._calls._emit_arguments("".join(self._waiting))
 
 
 def _ignore(text: str) -> None:

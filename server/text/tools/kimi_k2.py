@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from server.text.markers import Markers, Parse
-from server.text.tools.call_format import CallForm
+from server.text.tools.call_format import CallFormat
 from server.text.tools.section import Section
 
 
@@ -20,7 +20,7 @@ class KimiK2(Section):
     ends = Markers("<|tool_call_end|>", section_end)
     inner = ("<|tool_call_argument_begin|>",)
     forms = (
-        CallForm(
+        CallFormat(
             f"{call_begin}functions.NAME:NUMBER<|tool_call_argument_begin|>",
             "<|tool_call_end|>",
             before=section_begin,
@@ -38,7 +38,7 @@ class KimiK2(Section):
         if not name or not (yield from self.source.literal("<|tool_call_argument_begin|>")):
             return False
         begin = partial(self._begin, name.removeprefix("functions."), name + number)
-        if not (yield from self._arguments(begin, self._argue)):
+        if not (yield from self._arguments(begin, self._emit_arguments)):
             return False
         yield from self.source.space()
         yield from self.source.literal("<|tool_call_end|>")

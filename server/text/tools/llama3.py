@@ -6,7 +6,7 @@ tool of the request and holds nothing but a call's keys. Calls of Meta's built-i
 from __future__ import annotations
 
 from server.text.markers import Markers, Parse
-from server.text.tools.call_format import CallForm
+from server.text.tools.call_format import CallFormat
 from server.text.tools.json_calls import JsonCalls
 
 
@@ -14,7 +14,7 @@ class Llama3(JsonCalls):
     starts = Markers("<|python_tag|>")
     ends = Markers("<|eom_id|>", "<|eot_id|>")
     stops = ("<|eom_id|>", "<|eot_id|>")
-    forms = (CallForm('{"name": "NAME", "parameters": ', "}", between="; "),)
+    forms = (CallFormat('{"name": "NAME", "parameters": ', "}", between="; "),)
     bare = "{["
     any_keys = False
     any_name = False
@@ -25,7 +25,7 @@ class Llama3(JsonCalls):
         if char in ("{", "["):
             yield from self._call("")
         else:
-            self._say(self.source.recorded())
+            self._emit_text(self.source.recorded())
         yield from super()._parse()
 
     def _call(self, marker: str) -> Parse[None]:

@@ -8,7 +8,7 @@ from functools import partial
 from string import ascii_letters, digits
 
 from server.text.markers import Markers, Parse
-from server.text.tools.call_format import JSON_CALL, CallForm
+from server.text.tools.call_format import JSON_CALL, CallFormat
 from server.text.tools.json_calls import JsonCalls
 
 
@@ -17,8 +17,8 @@ class Mistral(JsonCalls):
     ends = Markers("</s>")
     inner = ("[CALL_ID]", "[ARGS]")
     forms = (
-        CallForm("[TOOL_CALLS]NAME[ARGS]", only_with="[ARGS]"),
-        CallForm(JSON_CALL, "}", before="[TOOL_CALLS] [", between=", ", after="]"),
+        CallFormat("[TOOL_CALLS]NAME[ARGS]", only_with="[ARGS]"),
+        CallFormat(JSON_CALL, "}", before="[TOOL_CALLS] [", between=", ", after="]"),
     )
 
     @staticmethod
@@ -40,4 +40,4 @@ class Mistral(JsonCalls):
         if (yield from self.source.literal("[CALL_ID]")):
             id = yield from self.source.word()
         yield from self.source.literal("[ARGS]")
-        return bool(name) and (yield from self._arguments(partial(self._begin, name, id), self._argue))
+        return bool(name) and (yield from self._arguments(partial(self._begin, name, id), self._emit_arguments))

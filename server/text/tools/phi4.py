@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.text.markers import Markers, Parse
-from server.text.tools.call_format import JSON_CALL, CallForm
+from server.text.tools.call_format import JSON_CALL, CallFormat
 from server.text.tools.json_calls import JsonCalls
 
 
@@ -11,10 +11,10 @@ class Phi4(JsonCalls):
     starts = Markers("functools[", "<|tool_call|>", "<|tool_calls|>")
     ends = Markers("<|/tool_call|>", "<|/tool_calls|>", "<|end|>")
     forms = (
-        CallForm(
+        CallFormat(
             JSON_CALL, "}", before="<|tool_call|>[", between=", ", after="]<|/tool_call|>", only_with="<|tool_call|>"
         ),
-        CallForm(JSON_CALL, "}", before="functools[", between=", ", after="]"),
+        CallFormat(JSON_CALL, "}", before="functools[", between=", ", after="]"),
     )
 
     def _call(self, marker: str) -> Parse[None]:

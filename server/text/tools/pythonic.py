@@ -9,19 +9,19 @@ import re
 
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
-from server.text.tools.call_format import CallForm, Writer
+from server.text.tools.call_format import CallFormat, Writer
 from server.text.tools.literals import python_value
 from server.text.tools.schemas import Schema
-from server.text.tools.tool_parser import Dialect
+from server.text.tools.tool_parser import ToolParser
 
 _WORD = re.compile(r"\w+")
 _END_TAGS = {"<function_calls>": "</function_calls>", "<|python_start|>": "<|python_end|>"}
 
 
-class Pythonic(Dialect):
+class Pythonic(ToolParser):
     starts = Markers(*_END_TAGS)
     ends = Markers(*_END_TAGS.values())
-    forms = (CallForm("NAME(", ")", before="[", between=", ", after="]"),)
+    forms = (CallFormat("NAME(", ")", before="[", between=", ", after="]"),)
     bare = "["
 
     @classmethod
@@ -40,7 +40,7 @@ class Pythonic(Dialect):
         if (yield from self.source.space()) == "[":
             yield from self._call("")
         else:
-            self._say(self.source.recorded())
+            self._emit_text(self.source.recorded())
         yield from super()._parse()
 
     def _call(self, marker: str) -> Parse[None]:
@@ -65,13 +65,13 @@ class Pythonic(Dialect):
         source = self.source
         yield from source.space()
         name = yield from source.word()
-        if not name or (must_be_known and not self._knows(name)):
+        if not name or (must_be_known and not self._is_tool(name)):
             return False
         yield from source.space()
         if not (yield from source.literal("(")):
             return False
         self._begin(name)
-        arguments = Arguments({}, self._argue)
+        arguments = Arguments({}, self._emit_arguments)
         comma = True
         while True:
             yield from source.space()
@@ -83,7 +83,7 @@ class Pythonic(Dialect):
             if not comma or not key or not (yield from source.literal("=")):
                 return False
             arguments.key(key)
-            if not (yield from python_value(source, self._argue)):
+            if not (yield from python_value(source, self._emit_arguments)):
                 return False
             yield from source.space()
             comma = yield from source.literal(",")

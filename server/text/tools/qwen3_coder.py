@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from server.text.markers import Markers, Parse
 from server.text.tools.arguments import Arguments
-from server.text.tools.call_format import CallForm, Writer
+from server.text.tools.call_format import CallFormat, Writer
 from server.text.tools.schemas import Schema
-from server.text.tools.tool_parser import Dialect
+from server.text.tools.tool_parser import ToolParser
 
 _TAG_END = Markers(">", "<")
 _END = "\n</parameter>"
 _VALUE_END = Markers("\n</parameter>", "</parameter>")
 
 
-class Qwen3Coder(Dialect):
+class Qwen3Coder(ToolParser):
     starts = Markers("<tool_call>", "<function=")
     ends = Markers("</tool_call>", "</function>")
-    forms = (CallForm("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", between="\n"),)
+    forms = (CallFormat("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", between="\n"),)
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:
@@ -45,7 +45,7 @@ class Qwen3Coder(Dialect):
         name = yield from source.word()
         if not name or not (yield from source.literal(">")):
             return False
-        arguments = Arguments(self._parameters.get(name, {}), self._argue)
+        arguments = Arguments(self._parameters.get(name, {}), self._emit_arguments)
         self._begin(name)
         while True:
             yield from source.space()

@@ -23,9 +23,9 @@ from server.text.tools.mistral import Mistral
 from server.text.tools.phi4 import Phi4
 from server.text.tools.pythonic import Pythonic
 from server.text.tools.qwen3_coder import Qwen3Coder
-from server.text.tools.tool_parser import Dialect, Tools
+from server.text.tools.tool_parser import ToolParser, Tools
 
-DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType({
+TOOL_PARSERS: Final[Mapping[str, type[ToolParser]]] = MappingProxyType({
     "hermes": Hermes,
     "qwen3_coder": Qwen3Coder,
     "llama3_json": Llama3,
@@ -49,22 +49,22 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType({
 })  # fmt: skip
 
 
-def create(name: str, tools: Tools = ()) -> Dialect:
+def create(name: str, tools: Tools = ()) -> ToolParser:
     """A fresh codec for one answer. Raises ValueError for a name that is none."""
     return named(name)(tools)
 
 
-def named(name: str) -> type[Dialect]:
+def named(name: str) -> type[ToolParser]:
     """Raises ValueError for a name that is none."""
     try:
-        return DIALECTS[ALIASES.get(name, name)]
+        return TOOL_PARSERS[ALIASES.get(name, name)]
     except KeyError:
-        names = ", ".join(sorted({*DIALECTS, *ALIASES}))
-        raise ValueError(f"there is no tool dialect {name!r}: choose one of {names}") from None
+        names = ", ".join(sorted({*TOOL_PARSERS, *ALIASES}))
+        raise ValueError(f"there is no tool parser {name!r}: choose one of {names}") from None
 
 
-def name_of(dialect: type[Dialect]) -> str:
-    return next(name for name, kind in DIALECTS.items() if kind is dialect)
+def name_of(dialect: type[ToolParser]) -> str:
+    return next(name for name, kind in TOOL_PARSERS.items() if kind is dialect)
 
 
 def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[str] = ()) -> str | None:

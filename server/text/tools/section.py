@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from server.text.markers import Parse
-from server.text.tools.tool_parser import Dialect
+from server.text.tools.tool_parser import ToolParser
 
 
-class Section(Dialect):
+class Section(ToolParser):
     """`starts` are the section's and the call's begin markers: models forget the former."""
 
     section_begin: ClassVar[str]

@@ -18,13 +18,13 @@ from server.text.events import Event, Malformed, Text, ToolArguments, ToolCall, 
 from server.text.json_stream import json_string, json_value, whole_json
 from server.text.markers import Markers, Parse
 from server.text.parsing import ParsingCodec
-from server.text.tools.call_format import CallForm, Channels, Writer
+from server.text.tools.call_format import CallFormat, Channels, Writer
 from server.text.tools.schemas import Schema, as_schema
 
 Tools = Sequence[Mapping[str, Any]]
 
 
-class Dialect(ParsingCodec):
+class ToolParser(ParsingCodec):
     """`tools`: the request's, as in OpenAI's API: names, and the types of arguments for dialects that write none."""
 
     starts: ClassVar[Markers]  # what begins a call, or a list of them
@@ -32,7 +32,7 @@ class Dialect(ParsingCodec):
     inner: ClassVar[tuple[str, ...]] = ()  # further strings of the format that may be special tokens
     stops: ClassVar[tuple[str, ...]] = ()  # tokens behind which the model waits for somebody else
     reasons: ClassVar[bool] = False  # the format has reasoning too: no ReasoningCodec stands before it
-    forms: ClassVar[tuple[CallForm, ...]]  # how calls are written; the first that fits the tokenizer
+    forms: ClassVar[tuple[CallFormat, ...]]  # how calls are written; the first that fits the tokenizer
     bare: ClassVar[str] = ""  # characters with which a call without a marker may begin, at the start of the text
     channels: ClassVar[Channels | None] = None
     efforts: ClassVar[Mapping[str, str] | None] = None  # reasoning_effort in the model's words; None: any goes
@@ -71,7 +71,7 @@ class Dialect(ParsingCodec):
     # --- what a dialect does -------------------------------------------------------------------------------------
 
     def _parse(self) -> Parse[None]:
-        while marker := (yield from self.source.until(self.starts, self._say)):
+        while marker := (yield from self.source.until(self.starts, self._emit_text)):
             self.source.record(marker)
             yield from self._call(marker)
             self.source.recorded()
@@ -82,7 +82,7 @@ class Dialect(ParsingCodec):
 
     # --- what it does it with ------------------------------------------------------------------------------------
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         said = text.rstrip()
         if said:
             self._events.append(Text("".join(self._space) + said))
@@ -90,7 +90,7 @@ class Dialect(ParsingCodec):
         if len(said) < len(text):
             self._space.append(text[len(said) :])
 
-    def _knows(self, name: str) -> bool:
+    def _is_tool(self, name: str) -> bool:
         """For dialects without a marker: whether this is a tool's name, so that what looks like a call is one."""
         return name in self._parameters
 
@@ -99,7 +99,7 @@ class Dialect(ParsingCodec):
         self._open = True
         self._events.append(ToolCall(self._num_calls, name, id))
 
-    def _argue(self, text: str) -> None:
+    def _emit_arguments(self, text: str) -> None:
         self._events.append(ToolArguments(self._num_calls, text))
 
     def _end(self) -> None:
@@ -117,7 +117,7 @@ class Dialect(ParsingCodec):
     def _break_off(self) -> None:
         """All that is recorded is no call, or a broken one."""
         if not self._open:
-            self._say(self.source.recorded())
+            self._emit_text(self.source.recorded())
             return
         self._events.append(Malformed(self._num_calls, self.source.recorded()))
         self._end()
@@ -129,7 +129,7 @@ class Dialect(ParsingCodec):
         for end in ends:
             if (yield from self.source.literal(end)):
                 return end
-        self._say(self.source.recorded())
+        self._emit_text(self.source.recorded())
         return ""
 
     def _arguments(self, begin: Callable[[], object], emit: Callable[[str], object]) -> Parse[bool]:

@@ -1,4 +1,4 @@
-"""Narration: whatever a dialect's model writes becomes items, and however its tokens arrive the response is the same."""
+"""ResponseEvents: whatever a dialect's model writes becomes items, and however its tokens arrive the response is the same."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Output, Request, SamplingParams
 from server.generate.generation import Generation, TextOptions
-from server.loaded.chat_format import ChatFormat, Reading
+from server.loaded.chat_format import ChatFormat, OutputParser
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate
 from server.responses.body import Head, render
-from server.responses.events import Narration, frame
+from server.responses.events import ResponseEvents, frame
 from tests.fakes import FakeEngine, fake_logprobs, fake_model
 from tests.server.responses.reading import both, frames, without_ids
 from tests.server.test_tool_calls import ROOM, every_sample, speaker
@@ -63,11 +63,11 @@ def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | Non
     there = served(sample.dialect)
     ids = [*there.tokenizer.encode(sample.written), EOS][:cut]
     finish = FinishReason.STOP if ids[-1] == EOS else FinishReason.LENGTH
-    reading: Reading | None = there.chat_format.reading(TOOLS, begun=False)
+    reading: OutputParser | None = there.chat_format.reading(TOOLS, begun=False)
     params = SamplingParams(max_tokens=10_000, logprobs=1 if logprobs else None)
     request = Request("r", [1], params)
     generation = Generation(there, [request], 1, 1, TextOptions(reading=reading, logprobs=params.logprobs))
-    narration = Narration(Head("resp_1", dict.fromkeys(REPEATED), 0), generation, in_background=False)
+    narration = ResponseEvents(Head("resp_1", dict.fromkeys(REPEATED), 0), generation, in_background=False)
     told, at = narration.begin(), 0
     while at < len(ids):
         part = ids[at : at + max(1, sizes[at % len(sizes)])]

@@ -13,14 +13,14 @@ from server.loaded.tokenizer import Tokenizer
 from server.structured.chats import ChatForm, Function
 from server.structured.compiler import Grammars
 from server.structured.grammar import ANY_OBJECT, Choice, GrammarError
-from server.text.tools.registry import DIALECTS, create
+from server.text.tools.registry import TOOL_PARSERS, create
 from server.text.tools.schemas import properties_of, types_of
 from tests.server.structured.random_schemas import Writer, random_parameters
 from tests.server.structured.reading import accepted
 from tests.server.text.tool_samples import KIMI, V3, V31, Meaning, meaning
 from tests.server.tiny import EOS, SPECIAL, tiny_tokenizer
 
-every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
+every_dialect = pytest.mark.parametrize("dialect", TOOL_PARSERS)
 special_or_spelled = pytest.mark.parametrize("special", [True, False])
 
 WEATHER = {
@@ -48,7 +48,7 @@ CLOSES = {"glm45": "</arg_value>", "qwen3_coder": "\n</parameter>", "functiongem
 
 
 def speaker(dialect: str, *, special: bool = True) -> Tokenizer:
-    return tiny_tokenizer(*sorted(DIALECTS[dialect].strings() - set(SPECIAL)) if special else ())
+    return tiny_tokenizer(*sorted(TOOL_PARSERS[dialect].strings() - set(SPECIAL)) if special else ())
 
 
 class Caller(Writer):
@@ -187,7 +187,7 @@ async def test_a_tokenizer_without_the_newer_marks_gets_the_older_form(dialect, 
     assert await accepted(form, text, WRITTEN[dialect]) == {text}
 
 
-@pytest.mark.parametrize("dialect", sorted(DIALECTS.keys() - {"harmony"}))
+@pytest.mark.parametrize("dialect", sorted(TOOL_PARSERS.keys() - {"harmony"}))
 async def test_one_call_where_only_one_is_wanted(dialect):
     several = ChatForm(dialect, TWO, must_call=True, several=True)
     one = ChatForm(dialect, TWO[1:], must_call=True, several=False)
@@ -201,13 +201,13 @@ async def test_one_call_where_only_one_is_wanted(dialect):
 # --- calls that may be left out -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", sorted(DIALECTS.keys() - {"harmony"}))
+@pytest.mark.parametrize("dialect", sorted(TOOL_PARSERS.keys() - {"harmony"}))
 @special_or_spelled
 async def test_where_no_call_is_wanted_any_text_is_taken_but_no_call_that_breaks_its_schema(dialect, special):
     tokenizer = speaker(dialect, special=special)
     form = ChatForm(dialect, TWO, must_call=False, several=True)
     calls = await drawn(ChatForm(dialect, TWO[1:], must_call=True, several=True), tokenizer, 3)
-    marked = not DIALECTS[dialect].bare
+    marked = not TOOL_PARSERS[dialect].bare
     texts = {"", "Hi. [1] {} <b>", "The answer is no."}
     with_call = {calls, *([f"Let me see. {calls}", f"{calls}\nDone."] if marked else [])}
     taken = await accepted(form, *texts, *with_call, calls.replace("time", "tame"), tokenizer=tokenizer)
@@ -308,5 +308,5 @@ async def test_many_tools_compile_within_the_limits_beside_a_thousand_special_to
     functions = tuple(Function(f"f{number}", WEATHER) for number in range(128))
     for dialect in ("hermes", "qwen3_coder"):
         reserved = [f"<|reserved_{number}|>" for number in range(1000)]
-        tokenizer = tiny_tokenizer(*sorted(DIALECTS[dialect].strings() - set(SPECIAL)), *reserved)
+        tokenizer = tiny_tokenizer(*sorted(TOOL_PARSERS[dialect].strings() - set(SPECIAL)), *reserved)
         assert await Grammars(tokenizer, frozenset({EOS})).factory(ChatForm(dialect, functions, True, True))

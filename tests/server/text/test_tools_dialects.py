@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.text.tools.registry import DIALECTS, create
+from server.text.tools.registry import TOOL_PARSERS, create
 from tests.server.text.tool_samples import CALL, KIMI, SAMPLES, TOOLS, V3, V31, Sample, meaning
 
 ids = [f"{sample.dialect}-{at}" for at, sample in enumerate(SAMPLES)]
 every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=ids)
-every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
+every_dialect = pytest.mark.parametrize("dialect", TOOL_PARSERS)
 
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<|tool_call|>", "functools[", "[TOOL_CALLS]", "[ARGS]", "<function=", "<parameter=",

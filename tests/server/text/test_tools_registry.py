@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.text.reasoning import detect_reasoning
-from server.text.tools.registry import ALIASES, DIALECTS, create, detect
+from server.text.tools.registry import ALIASES, TOOL_PARSERS, create, detect
 
 LINES = {
     "hermes": 'within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": …}',
@@ -24,7 +24,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", TOOL_PARSERS)
 def test_a_template_gives_its_dialect_away(dialect):
     assert detect(LINES[dialect]) == dialect
 
@@ -56,7 +56,7 @@ def test_a_model_without_calls_has_no_dialect(template):
 
 
 def test_every_alias_names_a_dialect():
-    assert all(type(create(alias)) is DIALECTS[name] for alias, name in ALIASES.items())
+    assert all(type(create(alias)) is TOOL_PARSERS[name] for alias, name in ALIASES.items())
 
 
 @pytest.mark.parametrize(
