@@ -6,6 +6,7 @@ is read before its predecessor has ended."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from ops.gemm import few_rows, reference, tiled
 from ops.gemm.weight import LinearWeight, overwrite
 from ops.registry import ShapeClass
 from ops.stored import Stored, only_dense
-from ops.tuning.numbers import LinearTuning
+
+if TYPE_CHECKING:  # no CPU needs them
+    from ops.tuning.numbers import LinearTuning
 
 
 def supports(case: ShapeClass) -> str | None:

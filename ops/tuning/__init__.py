@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 
-from ops.tuning.files import DEFAULT, TuningFile, all_files, read
-from ops.tuning.numbers import Tuning
-
-__all__ = ["Tuning", "TuningFile", "all_files", "for_device", "of", "read"]
+if TYPE_CHECKING:
+    from ops.tuning.numbers import Tuning
 
 logger = logging.getLogger("oneloop.ops")
 
@@ -22,6 +21,8 @@ _INTERPRETED = 4  # multiprocessors of what is none: few, so that Triton's inter
 @functools.cache
 def of(device: torch.device) -> Tuning:
     """The tuning of a CUDA device, by its name and number of multiprocessors; default.json's for any other kind of device."""
+    from ops.tuning.files import DEFAULT, read  # their types take as long to make as all else of ops
+
     if device.type != "cuda":
         return read(DEFAULT).tuning(_INTERPRETED)
     properties = torch.cuda.get_device_properties(device)
@@ -30,6 +31,8 @@ def of(device: torch.device) -> Tuning:
 
 def for_device(name: str, multiprocessors: int) -> Tuning:
     """The tuning for a device whose driver calls it `name` ("NVIDIA H200"); default.json's, logged, where no file is for it."""
+    from ops.tuning.files import DEFAULT, all_files, read
+
     for file in all_files():
         if file.is_for(name, multiprocessors):
             return file.tuning(multiprocessors)

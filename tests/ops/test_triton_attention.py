@@ -10,6 +10,7 @@ import torch
 from ops import tuning
 from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
+from ops.tuning import files
 from ops.tuning.numbers import QueryTiles
 from tests.ops.places import DEVICES, interpreted_once, places
 
@@ -90,7 +91,7 @@ def with_tiles(monkeypatch, **tiles):
 @pytest.mark.parametrize("head_size", [64, 96, 128])
 def test_large_tiles_match_the_reference(monkeypatch, device, dtype, tolerance, head_size):
     """Those of steps with many tokens of 16 bits, which the small steps of the other tests would never choose."""
-    with_tiles(monkeypatch, small_prefill=tuning.read("default").groups["attention"].paged.prefill)
+    with_tiles(monkeypatch, small_prefill=files.read("default").groups["attention"].paged.prefill)
     check(*case(device, [(150, 301), (1, 7), (64, 64), (128, 140)], 6, 2, head_size, dtype), tolerance)
 
 

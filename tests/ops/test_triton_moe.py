@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import ops
-from ops import tuning
 from ops.moe import reference
 from ops.moe.triton_experts import TritonExpertWeights, mix
 from ops.moe.triton_route import route
+from ops.tuning import files
 from ops.tuning.numbers import ExpertTiles, ProductTiles
 from tests.ops.moe_case import Clamped, moe_case
 from tests.ops.places import DEVICES, places
@@ -104,7 +104,7 @@ def test_moe_matches_the_definition(shape, num_tokens, dtype, tolerance, device)
     assert error(out, case.expected()) < tolerance
 
 
-TILES = tuning.read("nvidia-h200").groups["experts"]
+TILES = files.read("nvidia-h200").groups["experts"]
 ODD = ExpertTiles(1, ProductTiles(64, 16, 16, 4, 2), ProductTiles(16, 128, 32, 4, 2))
 EVERY_CHOICE = [*TILES.half, *TILES.float32, ODD]
 
