@@ -24,9 +24,9 @@ from server.http.auth import ADMIN_PATHS, OPEN_PATHS
 from server.openai import wire as openai_wire
 from server.responses import api_types as documented
 from server.responses.query import InputItemsQuery, RetrieveQuery
+from server.schema import REQUEST_ID, Json
 from server.version import __version__
 
-Json = dict[str, Any]
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ def _schema_of(kind: Any, schemas: Mapping[Any, Json]) -> Json:
 
 _REQUEST_ID: Json = {
     "name": "X-Request-Id", "in": "header", "required": False, "description": "An id to use instead of a fresh one",
-    "schema": {"type": "string", "pattern": r"^[\w.:/+=@-]{1,128}$"},
+    "schema": {"type": "string", "pattern": f"^{REQUEST_ID}$"},
 }  # fmt: skip
 _HEADERS: Json = {
     "X-Request-Id": {"description": "The id under which the log has this request", "schema": {"type": "string"}},

@@ -26,11 +26,15 @@ MAX_BIASES = 1024
 MAX_TOOLS = 512
 INT64 = 2**63 - 1
 
+Json = dict[str, Any]  # an object that goes out
+
+REQUEST_ID = r"[A-Za-z0-9_.:/+=@-]{1,128}"  # anything else could forge log lines or headers
+
 Name = Annotated[str, Meta(max_length=1024)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 TokenId = Annotated[int, Meta(ge=0, le=INT64)]
-RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/+=@-]{1,128}$")]
+RequestId = Annotated[str, Meta(pattern=f"^{REQUEST_ID}$")]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]

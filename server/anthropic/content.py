@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from orjson import Fragment
 
 from runtime.api import FinishReason
 from server.anthropic.history import tool_use_id
 from server.generate.generation import TOOL_CALLS, Choice, Generation
 from server.generate.transcript import Call, Part, Transcript
+from server.schema import Json
 from server.text.events import Reasoning, Text
-
-Json = dict[str, Any]
 
 # Clients give a block of thinking back with its signature, and drop one that has none. Nothing is sealed by it.
 SIGNATURE = "unsigned"

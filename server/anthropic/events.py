@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.anthropic.content import NOT_STOPPED, SIGNATURE, Json, message, stop, usage
+from server.anthropic.content import NOT_STOPPED, SIGNATURE, message, stop, usage
 from server.anthropic.errors import error_body
 from server.anthropic.history import tool_use_id
 from server.errors import ApiError, InternalError, Unavailable
 from server.generate.generation import Generation
 from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
+from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
 logger = logging.getLogger("oneloop.http")

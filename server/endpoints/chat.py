@@ -26,5 +26,6 @@ async def create(service: Service, http: Request) -> ASGIApp:
         id=answer_id(http, SHAPE),
         arrival_s=arrival_s(http.scope),
     )
-    note_ignored(http, ignored, service.config)
+    if ignored:
+        note_ignored(http, ignored, service.config)
     return await answer(service, served, http, given, generation, SHAPE)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from server.errors import ModelNotFound
 from server.http.body import json_response
 from server.loaded.model import LoadedModel
-from server.openai.frames import Json
+from server.schema import Json
 from server.service import Service
 
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server import openapi
+from server.http import pages
 from server.service import Service
-
-# The page reads one document of this server and nothing else; nobody may frame it.
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
 
 _NUM_CHARS = 30_000  # of the document: 8 ms, once
 
@@ -36,9 +29,4 @@ def _document(routes: tuple[tuple[str, str], ...], user_key: bool, admin_key: bo
 
 
 async def page(service: Service, http: Request) -> Response:
-    return Response(_page(), media_type="text/html", headers=_HEADERS)
-
-
-@cache
-def _page() -> bytes:
-    return (files("server") / "web" / "docs.html").read_bytes()
+    return pages.page("docs.html")

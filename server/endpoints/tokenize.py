@@ -11,7 +11,7 @@ from server.generate.preprocess import PROMPT, text_ids
 from server.generate.sampling import check_token_ids
 from server.http.body import json_response, read_request
 from server.openai import requests, wire
-from server.openai.frames import Json
+from server.schema import Json
 from server.service import Service
 
 

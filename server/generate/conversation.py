@@ -15,9 +15,8 @@ from server.loaded.chat_format import ChatFormat, OutputParser
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate, PromptError
 from server.offload import Offload
+from server.schema import Json
 from server.text.tools import prompted
-
-Json = dict[str, Any]
 
 # Arguments of the rendering itself, which a request sets by its own fields or not at all.
 RESERVED_KWARGS: Final = frozenset(

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runtime.api import TokenLogprobs
 from server.loaded.tokenizer import Tokenizer
+from server.schema import Json
 
-Json = dict[str, Any]
 Entry = tuple[int, TokenLogprobs | None]  # an id and what is known of it; nothing of the first of a prompt
 Writer = Callable[[Sequence[Entry]], Json]  # of one choice; called with its entries in order, in pieces
 

@@ -31,7 +31,8 @@ async def read_request(request: Request, wire: Wire[T], config: ServerConfig) ->
     named: str | None = getattr(found, "request_id", None)  # of APIs whose bodies have it
     if named and "x-request-id" not in request.headers:
         request.scope["request_id"] = named
-    note_ignored(request, ignored, config)
+    if ignored:
+        note_ignored(request, ignored, config)
     return found
 
 

@@ -23,11 +23,12 @@ from runtime.api import EngineError
 from server.errors import ApiError, ClientLeft, ErrorShape, InternalError, MethodNotAllowed, RouteNotFound
 from server.http.admission import refusal_of
 from server.http.metrics import HttpStats
+from server.schema import REQUEST_ID
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")
 
-_REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+_REQUEST_ID = re.compile(REQUEST_ID)
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
 STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics that the client did not wait
@@ -49,7 +50,6 @@ def _choose_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             text = value.decode("latin-1")
-            # Anything else could forge log lines or headers.
             return text if _REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
     return uuid.uuid4().hex
 

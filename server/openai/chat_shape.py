@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.generate.logprobs import Style, Writer, chat_writer
 from server.generate.transcript import Call, Transcript
 from server.loaded.tokenizer import Tokenizer
-from server.openai.frames import Json
+from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
 

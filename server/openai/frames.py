@@ -22,11 +22,10 @@ from server.generate.generation import Choice, Generation, PromptChoice
 from server.generate.logprobs import Style, Writer, prompt_table
 from server.generate.transcript import Transcript
 from server.loaded.tokenizer import Tokenizer
+from server.schema import Json
 from server.text.events import Event, Text
 
 logger = logging.getLogger("oneloop.http")
-
-Json = dict[str, Any]
 
 
 class ResponseShape(Protocol):

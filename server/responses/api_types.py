@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
@@ -11,8 +11,7 @@ from server.responses.body import Status
 from server.responses.input_items import ItemReference
 from server.responses.output_items import ItemStatus
 from server.responses.wire import ResponsesRequest
-
-Json = dict[str, Any]
+from server.schema import Json
 
 
 class CreateResponse(ResponsesRequest, kw_only=True):

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from runtime.api import TokenStream
-from server.openai.frames import Json
 from server.responses.body import render
 from server.responses.events import ResponseEvents, frame
 from server.responses.store import Ongoing
+from server.schema import Json
 
 logger = logging.getLogger("oneloop.http")
 

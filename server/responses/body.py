@@ -12,9 +12,9 @@ import msgspec
 from orjson import Fragment, dumps
 
 from server.generate.generation import Generation
-from server.openai.frames import Json
 from server.openai.frames import usage as chat_usage
 from server.responses.wire import FunctionTool, ResponsesRequest
+from server.schema import Json
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -18,9 +18,9 @@ from orjson import dumps
 from runtime.api import FinishReason, Output
 from server.generate.generation import Generation
 from server.generate.logprobs import chat_writer
-from server.openai.frames import Json
 from server.responses.body import Head, Status, usage
 from server.responses.output_items import CallItem, ItemStatus, MessageItem, OutputItem, ReasoningItem
+from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
 _FINAL_EVENTS = {

@@ -13,9 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from server.errors import InvalidRequest, UnsupportedParameter
-from server.schema import Name, refusal_of
+from server.schema import Json, Name, refusal_of
 
-Json = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from server.openai.frames import Json
 from server.responses.body import rendered
 from server.responses.input_items import new_id
+from server.schema import Json
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
