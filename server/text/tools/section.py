@@ -27,6 +27,9 @@ class Section(ToolParser):
             else:
                 yield from self._fail()
             closed = yield from self._close(self.call_begin, self.section_end)
+            if closed and not self._behind_call:  # what stood before was text, and so is what came after it
+                taken = self.source.recorded()
+                self._emit_text(taken.removesuffix(self.call_begin))
             if closed != self.call_begin:
                 return
             self.source.record(self.call_begin)

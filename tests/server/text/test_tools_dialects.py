@@ -91,6 +91,13 @@ def test_whatever_a_model_writes_means_the_same_in_any_cuts(dialect, fragments, 
         assert whole.text == written
 
 
+@pytest.mark.parametrize("end", ["<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>"])
+def test_white_space_behind_what_is_no_call_is_text(end):
+    written = f"<｜tool▁call▁begin｜>\n{end}"
+    found = meaning(create("deepseek_v3", TOOLS), list(written))
+    assert (found.text, found.calls) == (written, [])
+
+
 @every_sample
 def test_only_beginnings_of_markers_wait(sample: Sample):
     """So no delta is searched again: the work per character does not grow with the text."""
