@@ -11,7 +11,8 @@ blocks beyond stay with the sequence, for its next tokens. Only known tokens are
 the proposer has a guess while ids are in flight waits for them, to have drafts behind them; without one it goes on as any other.
 
 Why it cannot deadlock: running sequences are served in policy order and only later ones are preempted for earlier ones; the
-first in line therefore keeps its blocks, and the pool holds at least one sequence of the greatest length.
+first in line therefore keeps its blocks, and the pool holds at least one sequence of the greatest length. A prompt is promised
+the blocks of all of it when it is admitted, and takes them as its steps come to them: as far as others go it has them already.
 Why blocks may be freed while a launched step still reads or writes them: steps execute in the order they are launched, so a
 new owner's writes come after. That goes for a window's blocks too: a sequence gives up, before its next step is decided, those
 that this step and all later ones do not see, wherever unsettled steps really ended."""
@@ -37,7 +38,7 @@ from runtime.batch import (
 from runtime.block_copies import BlockCopies
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
-from runtime.kv.prefix_cache import PrefixCache
+from runtime.kv.prefix_cache import Match, PrefixCache
 from runtime.policy import Policy
 from runtime.proposer import Proposer
 from runtime.sequence import Sequence, Status
@@ -81,6 +82,16 @@ class Settled(NamedTuple):
     pooled: Several[float] | None = None
 
 
+class _Refusal(NamedTuple):
+    """That there was no room to admit sequence `number`; nor is there as long as all of these are the same: blocks can only have
+    become fewer, and a hit that somebody came to use is a free block less and one less to take."""
+
+    number: int
+    match: Match
+    num_freed: int
+    num_running: int
+
+
 class Scheduler:
     def __init__(
         self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy,
@@ -99,6 +110,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both lists in policy order
         self.running: list[Sequence] = []
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._refusal: _Refusal | None = None  # the last
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens looked up, and found
         self.num_prefix_hits = 0
@@ -275,7 +287,7 @@ class Scheduler:
         if draft_ids and num_in_flight:
             return None
         end = sequence.num_computed_tokens + 1 + len(draft_ids)
-        missing = sum(table.num_missing(end) for table in sequence.tables)
+        missing = sum(max(0, table.num_missing(end) - table.num_reserved) for table in sequence.tables)
         return draft_ids if missing <= self.pool.num_free else ()
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -283,18 +295,18 @@ class Scheduler:
         if self._has_windows:
             self._give_up_unseen(sequence)
         end = sequence.num_computed_tokens + num_tokens
-        missing = 0
+        grows, missing = False, 0
         for table in sequence.tables:
             if end > table.num_slots:
-                missing += table.num_missing(end)
-        if missing:
+                grows = True
+                missing += max(0, table.num_missing(end) - table.num_reserved)
+        if grows:
             while self.pool.num_free < missing:
                 victim = self.running[-1]
                 self._preempt(victim)
                 if victim is sequence:
                     return False
-            for table in sequence.tables:
-                self._extend(sequence, table, table.num_missing(end))
+            self._extend(sequence, end)
         return True
 
     def _give_up_unseen(self, sequence: Sequence) -> None:
@@ -302,14 +314,19 @@ class Scheduler:
         for table in sequence.tables:
             unseen = table.take_unseen(first)
             if unseen:
-                self.pool.release(unseen, worth_keeping=self.cache.__contains__)
+                self.pool.release(unseen, worth_keeping=self.cache.has)
 
-    def _extend(self, sequence: Sequence, table: BlockTable, num: int) -> None:
-        if num:
-            block_ids = self.pool.allocate(num)
-            self.cache.forget(block_ids)
-            table.append(block_ids)
-            sequence.has_new_blocks = True
+    def _extend(self, sequence: Sequence, end: int) -> None:
+        """Blocks for its tokens up to `end`, those first that were promised to it."""
+        for table in sequence.tables:
+            num = table.num_missing(end)
+            if num:
+                num_reserved = min(num, table.num_reserved)
+                table.num_reserved -= num_reserved
+                block_ids = self.pool.allocate(num, num_reserved)
+                self.cache.forget(block_ids)
+                table.append(block_ids)
+                sequence.has_new_blocks = True
 
     def _advance(self, sequence: Sequence, num_tokens: int, draft_ids: tuple[int, ...] = ()) -> ScheduledRow:
         assert sequence.row is not None
@@ -370,8 +387,9 @@ class Scheduler:
         self._extend_chain(sequence)
         for group, table in enumerate(sequence.tables):
             # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
-            for index in range(max(sequence.num_registered_blocks, table.first_entry), num_full):
-                self.cache.insert(sequence.chain[index], group, table.entry(index))
+            first = max(sequence.num_registered_blocks, table.first_entry)
+            if first < num_full:
+                self.cache.insert(sequence.chain[first:num_full], group, table.entry_ids(first, num_full))
         sequence.num_registered_blocks = num_full
 
     def _extend_chain(self, sequence: Sequence) -> None:
@@ -396,7 +414,8 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         sequence.row = None
         for table in sequence.tables:
-            self.pool.release(table.ids, worth_keeping=self.cache.__contains__)
+            self.pool.release(table.ids, worth_keeping=self.cache.has)
+            self.pool.unreserve(table.num_reserved)
         sequence.tables = ()
         sequence.num_registered_blocks = 0
         sequence.num_computed_tokens = 0
@@ -417,34 +436,40 @@ class Scheduler:
             sequence.needs_bind = True
             insort(self.running, sequence, key=self.policy)
             num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
+            self._extend(sequence, sequence.num_computed_tokens + num_tokens)
             rows.append(self._advance(sequence, num_tokens))
             budget -= num_tokens
 
     def _reserve(self, sequence: Sequence) -> bool:
-        """Tables for all its known tokens, cached blocks shared, or nothing. Reserving the whole of it means that a prompt
-        which starts can finish; one spare entry for each running sequence keeps it from being preempted at once."""
+        """Tables with what is cached of its known tokens, which it shares from now on, and the promise of the others; or nothing.
+        Reserving the whole of it means that a prompt which starts can finish; one spare entry for each running sequence keeps it
+        from being preempted at once."""
         cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
         if cache.enabled:
             self._extend_chain(sequence)
-        num_hits, hits = cache.match(sequence.chain, sequence.num_reusable // size)
-        start = num_hits * size
+        match = cache.match(sequence.chain, sequence.num_reusable // size)
+        refusal = _Refusal(sequence.number, match, self.pool.num_freed, len(self.running))
+        if refusal == self._refusal:
+            return False
+        start = match.num_entries * size
         tables = tuple(BlockTable(size, group, start) for group in cache.groups)
-        missing = []
-        for table, block_ids in zip(tables, hits, strict=True):
+        for table, block_ids in zip(tables, match.ids, strict=True):
             table.append(block_ids)
             reserved_to = table.group.reserved_to(start, num_tokens, self.limits.max_num_batched_tokens)
-            missing.append(table.num_missing(reserved_to))
-        room = self.pool.num_free - sum(missing) - self._blocks_per_entry * len(self.running)
-        if room < 0 or room < sum(map(self.pool.num_idle, hits)):
+            table.num_reserved = table.num_missing(reserved_to)
+        missing = sum(table.num_reserved for table in tables)
+        room = self.pool.num_free - missing - self._blocks_per_entry * len(self.running)
+        if room < sum(map(len, match.ids)) and (room < 0 or room < sum(map(self.pool.num_idle, match.ids))):
+            self._refusal = refusal
             return False
-        for block_ids in hits:
+        self._refusal = None
+        for block_ids in match.ids:
             self.pool.share(block_ids)
-        for table, num in zip(tables, missing, strict=True):
-            self._extend(sequence, table, num)
+        self.pool.reserve(missing)
         sequence.tables = tables
         sequence.has_new_blocks = True
         sequence.num_computed_tokens = start
-        sequence.num_registered_blocks = num_hits
+        sequence.num_registered_blocks = match.num_entries
         if cache.enabled:
             self.num_prefix_queries += num_tokens
             self.num_prefix_hits += start

@@ -1,7 +1,7 @@
 """What a long prompt costs the event loop: `python -m tests.bench_long_prompt [--tokens N]`, by hand only.
 
 The scheduler's part and the engine's, without a device: checking and hashing the ids where the loop must do it and on a thread,
-submitting, the first step, a step that it waits through at the head of the line, and what a cached one costs. Milliseconds, the
+submitting, its steps, its end, a step that it waits through at the head of the line, and what a cached one costs. Milliseconds, the
 least of several; told beside the thread's work is how long the loop was kept from running meanwhile, at most."""
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import random
 import time
 from collections.abc import Callable
 
-from runtime.api import PreparedPrompt, Request, SamplingParams
+from runtime.api import FinishReason, PreparedPrompt, Request, SamplingParams
+from runtime.batch import ScheduledBatch
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
@@ -47,6 +48,10 @@ def to_the_end(scheduler: Scheduler) -> None:
         scheduler.settle(batch, [[5] for _ in batch.sampling_rows])
 
 
+def steps_of(scheduler: Scheduler, num: int) -> list[ScheduledBatch]:
+    return [batch for _ in range(num) if (batch := scheduler.schedule()) is not None]
+
+
 def one(ids: list[int], *, ahead: bool) -> dict[str, float]:
     """`ahead`: the prompt comes prepared."""
     found = {}
@@ -59,6 +64,9 @@ def one(ids: list[int], *, ahead: bool) -> dict[str, float]:
     scheduler.add(made[0])
     found["first step"] = ms(scheduler.schedule)
     found["second step"] = ms(scheduler.schedule)
+    batches: list[ScheduledBatch] = []
+    found["all other steps"] = ms(lambda: batches.extend(steps_of(scheduler, len(ids) // STEP - 2)))
+    found["its end"] = ms(lambda: scheduler.finish(made[0], FinishReason.STOP))
     cached = scheduler_of(num_blocks)
     prepared = prepare(cached.cache, VOCAB, ids, None) if ahead else None
     cached.add(sequence(1, ids, prepared))

@@ -7,17 +7,21 @@ from runtime.sequence import Sequence, Status
 
 
 def check_pool(scheduler: Scheduler) -> None:
-    """Every block is counted once for each table it stands in and each copy under way; free means count 0."""
+    """Every block is counted once for each table it stands in and each copy under way; what is free
+    is neither, and more than what tables are promised."""
     uses = Counter(block_id for sequence in scheduler.running for block_id in _ids(sequence))
     uses.update(scheduler.copies.block_ids)
     for block_id in range(scheduler.pool.num_blocks):
         assert scheduler.pool.count(block_id) == uses[block_id]
-    assert scheduler.pool.num_free == scheduler.pool.num_blocks - len(uses)
+    num_reserved = sum(table.num_reserved for sequence in scheduler.running for table in sequence.tables)
+    assert scheduler.pool.num_reserved == num_reserved
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks - len(uses) - num_reserved >= 0
 
 
 def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
     """Running sequences have a row each and, for every group of layers, blocks for what a next query sees of what they computed,
-    and no more than planned for; no other sequence has any. `drafting`: some may have blocks for drafts that were wrong."""
+    with what they are promised enough for a whole prompt, and no more than planned for; no other sequence has any. `drafting`: some
+    may have blocks for drafts that were wrong."""
     rows = [sequence.row for sequence in scheduler.running]
     assert None not in rows
     assert len(set(rows)) == len(rows) <= scheduler.limits.max_num_seqs
@@ -33,7 +37,10 @@ def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
             assert len(table.ids) == (num_entries - table.first_entry) * group.width
             budget = scheduler.limits.max_num_batched_tokens
             num_tokens = sequence.max_tokens_total if drafting else sequence.num_tokens
-            assert len(table.ids) <= group.max_blocks(num_tokens, budget, size)
+            assert len(table.ids) + table.num_reserved <= group.max_blocks(num_tokens, budget, size)
+            if group.window is None:
+                has_or_promised = num_entries + table.num_reserved // group.width
+                assert group.kind.num_tokens(has_or_promised, size) >= sequence.num_prompt_tokens
         assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens
         assert sequence.num_in_flight >= 0
     for sequence in scheduler.waiting:

@@ -1,8 +1,9 @@
 """Block table: which KV blocks hold which span of one sequence, in one group of layers.
 
 Bookkeeping only; KVCache turns ids into tensors. A table grows only at its tail, so ids already sent to the device stay valid;
-that of a group with a window gives up blocks at its head once no later query sees them. What an entry is about, and how many
-there are, the group's kind of memory says; each has as many ids as the group is wide."""
+that of a group with a window gives up blocks at its head once no later query sees them. It is promised more blocks than it has:
+`num_reserved`, which it takes as its sequence gets to them. What an entry is about, and how many there are, the group's kind of
+memory says; each has as many ids as the group is wide."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class NewBlocks(NamedTuple):
 class BlockTable:
     """For a sequence that will be computed from token `start` on."""
 
-    __slots__ = ("_block_size", "_ids", "_num_sent", "first_entry", "group", "num_slots")
+    __slots__ = ("_block_size", "_ids", "_num_sent", "first_entry", "group", "num_reserved", "num_slots")
 
     def __init__(self, block_size: int, group: LayerGroup, start: int = 0) -> None:
         self._block_size = block_size
@@ -31,6 +32,7 @@ class BlockTable:
         self.first_entry = self._first_seen(start)
         self._ids: list[int] = []
         self.num_slots = self._num_slots()  # tokens that fit without another block
+        self.num_reserved = 0  # blocks of the pool that will be its next
         self._num_sent = 0  # of the ids, those that a scheduled batch has carried to the device
 
     def _first_seen(self, position: int) -> int:
@@ -51,10 +53,10 @@ class BlockTable:
         """From the first entry on."""
         return self._ids
 
-    def entry(self, index: int) -> tuple[int, ...]:
+    def entry_ids(self, start: int, end: int) -> list[int]:
+        """Of entries [start, end)."""
         width = self.group.width
-        first = (index - self.first_entry) * width
-        return tuple(self._ids[first : first + width])
+        return self._ids[(start - self.first_entry) * width : (end - self.first_entry) * width]
 
     def num_missing(self, num_tokens: int) -> int:
         """Ids to add before `num_tokens` tokens fit."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice, takewhile
 from math import prod
 from typing import ClassVar, Self
 
@@ -160,7 +160,7 @@ class Full(_Tokens):
     def longest_prefix(
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
     ) -> int:
-        return next((index for index in range(num_entries) if names[index] not in cached), num_entries)
+        return len([*takewhile(cached.__contains__, islice(names, num_entries))])
 
     def __str__(self) -> str:
         return "see all tokens"

@@ -44,8 +44,9 @@ class _Remembered:
         self.names = names
         self.stale = False
 
-    def note(self, block_hash: BlockHash) -> None:
-        self.stale = self.stale or self.names is None or block_hash in self.names
+    def note(self, names: Iterable[BlockHash]) -> None:
+        """They came, or went."""
+        self.stale = self.stale or self.names is None or not self.names.isdisjoint(names)
 
 
 class PrefixCache:
@@ -54,8 +55,10 @@ class PrefixCache:
         self.enabled = enabled
         self.groups = groups
         self._key = os.urandom(32)
-        self._blocks_of: list[dict[BlockHash, tuple[int, ...]]] = [{} for _ in groups]
-        self._name_of: dict[int, tuple[int, BlockHash]] = {}
+        # An entry of a group is as many blocks as the group is wide, in so many dicts: what has no tuples costs half as much.
+        self._blocks_of: list[list[dict[BlockHash, int]]] = [[{} for _ in range(group.width)] for group in groups]
+        self._name_of: dict[int, BlockHash] = {}
+        self.has = self._name_of.__contains__  # whether a block can be found, for a caller with thousands
         self._last: _Remembered | None = None
 
     def __len__(self) -> int:
@@ -95,40 +98,51 @@ class PrefixCache:
         while num != before:  # what one group lacks shortens the prefix for the others
             before = num
             for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
-                num = group.kind.longest_prefix(chain, num, blocks_of, self.block_size)
+                num = group.kind.longest_prefix(chain, num, blocks_of[0], self.block_size)
         ids = []
         for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
-            first = self._first_seen(group, num)
-            ids.append([*chained.from_iterable(map(blocks_of.__getitem__, chain[first:num]))])
+            names = chain[self._first_seen(group, num) : num]
+            columns = [map(column.__getitem__, names) for column in blocks_of]
+            ids.append([*(columns[0] if len(columns) == 1 else chained.from_iterable(zip(*columns, strict=True)))])
         return Match(num, ids)
 
     def _first_seen(self, group: LayerGroup, num_entries: int) -> int:
         return group.first_seen(num_entries * self.block_size) // self.block_size
 
-    def insert(self, block_hash: BlockHash, group: int, block_ids: tuple[int, ...]) -> None:
-        """An entry of a table of the group of that index. The first with a content wins; a twin computed beside it stays
-        nameless and is reused first."""
+    def insert(self, names: Sequence[BlockHash], group: int, block_ids: Sequence[int]) -> None:
+        """Entries of a table of the group of that index, one behind another. The first with a content wins; a twin computed beside
+        it stays nameless and is reused first."""
+        if not self.enabled:
+            return
         blocks_of = self._blocks_of[group]
-        if self.enabled and block_hash not in blocks_of:
-            blocks_of[block_hash] = block_ids
-            if self._last is not None:
-                self._last.note(block_hash)
-            for block_id in block_ids:
-                self._name_of[block_id] = group, block_hash
+        width = len(blocks_of)
+        if not blocks_of[0].keys().isdisjoint(names):
+            new = [index for index, name in enumerate(names) if name not in blocks_of[0]]
+            block_ids = [block_ids[index * width + column] for index in new for column in range(width)]
+            names = [names[index] for index in new]
+        for number, column in enumerate(blocks_of):
+            of_column = block_ids[number::width] if width > 1 else block_ids
+            column.update(zip(names, of_column, strict=True))
+            self._name_of.update(zip(of_column, names, strict=True))
+        if names and self._last is not None:
+            self._last.note(names)
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """With a block goes its whole entry: parts of one are no hit."""
-        for block_id in filter(self._name_of.__contains__, block_ids):
-            name = self._name_of.get(block_id)
-            if name is not None:
-                group, block_hash = name
-                if self._last is not None:
-                    self._last.note(block_hash)
-                for each in self._blocks_of[group].pop(block_hash):
-                    del self._name_of[each]
+        name_of, gone = self._name_of, []
+        for block_id in filter(name_of.__contains__, block_ids):
+            name = name_of[block_id]
+            for blocks_of in self._blocks_of:
+                if blocks_of[0].get(name) == block_id or any(more.get(name) == block_id for more in blocks_of[1:]):
+                    for column in blocks_of:
+                        del name_of[column.pop(name)]
+                    break
+            gone.append(name)
+        if gone and self._last is not None:
+            self._last.note(gone)
 
     def clear(self) -> None:
-        for blocks_of in self._blocks_of:
-            blocks_of.clear()
+        for column in chained.from_iterable(self._blocks_of):
+            column.clear()
         self._name_of.clear()
         self._last = None

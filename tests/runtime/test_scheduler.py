@@ -58,6 +58,11 @@ def pooling_sequence(number: int, prompt, priority=0, salt=None) -> Sequence:
     return Sequence(request, number=number, max_model_len=64, seed=0)
 
 
+def idle_blocks(scheduler: Scheduler) -> list[int]:
+    pool = scheduler.pool
+    return [block_id for block_id in range(pool.num_blocks) if not pool.count(block_id)]
+
+
 @dataclass
 class DeviceRow:
     """What the device knows of a row: its tables, its tokens as far as they are sampled, how many of them are computed; and the
@@ -295,9 +300,9 @@ def test_a_prefix_whose_window_is_gone_is_no_hit_for_those_that_see_everything_e
     memory = Memory(scheduler)
     prompt = list(range(10, 40))  # seven full entries, of which a window of 6 shows the last two
     assert cached(scheduler, memory, prompt, prompt) == [0, 28]
-    blocks_of = scheduler.cache._blocks_of[1]
+    second = scheduler.cache._blocks_of[1][1]
     chain = scheduler.cache.hash_blocks(prompt, None)
-    scheduler.cache.forget(blocks_of[chain[5]][1:2])  # one of three
+    scheduler.cache.forget([second[chain[5]]])  # of three
     assert cached(scheduler, memory, prompt[:21]) == [20]
     assert cached(scheduler, memory, prompt) == [20]
 
@@ -550,7 +555,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
         if scheduler.running and scheduler.pool.num_free and rng.random() < 0.1:
             held_ids = [block_id for table in rng.choice(scheduler.running).tables for block_id in table.ids]
             if held_ids:  # layers without memory take none
-                scheduler.copies.add(rng.choice(held_ids), next(iter(scheduler.pool._free)))
+                scheduler.copies.add(rng.choice(held_ids), rng.choice(idle_blocks(scheduler)))
         batch = scheduler.schedule()
         if batch is not None:
             assert batch.num_tokens <= budget
@@ -775,7 +780,7 @@ def test_blocks_of_a_copy_are_nobody_else_s_until_its_step_has_settled():
     seq = sequence(1, range(10, 16), max_tokens=1)
     scheduler.add(seq)
     first = scheduler.schedule()
-    source, target = seq.tables[0].ids[0], next(iter(scheduler.pool._free))
+    source, target = seq.tables[0].ids[0], idle_blocks(scheduler)[0]
     scheduler.copies.add(source, target)
     check_pool(scheduler)
     scheduler.settle(first, [[40]])
@@ -796,8 +801,8 @@ def test_a_copy_ends_what_its_target_was_known_to_hold():
     memory = Memory(scheduler)
     prompt = list(range(20, 37))
     assert cached(scheduler, memory, prompt, prompt) == [0, 16]
-    target = scheduler.cache._blocks_of[0][scheduler.cache.hash_blocks(prompt, None)[2]][0]
-    scheduler.copies.add(next(iter(scheduler.pool._free)), target)
+    target = scheduler.cache._blocks_of[0][0][scheduler.cache.hash_blocks(prompt, None)[2]]
+    scheduler.copies.add(idle_blocks(scheduler)[0], target)
     assert cached(scheduler, memory, prompt) == [8]
 
 
@@ -820,6 +825,66 @@ def test_a_prompt_is_pooled_with_its_last_chunk_and_ends_with_its_vector():
         (bad, [], FinishReason.ERROR, None),
     ]
     check_pool(scheduler)
+
+
+def test_blocks_of_a_prompt_are_promised_at_once_taken_step_by_step_and_nobody_else_s_meanwhile():
+    scheduler = make(num_blocks=8, budget=8)
+    memory = Memory(scheduler)
+    cached(scheduler, memory, range(50, 61))  # two blocks hold what may be asked for again
+    long, other = sequence(1, range(10, 34), max_tokens=1), sequence(2, range(50, 61), max_tokens=1)
+    scheduler.add(long)
+    first = scheduler.schedule()
+    assert (len(long.tables[0].ids), scheduler.pool.num_reserved, scheduler.pool.num_free) == (2, 4, 2)
+    scheduler.pool.share([(idle := idle_blocks(scheduler))[0]])
+    with pytest.raises(RuntimeError, match="2 blocks asked, 1 free and not reserved"):
+        scheduler.pool.share(idle[1:3])
+    with pytest.raises(RuntimeError, match="2 blocks asked, 1 free and not reserved"):
+        scheduler.pool.allocate(2)
+    scheduler.pool.release(idle[:1], worth_keeping=scheduler.cache.has)
+    scheduler.add(other)
+    second = scheduler.schedule()
+    assert [row.number for row in second.rows] == [1]
+    assert (len(long.tables[0].ids), scheduler.pool.num_reserved) == (4, 2)
+    scheduler.finish(long, FinishReason.ABORT)  # what it was promised and had not taken is free again
+    assert (scheduler.pool.num_reserved, scheduler.pool.num_free) == (0, 8)
+    for batch in (first, second):
+        scheduler.settle(batch, *memory.run(batch))
+    run_to_end(scheduler, memory)
+    assert (other.num_cached_tokens, other.token_ids) == (8, expected(other))
+
+
+def test_what_is_cached_is_hit_until_a_promised_block_is_taken():
+    scheduler = make(num_blocks=8, budget=8)
+    memory = Memory(scheduler)
+    old = list(range(50, 67))  # four full blocks, which the last chunk of the next prompt would need one of
+    cached(scheduler, memory, old)
+    long = sequence(1, range(10, 34), max_tokens=1)
+    scheduler.add(long)
+    scheduler.schedule()
+    chain = scheduler.cache.hash_blocks(old, None)
+    assert scheduler.cache.match(chain, 4).num_entries == 4
+    scheduler.schedule()
+    scheduler.schedule()
+    assert scheduler.cache.match(chain, 4).num_entries == 2
+
+
+def test_a_sequence_that_was_refused_is_looked_at_again_once_a_block_has_become_free():
+    scheduler = make(num_blocks=8, budget=64)
+    memory = Memory(scheduler)
+    hits = list(range(50, 67))
+    cached(scheduler, memory, hits)
+    running, waiting = sequence(1, range(10, 25), max_tokens=2), sequence(2, [*hits, *range(70, 80)], max_tokens=1)
+    for each in (running, waiting):
+        scheduler.add(each)
+    first = scheduler.schedule()
+    refusal = scheduler._refusal
+    second = scheduler.schedule()
+    assert scheduler._refusal is refusal is not None
+    assert waiting.status is Status.WAITING
+    scheduler.settle(first, *memory.run(first))
+    scheduler.settle(second, *memory.run(second))
+    assert [row.number for row in scheduler.schedule().rows] == [2]
+    assert scheduler._refusal is None
 
 
 def test_a_sequence_starts_only_where_every_running_one_keeps_a_block_to_grow_into():
