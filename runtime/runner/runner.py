@@ -162,7 +162,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def whole(self, batch: ScheduledBatch) -> Outputs:
-        """All of a step whose rows need no mask, on the calling thread."""
+        """All of a step whose rows need no mask, on the calling thread. One of block copies alone has no rows."""
+        if not batch.rows:
+            self._bound(batch)
+            return Outputs(lambda: StepResult([]), list)
         return self._outputs(batch, self._computed(batch))
 
     @torch.inference_mode()

@@ -98,6 +98,19 @@ async def test_blocks_are_copied_before_the_steps_first_write(lane, pair, refere
 
 
 @pytest.mark.parametrize("lane", LANES)
+async def test_a_step_may_be_of_copies_alone(lane, pair, references, monkeypatch):
+    theirs, ours = pair
+    runner = real_runner(lane, ours, monkeypatch)
+    shared, other = (5, 6, 7, 8, 9), (30, 31, 32)
+    await runner.launch(batch_of(row_of(0, shared, None, blocks=(3,)))).result()
+    nothing = await runner.launch(batch_of(copies=(BlockCopy(3, 8),))).result()
+    assert (nothing.tokens, list(nothing.logprobs), list(nothing.pooled)) == ([], [], [])
+    (vector,) = (await runner.launch(batch_of(row_of(1, other, Pool("last"), blocks=(8,), start=5))).result()).pooled
+    torch.testing.assert_close(torch.tensor(vector), last_hidden(theirs, shared + other), atol=1e-4, rtol=1e-4)
+    await runner.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
 async def test_a_pooling_that_is_not_known_is_refused_by_name(lane, monkeypatch):
     runner = make_runner(lane, Successor(), monkeypatch)
     with pytest.raises(ValueError, match="pooling 'mean' is not known; there is last"):
