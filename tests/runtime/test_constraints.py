@@ -217,7 +217,7 @@ async def test_who_leaves_while_its_mask_is_made_disturbs_nobody():
 
 
 async def test_a_matcher_that_takes_too_long_ends_its_own_request_and_those_behind_it_are_served(monkeypatch):
-    monkeypatch.setattr("runtime.constrain.constraints.LIMIT_S", 0.5)
+    monkeypatch.setattr("runtime.constrain.constraints.LIMIT_S", 1e6)
     answer = threading.Event()
 
     class Stuck(Rule):
@@ -228,7 +228,13 @@ async def test_a_matcher_that_takes_too_long_ends_its_own_request_and_those_behi
     async with engine_on(FakeRunner(patient=False), max_num_seqs=20) as engine:
         usual = request(max_tokens=9, matchers=(lambda: Rule(from_last),))
         stuck = request(max_tokens=9, matchers=(lambda: Stuck(from_last),))
-        got = await read(engine.submit([usual, stuck, usual, request(max_tokens=9), *[usual] * 10]))
+        reading = asyncio.create_task(read(engine.submit([usual, stuck, usual, request(max_tokens=9), *[usual] * 10])))
+        await until(lambda: [*engine._sinks] == [2])
+        constraints = engine._masked._constraints
+        await until(lambda: (mask := constraints._constraints[2].mask) is not None and mask.begun_s is not None)
+        monkeypatch.setattr("runtime.constrain.constraints.LIMIT_S", 0.0)  # and now it is too long
+        constraints._watch(constraints._constraints[2].mask)
+        got = await reading
         assert not answer.is_set()
         answer.set()
         check_pool(engine._scheduler)

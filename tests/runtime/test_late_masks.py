@@ -167,15 +167,16 @@ async def test_who_leaves_while_its_mask_is_late_is_never_drawn_and_its_row_is_f
 
 
 async def test_a_mask_that_is_late_by_too_much_ends_its_own_request(monkeypatch):
+    """It is the only mask there is, so no other can be late on a machine that is slow."""
     monkeypatch.setattr("runtime.constrain.constraints.LIMIT_S", 0.05)
-    gate = Gate(2)
+    gate = Gate(0)
     async with engine_on(hasty()) as engine:
         neighbour = asyncio.create_task(read(engine.submit([request(max_tokens=50)])))
         outputs = []
         async with engine.submit([request(max_tokens=9, matchers=(gate,))]) as stream:
             async for found in stream:
                 outputs += found
-        assert [id for output in outputs for id in output.token_ids] == drawn_by(from_last, 2, 3)
+        assert [id for output in outputs for id in output.token_ids] == []
         assert (outputs[-1].finish, outputs[-1].error) == (ERROR, "a mask took longer than 0.05 s")
         assert not gate.opened.is_set()
         gate.opened.set()
