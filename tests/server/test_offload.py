@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from server.generate import preprocess
+from server.generate.sampling import check_token_ids
 from server.offload import SHORT_CHARS, Offload
 
 
@@ -45,3 +47,25 @@ async def test_long_prompts_and_conversations_are_tokenised_in_the_pool(serve, m
     await server.complete(prompt="x" * 10_000)
     await server.chat(messages=[{"role": "user", "content": "x" * 10_000}])
     assert threads == [False, True, True]
+
+
+async def test_ids_of_a_long_prompt_are_checked_in_the_pool_piece_by_piece(serve, monkeypatch):
+    server = await serve("ok", max_model_len=100_000)
+    checked = []
+
+    def noted(ids, vocab_size, param):
+        checked.append((threading.current_thread().name.startswith("oneloop-text"), len(ids)))
+        check_token_ids(ids, vocab_size, param)
+
+    monkeypatch.setattr(preprocess, "check_token_ids", noted)
+    await server.complete(prompt=[5] * 100)
+    await server.complete(prompt=[5] * 20_000)
+    assert checked == [
+        (False, 100),
+        (True, preprocess.PIECE),
+        (True, preprocess.PIECE),
+        (True, 20_000 - 2 * preprocess.PIECE),
+    ]
+    refused = await server.complete(prompt=[5] * 20_000 + [10**9])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("token id 1000000000 is outside the vocabulary")
