@@ -1,4 +1,4 @@
-"""`python -m loadtests gpu`: every HTTP row and cost of the targets page, from one start of our server to the table.
+"""`python -m loadtests gpu`: every HTTP row and cost that `targets.py` names, from one start of our server to the table.
 
 A model folder is written from a shape (its config.json with the vocabulary cut to the tokenizer's; weights are drawn). The server
 starts twice: with kernel caches empty (the variables of --cache-env point to new folders), then again with what that start left

@@ -71,7 +71,7 @@ HEADER = ["figure", "oneloop", "vLLM", "better by", "target", ""]
 
 
 def figures_table(model: str, figures: Mapping[str, float]) -> str:
-    """Aligned text: the rows of the targets page that were measured, then what else was."""
+    """Aligned text: the rows of `targets.py` that were measured, then what else was."""
     known = {row.key: row for row in ROWS}
     others = [Row(key, key, "", 3) for key in figures if key not in known]
     rows = [row for row in ROWS if row.key in figures] + others

@@ -1,7 +1,7 @@
 """`python -m loadtests steps`: step times, prefill rates and start-up of the engine in one process, beside vLLM and the targets.
 
 The measuring is done by `python -m runtime.measure` in a process of its own, which says what each figure means; its lines become a
-table and one record here. What is named is measured, without a name every row of the targets page. Options after `--` go to the
+table and one record here. What is named is measured, without a name every row of `targets.py`. Options after `--` go to the
 engine: the fields of EngineConfig, such as `-- --max-num-seqs 512`."""
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from loadtests.results import add_to_file, figures_table, new_record
 
 SUMMARY = "measure the engine in process: steps, prefill, start-up (the GPU rows)"
-ROWS = {"--batch": (1, 8, 32, 64, 128, 256), "--prefill": ("8x8192", "64x512"), "--ttft": (128,)}  # of the targets page
+ROWS = {"--batch": (1, 8, 32, 64, 128, 256), "--prefill": ("8x8192", "64x512"), "--ttft": (128,)}  # those of targets.py
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="FOLDER", help="with a config.json; weights are drawn")
-    add("--batch", type=int, nargs="*", metavar="B", help="decode at these batch sizes; no B: those of the page")
+    add("--batch", type=int, nargs="*", metavar="B", help="decode at these batch sizes; no B: those of targets.py")
     add("--prefill", nargs="*", metavar="AxT", help="A prompts of T ids")
     add("--ttft", type=int, nargs="*", metavar="T", help="first token of one prompt of T ids")
     add("--throughput", action="store_true", help="256 requests of 100-1024 tokens in and out, temperature 0.6")

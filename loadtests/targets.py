@@ -1,4 +1,4 @@
-"""The GPU rows to beat, as data: what is measured, vLLM's figure and ours to reach. From ../shared/targets.md, section "GPU".
+"""The GPU rows to beat, as data: what is measured, vLLM's figure and ours to reach. The floors and the reasons stand in RESULTS.md.
 
 Peer: vLLM 0.26.0 on one NVIDIA H200, measured 2026-11-21 (FA3, torch.compile, full + piecewise graphs, max-model-len 16384,
 max-num-seqs 512, memory 0.85). A row's `key` is the name its figure has in every record of `steps` and `gpu`."""
