@@ -26,7 +26,7 @@ SLOW = (
     "ops/", "equality/", "e2e/", "runtime/models/", "runtime/platform/", "runtime/runner/", "runtime/sample/", "runtime/weights/",
     "runtime/kv/test_kv_cache.py", "runtime/test_measure.py", "runtime/test_scheduler.py", "loadtests/test_processes.py",
     "server/structured/", "server/text/test_tools_dialects.py", "server/text/test_stop.py", "server/test_structured_outputs.py",
-    "server/test_llm_memory.py", "server/test_process.py", "server/responses/test_response_wire.py",
+    "server/test_llm_memory.py", "test_contributing.py", "server/test_process.py", "server/responses/test_response_wire.py",
 )  # fmt: skip
 
 

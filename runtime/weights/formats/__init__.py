@@ -1,16 +1,26 @@
 """Quantised formats of Hugging Face checkpoints, one scheme a file, found by what a config calls its `quant_method`.
 
-The one place that reads `quantization_config`. GGUF's blocks are single tensors and need no scheme (dequantize.py)."""
+The one place that reads `quantization_config`. A file here that has a SCHEME is found; nothing else lists it. GGUF's blocks are
+single tensors and need no scheme (dequantize.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
-from runtime.weights.formats.mxfp4 import Mxfp4
 from runtime.weights.formats.scheme import Scheme
 
-SCHEMES: tuple[Scheme, ...] = (Mxfp4(),)  # each finds its own tensors, whatever the config says
+
+def _schemes() -> Iterator[Scheme]:
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.")):
+        scheme: Scheme | None = getattr(import_module(name), "SCHEME", None)
+        if scheme is not None:
+            yield scheme
+
+
+SCHEMES: tuple[Scheme, ...] = tuple(_schemes())  # each finds its own tensors, whatever the config says
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:

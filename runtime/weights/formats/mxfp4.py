@@ -51,3 +51,6 @@ class Mxfp4:
 
 def _are_pair(blocks: Shape, scales: Shape) -> bool:
     return blocks == (*scales, _BYTES) and len(scales) > 1 and 0 not in scales
+
+
+SCHEME = Mxfp4()

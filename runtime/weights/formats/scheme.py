@@ -1,7 +1,8 @@
 """Scheme: a way of quantising that keeps one weight as several tensors of a checkpoint: its numbers, and what belongs to them.
 
 To the rules, which know names and shapes, they are one tensor. Reading gives either the numbers, or rows as kernels take them, by
-role. A scheme is one file here, and a kernel that says it takes the format; nothing else asks which schemes there are."""
+role. A scheme is one file here, which names it SCHEME, and a kernel that says it takes the format; nothing else asks which schemes
+there are."""
 
 from __future__ import annotations
 
