@@ -59,7 +59,9 @@ def list_models(argv: list[str]) -> int:
             "is said when the model is loaded."
         )
     else:
-        print("pip install 'oneloop[transformers]' for more, through the transformers package.")
+        print(
+            "More are served through the transformers package, which is not installed here: pip install transformers."
+        )
     return 0
 
 

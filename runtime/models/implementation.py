@@ -122,8 +122,8 @@ def _through_transformers(architecture: str, config: Mapping[str, Any]) -> Trans
         from runtime.models.through_transformers import describe as library
     except ImportError as error:
         raise UnsupportedModel(
-            f"there is no description of our own, and for others the transformers package is needed: pip install "
-            f"'oneloop[transformers]' ({error})"
+            f"there is no description of our own, and for others the transformers package is needed, which cannot be "
+            f"imported here: pip install 'transformers>=5.23,<6' ({error})"
         ) from error
     return library.describe(architecture, config)
 

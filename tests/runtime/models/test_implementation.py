@@ -147,7 +147,7 @@ def test_a_refusal_shows_nothing_of_the_inner_trouble_of_libraries(architecture)
 def test_without_the_package_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "runtime.models.through_transformers.describe", None)
     monkeypatch.delattr("runtime.models.through_transformers.describe", raising=False)
-    with pytest.raises(UnsupportedModel, match=r"pip install 'oneloop\[transformers\]'"):
+    with pytest.raises(UnsupportedModel, match=r"pip install 'transformers>=5\.23,<6'"):
         implementation.describe(ARCEE)
 
 
