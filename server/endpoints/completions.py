@@ -7,9 +7,9 @@ from starlette.types import ASGIApp
 
 from server.generate.start import start
 from server.http.body import read_request
-from server.http.middleware import arrival_s
+from server.http.middleware import arrival_s, request_id
 from server.openai import requests, wire
-from server.openai.answer import answer, answer_id
+from server.openai.answer import answer
 from server.openai.completion_shape import SHAPE
 from server.service import Service
 
@@ -18,12 +18,13 @@ async def create(service: Service, http: Request) -> ASGIApp:
     served = service.lifecycle.served()
     given = await read_request(http, wire.COMPLETION, service.config)
     served.check_name(given.model)
+    id = SHAPE.id_prefix + request_id(http.scope)
     generation, _ = await start(
         service.config,
         service.offload,
         served,
         requests.of_completion(given),
-        id=answer_id(http, SHAPE),
+        id=id,
         arrival_s=arrival_s(http.scope),
     )
-    return await answer(service, served, http, given, generation, SHAPE)
+    return await answer(service, served, http, given, generation, SHAPE, id=id)

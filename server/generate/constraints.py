@@ -1,11 +1,14 @@
-"""Output constraints: what a request asks of its answer's text, calls and reasoning, as the matchers that hold it to that.
+"""Output constraints: what a request asks of its answer's text, calls, reasoning and words, as the matchers that hold it to that.
 
 A constraint of a chat is one of what follows the reasoning; calls in it are in the model's own dialect."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from runtime.api import MatcherFactory
 from server.errors import Field, InvalidRequest
+from server.generate.bad_words import forbid
 from server.generate.request import CONTINUE, TOOL_CHOICE, TOOLS, Chat, GenerateRequest, OnlyFunction, OutputConstraint
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import Grammar, LoadedModel
@@ -66,6 +69,9 @@ async def constraints_for(
         marks = None if reading is None else _marks(reading)
         if marks is not None:
             found.append(thinking_budget(budget, marks, served.tokenizer, served.engine.model.vocab_size))
+    if request.sampling.bad_words:
+        encode = partial(served.tokenizer.encode, add_special_tokens=False)
+        found.append(forbid(request.sampling.bad_words, encode, served.engine.model.vocab_size))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from server.errors import Field, InvalidRequest, clip
-from server.generate.preprocess import text_ids
+from server.generate.preprocess import encode
 from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, PastCall
 from server.loaded.chat_format import ChatFormat, OutputParser
 from server.loaded.model import LoadedModel
@@ -23,6 +23,7 @@ RESERVED_KWARGS: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final", "chat_template", "tokenize"}
 )
 # By which templates are told whether, and how much, to reason.
+MARK_CHARS = 20  # which templates write around a message
 _EFFORT, _KWARGS, _SWITCHES = Field("reasoning_effort"), Field("chat_template_kwargs"), ("enable_thinking", "thinking")
 
 
@@ -39,7 +40,7 @@ class ChatPrompt:
 async def chat_prompt(
     served: LoadedModel, offload: Offload, chat: Chat, *, show_reasoning: bool = True, fits: bool = True
 ) -> ChatPrompt:
-    """`fits`: see `text_ids`.
+    """`fits`: a conversation far too long for the context is refused at the cost of its beginning.
 
     Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could read
     the calls of the tools."""
@@ -72,17 +73,16 @@ async def _render(
     for name in RESERVED_KWARGS & kwargs.keys():
         raise InvalidRequest(_KWARGS, f" may not set {name}", param=Field(f"{_KWARGS}.{name}"))
     effort, ignored = _effort(served.chat_format, template, chat.reasoning_effort, with_tools=bool(tools))
-    if template:
-        asked = {"documents": Field("documents")} if chat.documents else {}
-        asked |= {name: Field(f"{_KWARGS}.{clip(name)}") for name in kwargs}
-        unread = (field for name, field in asked.items() if not template.reads(name, with_tools=bool(tools)))
-        ignored = (*ignored, *unread)
+    given = {"documents": Field("documents")} if chat.documents else {}
+    given |= {name: Field(f"{_KWARGS}.{clip(name)}") for name in kwargs}
+    unread = (field for name, field in given.items() if not template.reads(name, with_tools=bool(tools)))
+    ignored = (*ignored, *unread)
 
-    def render() -> str:
+    def render() -> tuple[str, list[int]]:
         seen = messages_json(messages)
         if served.chat_format.prompted:
             seen = prompted.told(seen, tools)
-        return template.render(
+        text = template.render(
             seen,
             tools=None if served.chat_format.prompted else tools or None,
             add_generation_prompt=chat.add_generation_prompt,
@@ -90,13 +90,15 @@ async def _render(
             continue_final=chat.continue_final_message,
             **{**effort, **kwargs},
         )
+        ids = encode(served, text, add_special_tokens=chat.add_special_tokens, param=MESSAGES, fits=fits)
+        return text, ids
 
-    num_chars = sum(message.num_chars for message in messages) + sum(len(str(tool)) for tool in tools)
+    num_chars = sum(MARK_CHARS + message.num_chars for message in messages)
+    num_chars += sum(len(str(part)) for part in (*tools, *(chat.documents or ()), *kwargs.values()))
     try:
-        text = await offload.run(num_chars, render)
+        text, ids = await offload.run(num_chars, render)
     except PromptError as error:
         raise InvalidRequest(clip(error), param=MESSAGES) from None
-    ids = await text_ids(served, offload, text, add_special_tokens=chat.add_special_tokens, param=MESSAGES, fits=fits)
     return text, ids, ignored
 
 

@@ -16,16 +16,13 @@ from functools import cached_property, partial
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
-from server.generate.request import GenerateRequest
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Detokenizer, Tokenizer
-from server.offload import SHORT_CHARS, Offload
 from server.text.events import Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
 
 TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
-LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much work as to tokenise so many characters
 _NO_STOPS = StopStrings(())
 
 
@@ -43,24 +40,6 @@ class TextOptions:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     tokens_as_ids: bool = False
     reading: OutputParser | None = None  # what the text may hold beside text
-
-    @classmethod
-    def of(
-        cls, request: GenerateRequest, *, continues_prompt: bool, reading: OutputParser | None = None
-    ) -> TextOptions:
-        shown = request.shown
-        return cls(
-            stop=tuple(shown.stop),
-            include_stop=shown.include_stop,
-            skip_special_tokens=shown.skip_special_tokens,
-            min_tokens=request.sampling.min_tokens or 0,
-            continues_prompt=continues_prompt,
-            token_ids=shown.token_ids,
-            logprobs=shown.logprobs,
-            prompt_logprobs=shown.prompt_logprobs,
-            tokens_as_ids=shown.tokens_as_ids,
-            reading=reading,
-        )
 
 
 class Choice:
@@ -337,18 +316,6 @@ class Generation:
         """How log-probabilities of choice `index` are shown."""
         echo = self._echoes[index // self._per_prompt] if self._echoes else None
         return Style(self.options.tokens_as_ids, self.options.skip_special_tokens, echo)
-
-    async def prepare(self, offload: Offload) -> None:
-        """Has long prompts checked and hashed on a thread; what is left of them for `open` costs the loop next to nothing."""
-        requests: list[Request] = []
-        for first in range(0, len(self.requests), self._per_prompt):
-            same = self.requests[first : first + self._per_prompt]
-            ids, salt = same[0].prompt_ids, same[0].cache_salt
-            if len(ids) > LONG_PROMPT:
-                prepared = await offload.run(len(ids), partial(self._engine.prepare, ids, salt))
-                same = [replace(request, prepared=prepared) for request in same]
-            requests += same
-        self.requests = requests
 
     def open(self) -> TokenStream:
         """Hands the requests to the engine. Raises EngineError where it takes none of them."""

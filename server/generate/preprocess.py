@@ -28,11 +28,14 @@ async def text_ids(
 ) -> list[int]:
     """The ids of `text`. With `fits`, a text far too long for the context raises ContextLengthExceeded at the cost of its
     beginning only; one that is a little too long comes back whole."""
+    return await offload.run(
+        len(text), lambda: encode(served, text, add_special_tokens=add_special_tokens, param=param, fits=fits)
+    )
+
+
+def encode(served: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool) -> list[int]:
+    """`text_ids`, in the thread it is called in."""
     tokenizer, limit = served.tokenizer, served.engine.model.max_model_len if fits else None
-    return await offload.run(len(text), lambda: _encode(tokenizer, text, add_special_tokens, limit, param))
-
-
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, limit: int | None, param: Field) -> list[int]:
     beginning = len(text) if limit is None else CHARS_TOO_LONG * limit
     while limit is not None and beginning < len(text):
         num_tokens = len(tokenizer.encode(text[:beginning], add_special_tokens=add_special_tokens))
@@ -72,12 +75,10 @@ def _check_ids(ids: list[int], vocab_size: int) -> None:
         check_token_ids(ids[start : start + PIECE], vocab_size, PROMPT)
 
 
-def truncated(ids: Sequence[int], truncation: Truncation | None, max_tokens: int | None, limit: int) -> Sequence[int]:
+def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None, limit: int) -> Sequence[int]:
     """What `truncation` leaves of a prompt. `limit`: tokens of the context, of which `max_tokens` are spoken for.
 
     Raises InvalidRequest where it wants more than the context holds."""
-    if truncation is None:
-        return ids
     wanted = truncation.num_tokens
     if wanted >= limit:
         raise InvalidRequest(

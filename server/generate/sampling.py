@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from runtime.api import ModelInfo, SamplingParams
+from runtime.api import MatcherFactory, ModelInfo, SamplingParams
 from server.errors import ContextLengthExceeded, Field, InvalidRequest, clip
 from server.generate.request import GenerateRequest
 from server.loaded.defaults import SamplingDefaults
@@ -24,9 +24,31 @@ MIN_TOKENS, MAX_TOKENS, LOGIT_BIAS = map(Field, ("min_tokens", "max_tokens", "lo
 
 
 def sampling_params(
-    request: GenerateRequest, max_tokens: int, defaults: SamplingDefaults, model: ModelInfo
+    request: GenerateRequest,
+    num_prompt_tokens: int,
+    matchers: tuple[MatcherFactory, ...],
+    defaults: SamplingDefaults,
+    model: ModelInfo,
+) -> list[SamplingParams]:
+    """One for each sequence of a prompt; only the first is asked about the prompt itself, unless answers are streamed.
+
+    Raises ContextLengthExceeded where prompt and answer do not fit, and InvalidRequest where an id lies outside the vocabulary
+    or min_tokens is more than max_tokens."""
+    max_tokens = _resolve_max_tokens(
+        request.max_tokens, request.default_max_tokens, num_prompt_tokens, model, request.prompt_field
+    )
+    params = _shared_params(request, max_tokens, matchers, defaults, model)
+    count = request.n if request.beams else request.num_candidates
+    return [for_choice(params, choice, with_prompt_logprobs=choice == 0 or request.stream) for choice in range(count)]
+
+
+def _shared_params(
+    request: GenerateRequest,
+    max_tokens: int,
+    matchers: tuple[MatcherFactory, ...],
+    defaults: SamplingDefaults,
+    model: ModelInfo,
 ) -> SamplingParams:
-    """Raises InvalidRequest where an id lies outside the vocabulary or min_tokens passes `max_tokens`."""
     wanted = request.sampling
     min_tokens = wanted.min_tokens or 0
     if min_tokens > max_tokens:
@@ -51,12 +73,13 @@ def sampling_params(
         logprobs=_logprobs(request, model.vocab_size),
         logprob_token_ids=_logprob_token_ids(wanted.logprob_token_ids or [], model.vocab_size),
         prompt_logprobs=_at_most(request.num_prompt_logprobs, model.vocab_size),
+        matchers=matchers,
     )
 
 
-def for_choice(params: SamplingParams, choice: int, *, tells_prompt: bool = True) -> SamplingParams:
-    """The params of one of n answers: with one seed for all of them they would be the same answer."""
-    if params.prompt_logprobs is not None and not tells_prompt:
+def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: bool = True) -> SamplingParams:
+    """The params of answer `choice` of n, with a seed of its own: with one for all of them they would be the same answer."""
+    if params.prompt_logprobs is not None and not with_prompt_logprobs:
         params = dataclasses.replace(params, prompt_logprobs=None)
     if params.seed is None or choice == 0:
         return params
@@ -69,7 +92,7 @@ def check_token_ids(ids: list[int], vocab_size: int, param: Field) -> None:
         raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size}", param=param)
 
 
-def resolve_max_tokens(
+def _resolve_max_tokens(
     wanted: int | None, default: int | None, prompt_tokens: int, model: ModelInfo, param: Field
 ) -> int:
     """Tokens to generate at most. `default` None takes the rest of the context.

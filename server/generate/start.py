@@ -6,14 +6,12 @@ Whichever API it came by, a request passes here. Knows no HTTP and no frames."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 
 from runtime import api
 from server.config import ServerConfig
 from server.errors import Field, InvalidRequest
-from server.generate.bad_words import forbid
 from server.generate.beams import BeamParams
 from server.generate.constraints import constraints_for
 from server.generate.conversation import chat_prompt
@@ -21,14 +19,15 @@ from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
 from server.generate.preprocess import echoed, prompt_ids, truncated
 from server.generate.request import Chat, GenerateRequest
-from server.generate.sampling import for_choice, resolve_max_tokens, sampling_params
+from server.generate.sampling import sampling_params
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
-from server.offload import Offload
+from server.offload import SHORT_CHARS, Offload
 
 logger = logging.getLogger("oneloop.http")
 
 PRIORITY = Field("priority")
+LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much work as to tokenise so many characters
 
 
 async def start(
@@ -49,7 +48,7 @@ async def start(
         continues = request.prompt.continue_final_message
     else:
         prompts = await prompt_ids(served, offload, request.prompt, fits=fits)
-    constraints = await constraints_for(served, request, reading)
+    matchers = await constraints_for(served, request, reading)
     _check(config, served, request, len(prompts))
     beams = _beams(request, served.engine.model)
     requests: list[api.Request] = []
@@ -58,11 +57,23 @@ async def start(
         ids = _fitted(served, request, given)
         if request.shown.echo:
             echoes.append(echoed(served.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
-        params = _params(served, request, ids, constraints)
-        requests += _requests(request, ids, params, len(requests), id, arrival_s)
-    options = TextOptions.of(request, continues_prompt=continues, reading=reading)
+        choices = sampling_params(request, len(ids), matchers, served.defaults, served.engine.model)
+        first = len(requests)
+        prepared = await _prepared(served, offload, ids, request.cache_salt)
+        requests += (
+            api.Request(
+                id=f"{id}-{first + choice}",
+                prompt_ids=ids,
+                params=params,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                arrival_s=arrival_s,
+                prepared=prepared,
+            )
+            for choice, params in enumerate(choices)
+        )
+    options = _text_options(request, continues_prompt=continues, reading=reading)
     generation = Generation(served, requests, len(prompts), request.n, options, echoes, beams)
-    await generation.prepare(offload)
     if config.log_requests:
         logger.info(
             "%s: %d sequences, %d prompt tokens, %s",
@@ -94,37 +105,36 @@ def _fitted(served: LoadedModel, request: GenerateRequest, given: Sequence[int])
     if not given:
         field = request.prompt_field
         raise InvalidRequest(field, " is empty: there is no token to continue", param=field)
+    if request.truncation is None:
+        return given
     max_tokens = request.default_max_tokens if request.max_tokens is None else request.max_tokens
     return truncated(given, request.truncation, max_tokens, served.engine.model.max_model_len)
 
 
-def _params(
-    served: LoadedModel, request: GenerateRequest, ids: Sequence[int], constraints: tuple[api.MatcherFactory, ...]
-) -> api.SamplingParams:
-    """Raises InvalidRequest, or ContextLengthExceeded where prompt and answer do not fit."""
-    model = served.engine.model
-    limit = resolve_max_tokens(request.max_tokens, request.default_max_tokens, len(ids), model, request.prompt_field)
-    params = sampling_params(request, limit, served.defaults, model)
-    matchers = (*params.matchers, *constraints)
-    if request.sampling.bad_words:
-        encode = partial(served.tokenizer.encode, add_special_tokens=False)
-        matchers = (*matchers, forbid(request.sampling.bad_words, encode, model.vocab_size))
-    return replace(params, matchers=matchers)
+async def _prepared(
+    served: LoadedModel, offload: Offload, ids: Sequence[int], cache_salt: str | None
+) -> api.PreparedPrompt | None:
+    """A long prompt checked and hashed on a thread, so that `Generation.open` costs the loop next to nothing; None for a short
+    one."""
+    if len(ids) <= LONG_PROMPT:
+        return None
+    return await offload.run(len(ids), partial(served.engine.prepare, ids, cache_salt))
 
 
-def _requests(
-    request: GenerateRequest, ids: Sequence[int], params: api.SamplingParams, first: int, id: str, arrival_s: float
-) -> Iterator[api.Request]:
-    """One for each sequence of a prompt. `first`: the number of the first among all of this request."""
-    for choice in range(request.n if request.beams else request.num_candidates):
-        yield api.Request(
-            id=f"{id}-{first + choice}",
-            prompt_ids=ids,
-            params=for_choice(params, choice, tells_prompt=choice == 0 or request.stream),
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            arrival_s=arrival_s,
-        )
+def _text_options(request: GenerateRequest, *, continues_prompt: bool, reading: OutputParser | None) -> TextOptions:
+    shown = request.shown
+    return TextOptions(
+        stop=tuple(shown.stop),
+        include_stop=shown.include_stop,
+        skip_special_tokens=shown.skip_special_tokens,
+        min_tokens=request.sampling.min_tokens or 0,
+        continues_prompt=continues_prompt,
+        token_ids=shown.token_ids,
+        logprobs=shown.logprobs,
+        prompt_logprobs=shown.prompt_logprobs,
+        tokens_as_ids=shown.tokens_as_ids,
+        reading=reading,
+    )
 
 
 def _beams(request: GenerateRequest, model: api.ModelInfo) -> BeamParams | None:

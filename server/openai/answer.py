@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from server.generate.collect import collect_transcripts
 from server.generate.generation import Generation
 from server.http.body import json_response
-from server.http.middleware import request_id
 from server.http.sse import ClientWatch, EventStream
 from server.loaded.model import LoadedModel
 from server.openai.frames import ChunkFrames, Envelope, ResponseShape
@@ -27,21 +26,19 @@ async def answer(
     wire: GenerationRequest,
     generation: Generation,
     shape: ResponseShape,
+    *,
+    id: str,
 ) -> ASGIApp:
-    """`generation`: what `wire` asks for, under the id `answer_id` gives.
+    """`generation`: what `wire` asks for. `id`: of the answer.
 
     Raises ApiError, and ClientLeft for a whole answer nobody waits for any more."""
-    envelope = Envelope(answer_id(http, shape), int(time.time()), served.name, served.fingerprint, shape)
+    envelope = Envelope(id, int(time.time()), served.name, served.fingerprint, shape)
     if wire.stream:
         return _stream(service, generation, envelope, wire)
     transcript = await collect_transcripts(generation, ClientWatch(http.receive))
     return await service.offload.run(
         generation.rendering_chars, lambda: json_response(envelope.body(generation, transcript))
     )
-
-
-def answer_id(http: HttpRequest, shape: ResponseShape) -> str:
-    return shape.id_prefix + request_id(http.scope)
 
 
 def _stream(service: Service, generation: Generation, envelope: Envelope, wire: GenerationRequest) -> ASGIApp:
