@@ -35,7 +35,6 @@ from ops.moe import moe, moe_refusal, prepare_experts
 from ops.moe.routing import Routing
 from ops.moe.weights import ExpertShape, ExpertWeights
 from ops.norm import add_layer_norm, add_rms_norm, gated_rms_norm, layer_norm, rms_norm
-from ops.recording import Recorder, Recording, StepSymbols, can_record
 from ops.registry import describe, force
 from ops.rope import rope
 from ops.sampling import sample
@@ -43,26 +42,27 @@ from ops.scan import selective_scan, state_space_scan
 from ops.scan.heads import ScanHeads
 from ops.start import compile_ahead, compile_together, set_num_threads
 from ops.stored import Stored, StoredWeight, WeightFormat
-from ops.symbols import NotRecordable
+from ops.symbols import NotTraceable
+from ops.tracing import CompiledStack, StepSymbols, Tracer, can_trace
 
 __all__ = [
     "AttentionHeads",
     "AttentionMeta",
+    "CompiledStack",
     "DeltaHeads",
     "ExpertShape",
     "ExpertWeights",
     "HeadsWeight",
     "LatentHeads",
     "LinearWeight",
-    "NotRecordable",
-    "Recorder",
-    "Recording",
+    "NotTraceable",
     "Routing",
     "ScanHeads",
     "StepSymbols",
     "StepTensors",
     "Stored",
     "StoredWeight",
+    "Tracer",
     "WeightFormat",
     "activate",
     "add_layer_norm",
@@ -70,7 +70,7 @@ __all__ = [
     "attend",
     "attend_latent",
     "attend_packed",
-    "can_record",
+    "can_trace",
     "causal_conv",
     "compile_ahead",
     "compile_together",

@@ -1,6 +1,6 @@
 """Tables of an op's kernels: the backends that most ops have, each with what it supports. An op lists its own, fastest first.
 
-A recorded kernel notes the op instead of computing it (symbols.py)."""
+A tracing kernel notes the op instead of computing it (symbols.py)."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def reference(op: str, run: Callable[..., Any], about: str = "") -> Kernel:
     return Kernel(op, "reference", anywhere, run, about)
 
 
-def recorded(op: str, run: Callable[..., Any], supports: Supports = cpu.supports) -> Kernel:
-    """`supports`: what the native kernel that the recording will run supports."""
+def traced(op: str, run: Callable[..., Any], supports: Supports = cpu.supports) -> Kernel:
+    """`supports`: what the native kernel that the compiled stack will run supports."""
 
     def on_symbols(case: ShapeClass) -> str | None:
         if case.device != symbols.DEVICE:
-            return "is for recordings"
+            return "is for tracing"
         return supports(case._replace(device="cpu"))
 
-    return Kernel(op, "recorded", on_symbols, run)
+    return Kernel(op, "traced", on_symbols, run)
 
 
 def everywhere(
     op: str, native_run: Callable[..., Any], triton_run: str, reference_run: Callable[..., Any],
-    recorded_run: Callable[..., Any],
+    traced_run: Callable[..., Any],
 ) -> Op:  # fmt: skip
-    """An op that every backend computes, and a recording notes."""
+    """An op that every backend computes, and a tracer notes."""
     kernels = [native(op, native_run), triton(op, triton_run), reference(op, reference_run)]
-    return Op(op, USUAL, kernels, recorded(op, recorded_run))
+    return Op(op, USUAL, kernels, traced(op, traced_run))
 
 
 def on_gpus(op: str, triton_run: str, reference_run: Callable[..., Any]) -> Op:

@@ -84,11 +84,11 @@ class Op:
     `runs[device, dtype, None, 0, formats]` of what prepares weights, `runs[device, dtype, kv_dtype, head_size, (), mask]` of
     attention."""
 
-    def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], recorded: Kernel | None = None) -> None:
-        """`recorded`: what notes the op while a recording is made; no choice that anyone is told of."""
+    def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], traced: Kernel | None = None) -> None:
+        """`traced`: what notes the op while a stack is traced; no choice that anyone is told of."""
         self.name = name
         self.kernels = tuple(kernels)
-        self._recorded = recorded
+        self._traced = traced
         self.runs = _Choices(self.choose)
         self._usual = usual
         self._reasons: dict[ShapeClass, str] = {}
@@ -117,8 +117,8 @@ class Op:
 
     def choose(self, case: ShapeClass) -> Callable[..., Any]:
         """The run of the first kernel that supports `case`. Raises NotImplementedError when none does."""
-        if self._recorded is not None and self._recorded.supports(case) is None:
-            return _resolve(self._recorded.run)
+        if self._traced is not None and self._traced.supports(case) is None:
+            return _resolve(self._traced.run)
         refusals: list[str] = []
         asked = self._asked()
         for kernel in self.kernels:

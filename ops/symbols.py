@@ -1,7 +1,7 @@
-"""Symbols: what stands for a step's tensors while a recording is made (recording.py).
+"""Symbols: what stands for a step's tensors while a stack is traced (tracing.py).
 
-An op that is given symbols takes its recorded kernel, in recorded.py of the op's folder, which notes what is to be done and
-computes nothing. Whatever else is done to a symbol raises NotRecordable, so nothing can be left out unseen."""
+An op that is given symbols takes its tracing kernel, in traced.py of the op's folder, which notes what is to be done and
+computes nothing. Whatever else is done to a symbol raises NotTraceable, so nothing can be left out unseen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 DEVICE = "meta"  # where torch keeps tensors that have a shape and no numbers
 
 
-class NotRecordable(Exception):
+class NotTraceable(Exception):
     """The message says what was done."""
 
 
@@ -55,4 +55,4 @@ class Symbol(Tensor):
             if func is torch.ops.aten.add_.Tensor and isinstance(other, Symbol) and other.shape == x.shape:
                 x.program.add(x.register, other.register)
                 return x
-        raise NotRecordable(str(func))
+        raise NotTraceable(str(func))

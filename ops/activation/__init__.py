@@ -5,16 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from ops import backends
-from ops.activation import native, recorded, reference
+from ops.activation import native, reference, traced
 
 _silu_mul = backends.everywhere(
-    "silu_mul", native.silu_mul, "ops.activation.triton_activation:silu_mul", reference.silu_mul, recorded.silu_mul
+    "silu_mul", native.silu_mul, "ops.activation.triton_activation:silu_mul", reference.silu_mul, traced.silu_mul
 )
 _gated = backends.everywhere(
-    "gated", native.gated, "ops.activation.triton_activation:gated", reference.gated, recorded.gated
+    "gated", native.gated, "ops.activation.triton_activation:gated", reference.gated, traced.gated
 )
 _activate = backends.everywhere(
-    "activate", native.activate, "ops.activation.triton_activation:activate", reference.activate, recorded.activate
+    "activate", native.activate, "ops.activation.triton_activation:activate", reference.activate, traced.activate
 )
 
 

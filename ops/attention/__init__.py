@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ops import backends, tuning
 from ops import native as cpu
-from ops.attention import native, recorded, reference
+from ops.attention import native, reference, traced
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.mask import CAUSAL, FULL, causal_only
@@ -120,7 +120,7 @@ def attend_latent(
 ) -> Tensor:
     """Latent attention (`LatentHeads`, D = rank + P): keys are stored, then mixed by each head, [T, Hq, rank].
 
-    q [T, Hq, D] and latent [T, D], contiguous, the last P dims of both yet to be turned, which happens in place; cache
+    q [T, Hq, D] and latent [T, D], contiguous, the last P dims of both yet to be rotated, which happens in place; cache
     [num_blocks, 1, block_size, D]; positions and slot_mapping [T] int64 as for `rope` and `store_kv`."""
     run = _attend_latent.runs[q.device, q.dtype, cache.dtype, heads.head_size]
     return run(q, latent, heads, positions, cache, slot_mapping, meta)
@@ -154,7 +154,7 @@ _attend = Op(
         backends.triton("attend", "ops.attention.layer:attend", _on_cuda),
         backends.reference("attend", _attend_in_parts, "one op after another"),
     ],
-    backends.recorded("attend", recorded.attend, _on_cpu),
+    backends.traced("attend", traced.attend, _on_cpu),
 )
 _attend_packed = Op(
     "attend_packed",

@@ -1,6 +1,6 @@
 """Attention of single queries by decode.cu: from the qkv projection's output to the mixed heads in one kernel.
 
-Where every line has one query whose context was written by earlier steps (`meta.uniform`), it norms, rotates and stores as
+Where every request has one query whose context was written by earlier steps (`meta.uniform`), it norms, rotates and stores as
 well; beside prompts it takes q and a cache that are already complete."""
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def decode(
     *,
     fused: bool,
 ) -> None:
-    """Writes the lines of one query into out [T, Hq, D]; the others' tokens are left alone.
+    """Writes the requests of one query into out [T, Hq, D]; the others' tokens are left alone.
 
     qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches. `fused`: q and k are raw, k and v not yet stored."""
-    num_lines = meta.seq_lens.shape[0]
-    pairs = num_lines * heads.num_kv_heads
+    num_requests = meta.seq_lens.shape[0]
+    pairs = num_requests * heads.num_kv_heads
     block, splits = choose(pairs, heads.head_size, tuning.of(qkv.device).attention.decode)
     q_norm, k_norm = heads.norms or (None, None)
     _kernel(heads.head_size, block, qkv.dtype, qkv.device).launch(
-        (splits, heads.num_kv_heads, num_lines), block.warps * 32, 0,
+        (splits, heads.num_kv_heads, num_requests), block.warps * 32, 0,
         qkv, qkv.stride(0), q_norm, k_norm, heads.norm_eps, heads.cos_sin, heads.cos_sin.shape[1], int(fused),
         k_cache, v_cache, meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens,
         out, heads.scale * LOG2E, heads.num_heads // heads.num_kv_heads, cluster=splits,

@@ -14,7 +14,7 @@ class AttentionHeads:
     """qkv rows hold `num_heads` query heads, then `num_kv_heads` key heads, then as many value heads, each `head_size` wide.
 
     `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm.
-    cos_sin [max_pos, D_rot] float32: D_rot / 2 cosines, then as many sines; D_rot 0 turns nothing. `scale` multiplies q k^T;
+    cos_sin [max_pos, D_rot] float32: D_rot / 2 cosines, then as many sines; D_rot 0 rotates nothing. `scale` multiplies q k^T;
     `window`, `softcap`, `sinks`, `alibi` and `mask` as for `ops.paged_attention`."""
 
     num_heads: int

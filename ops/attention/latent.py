@@ -1,6 +1,6 @@
 """LatentHeads: multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form, apart from the step's data.
 
-What the cache holds for a token is one vector, which all heads share: a latent of `rank` dims, then a key that turns with its
+What the cache holds for a token is one vector, which all heads share: a latent of `rank` dims, then a key that is rotated by its
 position. A head's query has been brought into the same space, and what it mixes are the latents; so there is one kv head
 whose values are the first dims of its keys, stored once."""
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """cos_sin [max_pos, P] float32 turns the last P dims, neighbours 2i and 2i + 1 together; D = rank + P. `scale` multiplies
+    """cos_sin [max_pos, P] float32 rotates the last P dims, neighbours 2i and 2i + 1 together; D = rank + P. `scale` multiplies
     the scores."""
 
     num_heads: int

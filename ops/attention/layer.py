@@ -1,6 +1,6 @@
-"""A layer's attention on CUDA, from the qkv projection's output to the mixed heads: which kernel takes which lines.
+"""A layer's attention on CUDA, from the qkv projection's output to the mixed heads: which kernel takes which requests.
 
-A step of single queries is one kernel. Else norms, rotation and storing come first, for all tokens; then lines of one query,
+A step of single queries is one kernel. Else norms, rotation and storing come first, for all tokens; then requests of one query,
 long prompts that are whole in the step (planned on the host: in no captured graph) and all other spans each have a kernel."""
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ops.attention.mask import CAUSAL, FULL, PREFIX_FULL
 from ops.attention.meta import AttentionMeta
-from ops.kv.lines import from_lines
+from ops.kv.int8_entries import from_int8_entries
 
 QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prompt
 
@@ -97,7 +97,7 @@ def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
     block_size = cache.shape[2]
     blocks = cache[table[: -(-context_len // block_size)].long()]
     context = blocks.transpose(0, 1).flatten(1, 2)[:, :context_len]
-    return from_lines(context) if cache.dtype == torch.int8 else context
+    return from_int8_entries(context) if cache.dtype == torch.int8 else context
 
 
 def _attend(

@@ -1,6 +1,6 @@
 """Long prompts, whole in one step, through torch's own attention: cuDNN's kernel on Hopper, FlashAttention where it is missing.
 
-Serves only lines whose whole context stands in this step's qkv, read in place: no paged cache, no copies of the inputs. It
+Serves only requests whose whole context stands in this step's qkv, read in place: no paged cache, no copies of the inputs. It
 plans on the host, so it is for eager steps. What it leaves over goes to the paged kernels, told `prefill_from` too."""
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def prefill_attention(
     qkv: Tensor, out: Tensor, num_heads: int, num_kv_heads: int, head_size: int, meta: AttentionMeta, scale: float,
     prefill_from: int,
 ) -> list[tuple[int, int, int]]:  # fmt: skip
-    """Causal attention of the lines that are prompts of at least `prefill_from` tokens, whole, into their rows of out [T, Hq, D].
+    """Write the attention of requests that are whole prompts of at least `prefill_from` tokens into their rows of out [T, Hq, D].
 
     qkv [T, (Hq + 2 * Hkv) * D], heads already normed and rotated. Returns the spans (start, end, context length) of
-    the lines still to do, empty ones left out: all of them where torch has no fused kernel (float32 on CUDA). Raises
+    the requests still to do, empty ones left out: all of them where torch has no fused kernel (float32 on CUDA). Raises
     ValueError without `meta.spans`, which a captured graph has not."""
     if meta.spans is None:
         raise ValueError("prefill_attention plans on the host: it needs meta.spans")
@@ -61,7 +61,7 @@ def prefill_attention(
 
 
 def is_whole_prompt(start: int, end: int, context: int, prefill_from: int) -> bool:
-    """Whether this line is ours: all of its context in this step, and long."""
+    """Whether this request is ours: all of its context in this step, and long."""
     return end - start == context >= prefill_from
 
 

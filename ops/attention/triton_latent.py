@@ -1,6 +1,6 @@
 """Latent attention in Triton: all heads of a token read the same keys, whose first dims are the values, loaded once for both.
 
-As in `triton_paged.py` lengths and tables are read on the device and grids follow from shapes alone: lines of one query split
+As in `triton_paged.py` lengths and tables are read on the device and grids follow from shapes alone: requests of one query split
 their context over programs, longer spans are cut into tiles of queries. A row of the products is a query and a head."""
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ops.launch import overlap, wait_for_previous
 
 
 @triton.jit
-def _turn_store(
+def _rotate_store(
     q_ptr, latent_ptr, positions_ptr, cos_sin_ptr, cache_ptr, slot_mapping_ptr,
     HEADS: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr, RANK_LANES: tl.constexpr, HALF_LANES: tl.constexpr,
     PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (token, PART heads of q), and one more per token for its key. q [tokens, HEADS, RANK + 2 * HALF] turns in
+    # One program per (token, PART heads of q), and one more per token for its key. q [tokens, HEADS, RANK + 2 * HALF] rotates in
     # place, latent [tokens, RANK + 2 * HALF] on its way into the cache [blocks, BLOCK, RANK + 2 * HALF].
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -44,9 +44,9 @@ def _turn_store(
     half = tl.arange(0, HALF_LANES)[None, :]
     in_half = half < HALF
     wait_for_previous(PDL)
-    turn = cos_sin_ptr + tl.load(positions_ptr + token) * 2 * HALF
-    cos = tl.load(turn + half, mask=in_half, other=0.0)
-    sin = tl.load(turn + HALF + half, mask=in_half, other=0.0)
+    angle = cos_sin_ptr + tl.load(positions_ptr + token) * 2 * HALF
+    cos = tl.load(angle + half, mask=in_half, other=0.0)
+    sin = tl.load(angle + HALF + half, mask=in_half, other=0.0)
     head = part * PART + tl.arange(0, PART)[:, None]
     is_head = (head < HEADS) & in_half
     from_ptr = q_ptr + (token * HEADS + head) * SIZE + RANK
@@ -70,17 +70,17 @@ def _turn_store(
 @triton.jit
 def _walk(
     q_ptr, cache_ptr, table_ptr, row, is_row, position, first, last, scale_log2,
-    RANK: tl.constexpr, TURNED: tl.constexpr, RANK_LANES: tl.constexpr, TURNED_LANES: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, ROTARY: tl.constexpr, RANK_LANES: tl.constexpr, ROTARY_LANES: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Rows `row` of q [tokens * heads, RANK + TURNED], each at `position`, over keys first .. last: their running softmax.
+    # Rows `row` of q [tokens * heads, RANK + ROTARY], each at `position`, over keys first .. last: their running softmax.
     ROWS: tl.constexpr = row.shape[0]
-    SIZE: tl.constexpr = RANK + TURNED
+    SIZE: tl.constexpr = RANK + ROTARY
     rank = tl.arange(0, RANK_LANES)[None, :]
-    turned = tl.arange(0, TURNED_LANES)[None, :]
+    rotary = tl.arange(0, ROTARY_LANES)[None, :]
     q_at = q_ptr + (row * SIZE)[:, None]
     q = tl.load(q_at + rank, mask=is_row[:, None] & (rank < RANK), other=0.0)
-    q_turned = tl.load(q_at + RANK + turned, mask=is_row[:, None] & (turned < TURNED), other=0.0)
+    q_rotary = tl.load(q_at + RANK + rotary, mask=is_row[:, None] & (rotary < ROTARY), other=0.0)
     best = tl.full((ROWS,), NONE_YET, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, RANK_LANES), tl.float32)
@@ -89,9 +89,9 @@ def _walk(
         inside = (key < last)[:, None]
         at = cache_ptr + keys_at(table_ptr, start, last, 0, 1, SIZE, BLOCK, TILE, WIDE)[:, None]
         latent = tl.load(at + rank, mask=inside & (rank < RANK), other=0.0).to(q.dtype)
-        key_turned = tl.load(at + RANK + turned, mask=inside & (turned < TURNED), other=0.0).to(q.dtype)
+        key_rotary = tl.load(at + RANK + rotary, mask=inside & (rotary < ROTARY), other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(latent), input_precision=PRECISION)
-        scores = tl.dot(q_turned, tl.trans(key_turned), scores, input_precision=PRECISION)
+        scores = tl.dot(q_rotary, tl.trans(key_rotary), scores, input_precision=PRECISION)
         visible = (key < last)[None, :] & (key[None, :] <= position[:, None])
         scores = tl.where(visible, scores, HIDDEN)
         best, total, mixed = fold(scores, latent, best, total, mixed, scale_log2, PRECISION)
@@ -101,27 +101,27 @@ def _walk(
 @triton.jit
 def _decode(
     q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, part_ptr, lse_ptr, scale_log2, table_stride,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, RANK_LANES: tl.constexpr,
-    TURNED_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, ROTARY: tl.constexpr, RANK_LANES: tl.constexpr,
+    ROTARY_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, ROWS heads, split); as `triton_paged._decode`.
-    line = tl.program_id(0)
+    # One program per (request, ROWS heads, split); as `triton_paged._decode`.
+    request = tl.program_id(0)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
     wait_for_previous(PDL)
-    token = tl.load(starts_ptr + line)
-    context = tl.load(lens_ptr + line)
+    token = tl.load(starts_ptr + request)
+    context = tl.load(lens_ptr + request)
     span = split_span(context, num_splits, TILE)
     first = split * span
-    if (tl.load(starts_ptr + line + 1) - token != 1) | (first >= context):
+    if (tl.load(starts_ptr + request + 1) - token != 1) | (first >= context):
         return
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row = token.to(tl.int64) * HEADS + head
-    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, line)
+    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, request)
     best, total, mixed = _walk(
         q_ptr, cache_ptr, table_ptr, row, head < HEADS, context + head * 0, first, tl.minimum(first + span, context),
-        scale_log2, RANK, TURNED, RANK_LANES, TURNED_LANES, BLOCK, TILE, WIDE, PRECISION,
+        scale_log2, RANK, ROTARY, RANK_LANES, ROTARY_LANES, BLOCK, TILE, WIDE, PRECISION,
     )  # fmt: skip
     mixed = mixed / total[:, None]
     rank = tl.arange(0, RANK_LANES)[None, :]
@@ -129,34 +129,34 @@ def _decode(
     if span >= context:
         tl.store(out_ptr + (row * RANK)[:, None] + rank, mixed.to(out_ptr.dtype.element_ty), mask=stored)
     else:
-        part = ((line * HEADS + head) * num_splits + split).to(tl.int64)
+        part = ((request * HEADS + head) * num_splits + split).to(tl.int64)
         tl.store(part_ptr + (part * RANK)[:, None] + rank, mixed, mask=stored)
         tl.store(lse_ptr + part, best + tl.log2(total), mask=head < HEADS)
 
 
-@triton.jit(do_not_specialize=["num_lines"])
+@triton.jit(do_not_specialize=["num_requests"])
 def _extend(
-    q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, num_lines, table_stride,
-    HEADS: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr,
-    RANK_LANES: tl.constexpr, TURNED_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr,
+    q_ptr, cache_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, out_ptr, scale_log2, num_requests, table_stride,
+    HEADS: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr, RANK: tl.constexpr, ROTARY: tl.constexpr,
+    RANK_LANES: tl.constexpr, ROTARY_LANES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, REQUESTS: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, tile of TOKENS queries, PACK heads), found by counting tiles as `triton_paged._spans` does.
+    # One program per (request, tile of TOKENS queries, PACK heads), found by counting tiles as `triton_paged._spans` does.
     program = tl.program_id(0)
     SHARES: tl.constexpr = (HEADS + PACK - 1) // PACK
     wait_for_previous(PDL)
-    each = tl.arange(0, LINES)
-    is_line = each < num_lines
-    start = tl.load(starts_ptr + each, mask=is_line, other=0)
-    num_queries = tl.load(starts_ptr + each + 1, mask=is_line, other=0) - start
+    each = tl.arange(0, REQUESTS)
+    is_request = each < num_requests
+    start = tl.load(starts_ptr + each, mask=is_request, other=0)
+    num_queries = tl.load(starts_ptr + each + 1, mask=is_request, other=0) - start
     upto = tl.cumsum(tl.where(num_queries > 1, tl.cdiv(num_queries, TOKENS), 0) * SHARES, 0)
-    line = tl.sum((upto <= program).to(tl.int32), 0)
-    if line >= num_lines:
+    request = tl.sum((upto <= program).to(tl.int32), 0)
+    if request >= num_requests:
         return
     local = program - tl.max(tl.where(upto <= program, upto, 0), 0)
-    start = tl.load(starts_ptr + line)
-    num_queries = tl.load(starts_ptr + line + 1) - start
-    context = tl.load(lens_ptr + line)
+    start = tl.load(starts_ptr + request)
+    num_queries = tl.load(starts_ptr + request + 1) - start
+    context = tl.load(lens_ptr + request)
     tile = tl.cdiv(num_queries, TOKENS) - 1 - local // SHARES  # those with the most keys first
     m = tl.arange(0, TOKENS * PACK)
     query = tile * TOKENS + m // PACK
@@ -165,9 +165,9 @@ def _extend(
     row = (start + query).to(tl.int64) * HEADS + head
     position = context - num_queries + query
     end = tl.minimum(context, context - num_queries + (tile + 1) * TOKENS)
-    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, line)
+    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, request)
     _, total, mixed = _walk(
-        q_ptr, cache_ptr, table_ptr, row, is_row, position, 0, end, scale_log2, RANK, TURNED, RANK_LANES, TURNED_LANES,
+        q_ptr, cache_ptr, table_ptr, row, is_row, position, 0, end, scale_log2, RANK, ROTARY, RANK_LANES, ROTARY_LANES,
         BLOCK, TILE, WIDE, PRECISION,
     )  # fmt: skip
     rank = tl.arange(0, RANK_LANES)[None, :]
@@ -185,20 +185,20 @@ def attend_latent(
     meta: AttentionMeta,
 ) -> Tensor:
     """See `ops.attend_latent`; q and latent are contiguous. Padding tokens get anything."""
-    num_tokens, turned = q.shape[0], heads.cos_sin.shape[1]
+    num_tokens, rotary = q.shape[0], heads.cos_sin.shape[1]
     out = torch.empty((num_tokens, heads.num_heads, heads.rank), dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
     launch = overlap(q.device)
     part = min(16, triton.next_power_of_2(heads.num_heads))
-    _turn_store[(num_tokens, triton.cdiv(heads.num_heads, part) + 1)](
-        q, latent, positions, heads.cos_sin, cache, slot_mapping, HEADS=heads.num_heads, RANK=heads.rank, HALF=turned // 2,
-        RANK_LANES=triton.next_power_of_2(heads.rank), HALF_LANES=triton.next_power_of_2(turned // 2), PART=part,
+    _rotate_store[(num_tokens, triton.cdiv(heads.num_heads, part) + 1)](
+        q, latent, positions, heads.cos_sin, cache, slot_mapping, HEADS=heads.num_heads, RANK=heads.rank, HALF=rotary // 2,
+        RANK_LANES=triton.next_power_of_2(heads.rank), HALF_LANES=triton.next_power_of_2(rotary // 2), PART=part,
         BLOCK=cache.shape[2], num_warps=4, **launch,
     )  # fmt: skip
     common = {
-        "HEADS": heads.num_heads, "RANK": heads.rank, "TURNED": turned,
-        "RANK_LANES": max(16, triton.next_power_of_2(heads.rank)), "TURNED_LANES": max(16, triton.next_power_of_2(turned)),
+        "HEADS": heads.num_heads, "RANK": heads.rank, "ROTARY": rotary,
+        "RANK_LANES": max(16, triton.next_power_of_2(heads.rank)), "ROTARY_LANES": max(16, triton.next_power_of_2(rotary)),
         "BLOCK": cache.shape[2], "WIDE": is_wide(cache), "PRECISION": precision(q), **launch,
     }  # fmt: skip
     lengths = None if meta.spans is None else [end - start for start, end, _ in meta.spans]
@@ -214,14 +214,14 @@ def _run_extend(
 ) -> None:
     by = tuning.of(q.device).attention.latent
     how = by.float32_prefill if q.dtype == torch.float32 else by.prefill
-    num_tokens, num_lines = q.shape[0], meta.seq_lens.shape[0]
+    num_tokens, num_requests = q.shape[0], meta.seq_lens.shape[0]
     pack = min(how.rows, triton.next_power_of_2(heads.num_heads))
     tokens = how.rows // pack
-    most_tiles = num_tokens // tokens + min(num_lines, num_tokens // 2)
-    _extend[(most_tiles * triton.cdiv(heads.num_heads, pack),)](
-        q, cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, out, heads.scale * LOG2E, num_lines,
+    max_tiles = num_tokens // tokens + min(num_requests, num_tokens // 2)
+    _extend[(max_tiles * triton.cdiv(heads.num_heads, pack),)](
+        q, cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, out, heads.scale * LOG2E, num_requests,
         meta.block_tables.stride(0), TOKENS=tokens, PACK=pack, TILE=how.keys,
-        LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), num_warps=how.warps,
+        REQUESTS=128 if num_requests <= 128 else max(1024, triton.next_power_of_2(num_requests)), num_warps=how.warps,
         num_stages=how.stages, **common,
     )  # fmt: skip
 
@@ -232,18 +232,18 @@ def _run_decode(
     by = tuning.of(q.device)
     tiles = by.attention.latent
     how = tiles.float32_decode if q.dtype == torch.float32 else tiles.decode
-    num_lines, shares = meta.seq_lens.shape[0], triton.cdiv(heads.num_heads, how.rows)
-    splits = num_splits_for(num_lines * shares, meta.max_seq_len, how.min_keys, by)
-    shape = (num_lines, heads.num_heads, splits) if splits > 1 else (1,)
+    num_requests, shares = meta.seq_lens.shape[0], triton.cdiv(heads.num_heads, how.rows)
+    splits = num_splits_for(num_requests * shares, meta.max_seq_len, how.min_keys, by)
+    shape = (num_requests, heads.num_heads, splits) if splits > 1 else (1,)
     part = torch.empty((*shape, heads.rank), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    _decode[(num_lines, shares, splits)](
+    _decode[(num_requests, shares, splits)](
         q, cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, out, part, lse,
         heads.scale * LOG2E, meta.block_tables.stride(0), ROWS=how.rows, TILE=how.keys, num_warps=how.warps,
         num_stages=how.stages, **common,
     )  # fmt: skip
     if splits > 1:
-        join[(heads.num_heads, num_lines)](
+        join[(heads.num_heads, num_requests)](
             part, lse, meta.query_start_loc, meta.seq_lens, None, out, splits, HEADS=heads.num_heads, HEAD=heads.rank,
             LANES=triton.next_power_of_2(heads.rank), TILE=how.keys, WINDOW=0, SPLITS=by.attention.max_splits, num_warps=4,
             **overlap(q.device),

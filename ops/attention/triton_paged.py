@@ -1,4 +1,4 @@
-"""Paged attention in Triton for any mix of lines: one kernel for the lines with one query, one for the longer spans.
+"""Paged attention in Triton for any mix of requests: one kernel for the requests with one query, one for the longer spans.
 
 Both read lengths and tables from device memory and are launched on grids that follow from shapes alone, so a captured graph
 serves any mix. Decode packs the query heads that share a kv head into one matrix product, splits the context over programs
@@ -72,25 +72,25 @@ def _decode(
     BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, kv head, split); lines that have not exactly one query are not ours. part [lines, heads, splits,
-    # HEAD] and lse [lines, heads, splits] float32, base 2. GROUP_PAD >= 16: the least number of rows of a matrix product.
+    # One program per (request, kv head, split); requests that have not exactly one query are not ours. part [R, heads, splits,
+    # HEAD] and lse [R, heads, splits] float32, base 2. GROUP_PAD >= 16: the least number of rows of a matrix product.
     # The number of splits is no constexpr: one compiled kernel serves every batch size.
-    line = tl.program_id(0)
+    request = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
     wait_for_previous(PDL)
-    token = tl.load(starts_ptr + line)
-    context = tl.load(lens_ptr + line)
+    token = tl.load(starts_ptr + request)
+    context = tl.load(lens_ptr + request)
     low = 0  # the first key, down to a whole tile, that the query sees
     if WINDOW > 0:
         low = tl.maximum(context - WINDOW, 0) // TILE * TILE
     span = split_span(context - low, num_splits, TILE)
     first = low + split * span
-    if (tl.load(starts_ptr + line + 1) - token != 1) | (first >= context):
+    if (tl.load(starts_ptr + request + 1) - token != 1) | (first >= context):
         return
     last = tl.minimum(first + span, context)
-    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, line)
+    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, request)
     token = token.to(tl.int64)
     member = tl.arange(0, GROUP_PAD)
     dim = tl.arange(0, LANES)
@@ -133,41 +133,41 @@ def _decode(
         out_at = (token * KV_HEADS * GROUP + head)[:, None] * HEAD + dim[None, :]
         tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_member)
     else:
-        part = ((line * KV_HEADS * GROUP + head) * num_splits + split).to(tl.int64)
+        part = ((request * KV_HEADS * GROUP + head) * num_splits + split).to(tl.int64)
         tl.store(part_ptr + part[:, None] * HEAD + dim[None, :], mixed / total[:, None], mask=is_member)
         tl.store(lse_ptr + part, best + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit(do_not_specialize=["num_lines", "prefill_from"])
+@triton.jit(do_not_specialize=["num_requests", "prefill_from"])
 def _extend(
-    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr, scale_log2, num_lines,
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr, scale_log2, num_requests,
     prefill_from,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, REQUESTS: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, kv head, tile of TOKENS queries, query head), or one for the whole group when it is packed (PACK
+    # One program per (request, kv head, tile of TOKENS queries, query head), or one for the whole group when it is packed (PACK
     # > 1, a power of two >= GROUP); row m of the product is query m // PACK of the tile and head m % PACK of the group.
-    # The grid is an upper bound: a program finds its line by counting tiles, and those past the last tile have none.
+    # The grid is an upper bound: a program finds its request by counting tiles, and those past the last tile have none.
     program = tl.program_id(0)
     SHARES: tl.constexpr = GROUP if PACK == 1 else 1
     wait_for_previous(PDL)
-    each = tl.arange(0, LINES)
-    is_line = each < num_lines
-    start = tl.load(starts_ptr + each, mask=is_line, other=0)
-    num_queries = tl.load(starts_ptr + each + 1, mask=is_line, other=0) - start
-    context = tl.load(lens_ptr + each, mask=is_line, other=0)
+    each = tl.arange(0, REQUESTS)
+    is_request = each < num_requests
+    start = tl.load(starts_ptr + each, mask=is_request, other=0)
+    num_queries = tl.load(starts_ptr + each + 1, mask=is_request, other=0) - start
+    context = tl.load(lens_ptr + each, mask=is_request, other=0)
     ours = (num_queries > 1) & ((num_queries < prefill_from) | (num_queries < context))
     upto = tl.cumsum(tl.where(ours, tl.cdiv(num_queries, TOKENS), 0) * (KV_HEADS * SHARES), 0)
-    line = tl.sum((upto <= program).to(tl.int32), 0)
-    if line >= num_lines:
+    request = tl.sum((upto <= program).to(tl.int32), 0)
+    if request >= num_requests:
         return
     local = program - tl.max(tl.where(upto <= program, upto, 0), 0)
-    start = tl.load(starts_ptr + line)
-    num_queries = tl.load(starts_ptr + line + 1) - start
-    context = tl.load(lens_ptr + line)
-    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, line)
+    start = tl.load(starts_ptr + request)
+    num_queries = tl.load(starts_ptr + request + 1) - start
+    context = tl.load(lens_ptr + request)
+    table_ptr = table_of(tables_ptr, rows_ptr, table_stride, request)
     # Programs that read the same keys run side by side, those with the most keys first: a long one should not end last.
     num_tiles = tl.cdiv(num_queries, TOKENS)
     kv_head = local // (num_tiles * SHARES)
@@ -261,14 +261,14 @@ def paged_attention(
     prefill_from: int = NEVER,
     singles: bool = True,
 ) -> Tensor:
-    """q [T, Hq, D] with its last dim contiguous; see `ops.paged_attention`. `scale` is positive. What no line holds (padding)
+    """q [T, Hq, D] with its last dim contiguous; see `ops.paged_attention`. `scale` is positive. What no request holds (padding)
     is left as it is. `out` [T, Hq, D] contiguous: written to instead of a new tensor.
 
-    Lines of at least `prefill_from` queries that are their whole context are left out: they are somebody else's. So are lines
+    Requests of at least `prefill_from` queries that are their whole context are left out: they are somebody else's. So are requests
     of one query unless `singles`."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    num_tokens, num_lines = q.shape[0], meta.seq_lens.shape[0]
+    num_tokens, num_requests = q.shape[0], meta.seq_lens.shape[0]
     if not num_tokens:
         return out
     limits: Limits = {"WINDOW": window or 0, "SOFTCAP": softcap or 0.0}
@@ -278,7 +278,7 @@ def paged_attention(
         lengths = [end - start for (start, end, _), left_out in zip(meta.spans, whole, strict=True) if not left_out]
     if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
         _run_extend(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out, prefill_from, lengths)
-    if singles and num_lines and (lengths is None or 1 in lengths):
+    if singles and num_requests and (lengths is None or 1 in lengths):
         _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out)
     return out
 
@@ -287,19 +287,19 @@ def _run_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
     sinks: Tensor | None, alibi: Tensor | None, out: Tensor,
 ) -> None:  # fmt: skip
-    num_lines, (num_heads, head_size) = meta.seq_lens.shape[0], q.shape[1:]
+    num_requests, (num_heads, head_size) = meta.seq_lens.shape[0], q.shape[1:]
     kv_heads, block_size = k_cache.shape[1:3]
     lanes = max(64, triton.next_power_of_2(head_size))
     by = tuning.of(q.device)
     how = by.attention.paged.decode[lanes]
-    most_keys = min(meta.max_seq_len, limits["WINDOW"] + how.keys - 1 if limits["WINDOW"] else NEVER)
-    splits = num_splits_for(num_lines * kv_heads, most_keys, how.min_keys, by)
-    shape = (num_lines, num_heads, splits) if splits > 1 else (1,)
+    max_keys = min(meta.max_seq_len, limits["WINDOW"] + how.keys - 1 if limits["WINDOW"] else NEVER)
+    splits = num_splits_for(num_requests * kv_heads, max_keys, how.min_keys, by)
+    shape = (num_requests, num_heads, splits) if splits > 1 else (1,)
     part = torch.empty((*shape, head_size), dtype=torch.float32, device=q.device)
     lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     group = num_heads // kv_heads
     launch = overlap(q.device)
-    _decode[(num_lines, kv_heads, splits)](
+    _decode[(num_requests, kv_heads, splits)](
         q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, sinks, alibi, out, part,
         lse, scale_log2, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
         GROUP_PAD=max(16, triton.next_power_of_2(group)), HEAD=head_size, LANES=lanes, BLOCK=block_size,
@@ -307,7 +307,7 @@ def _run_decode(
         num_stages=how.stages, **launch,
     )  # fmt: skip
     if splits > 1:
-        join[(num_heads, num_lines)](
+        join[(num_heads, num_requests)](
             part, lse, meta.query_start_loc, meta.seq_lens, sinks, out, splits, HEADS=num_heads, HEAD=head_size, LANES=lanes,
             TILE=how.keys, WINDOW=limits["WINDOW"], SPLITS=by.attention.max_splits, num_warps=4, **launch,
         )  # fmt: skip
@@ -319,21 +319,21 @@ def _run_extend(
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
-    group, num_lines = num_heads // kv_heads, meta.seq_lens.shape[0]
+    group, num_requests = num_heads // kv_heads, meta.seq_lens.shape[0]
     lanes = max(64, triton.next_power_of_2(head_size))
     by = tuning.of(q.device)
     how = choose_tiles(q.dtype, lanes, num_tokens * num_heads, by.attention.paged, by.multiprocessors)
     pack = triton.next_power_of_2(group) if how.packed else 1
     tokens = max(1, how.rows // pack)
     if lengths is None:  # each span has at least two queries and at most one tile that is not full
-        num_tiles = num_tokens // tokens + min(num_lines, num_tokens // 2)
+        num_tiles = num_tokens // tokens + min(num_requests, num_tokens // 2)
     else:
         num_tiles = sum(triton.cdiv(length, tokens) for length in lengths if length > 1)
     _extend[(num_tiles * (kv_heads if how.packed else num_heads),)](
         q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, sinks, alibi, out,
-        scale_log2, num_lines, prefill_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads, GROUP=group,
-        PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
-        LINES=128 if num_lines <= 128 else max(1024, triton.next_power_of_2(num_lines)), **limits, WIDE=is_wide(k_cache),
+        scale_log2, num_requests, prefill_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads,
+        GROUP=group, PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
+        REQUESTS=128 if num_requests <= 128 else max(1024, triton.next_power_of_2(num_requests)), **limits, WIDE=is_wide(k_cache),
         PRECISION=precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),
     )  # fmt: skip
 

@@ -57,10 +57,10 @@ def with_sink(total, best, sinks_ptr, head, is_head):
 
 
 @triton.jit
-def table_of(tables_ptr, rows_ptr, table_stride, line):
-    row = line
+def table_of(tables_ptr, rows_ptr, table_stride, request):
+    row = request
     if rows_ptr is not None:
-        row = tl.maximum(tl.load(rows_ptr + line), 0)
+        row = tl.maximum(tl.load(rows_ptr + request), 0)
     return tables_ptr + row.to(tl.int64) * table_stride
 
 
@@ -75,21 +75,21 @@ def join(
     part_ptr, lse_ptr, starts_ptr, lens_ptr, sinks_ptr, out_ptr, num_splits, HEADS: tl.constexpr, HEAD: tl.constexpr,
     LANES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (head, line): the splits' averages, weighted by their share of the softmax's sum. SPLITS >= num_splits.
+    # One program per (head, request): the splits' averages, weighted by their share of the softmax's sum. SPLITS >= num_splits.
     head = tl.program_id(0)
-    line = tl.program_id(1)
+    request = tl.program_id(1)
     wait_for_previous(PDL)
-    token = tl.load(starts_ptr + line)
-    context = tl.load(lens_ptr + line)
+    token = tl.load(starts_ptr + request)
+    context = tl.load(lens_ptr + request)
     if WINDOW > 0:
         context -= tl.maximum(context - WINDOW, 0) // TILE * TILE  # those that were mixed
     span = split_span(context, num_splits, TILE)
-    if (tl.load(starts_ptr + line + 1) - token != 1) | (span >= context):
+    if (tl.load(starts_ptr + request + 1) - token != 1) | (span >= context):
         return  # not a single query, or `_decode` needed one split and wrote the result itself
     split = tl.arange(0, SPLITS)
     used = split * span < context
     dim = tl.arange(0, LANES)
-    part = (line * HEADS + head).to(tl.int64) * num_splits + split
+    part = (request * HEADS + head).to(tl.int64) * num_splits + split
     lse = tl.load(lse_ptr + part, mask=used, other=-1e30)
     best = tl.max(lse, 0)
     share = tl.exp2(lse - best)

@@ -1,4 +1,4 @@
-"""Causal convolution along each sequence, whose last inputs are its state (for slots and states see ops/scan)."""
+"""Causal convolution along each sequence, whose last inputs are its state (for states and their indices see ops/scan)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def causal_conv(
     bias: Tensor | None,
     silu: bool,
     states: Tensor,
-    slot_mapping: Tensor,
+    state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
     """x [T, C] convolved with weight [K, C] along each sequence, plus bias [C], then silu if asked for, [T, C]: token t gets
     sum of x[t - K + 1 + k] * weight[k]. States [K - 1, C] are a sequence's last inputs. Rows of x may be strided."""
-    return _causal_conv.runs[x.device, x.dtype](x, weight, bias, silu, states, slot_mapping, meta)
+    return _causal_conv.runs[x.device, x.dtype](x, weight, bias, silu, states, state_indices, meta)

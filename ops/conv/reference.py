@@ -1,4 +1,4 @@
-"""Causal convolution over the tokens of each sequence, channel by channel, in plain torch: a sum over its few taps.
+"""Causal convolution over the tokens of each sequence, channel by channel, in plain torch: a sum over the few numbers of a kernel.
 
 Any float dtype, any device; math in float32 at least. It reads the step on the host."""
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops.attention.meta import AttentionMeta
-from ops.scan.lines import walk
+from ops.scan.walk import walk
 
 
 def causal_conv(
@@ -18,26 +18,26 @@ def causal_conv(
     bias: Tensor | None,
     silu: bool,
     states: Tensor,
-    slot_mapping: Tensor,
+    state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
-    taps, inputs = weight.to(wide), x.to(wide)
+    kernel, inputs = weight.to(wide), x.to(wide)
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
 
     def single(tokens: Tensor, state: Tensor) -> Tensor:
         seen = torch.cat([state.to(wide), inputs[tokens, None]], dim=1)
-        out[tokens] = (seen * taps).sum(1)
+        out[tokens] = (seen * kernel).sum(1)
         return seen[:, 1:].to(state.dtype)
 
     def span(tokens: slice, state: Tensor) -> Tensor:
         seen = torch.cat([state.to(wide), inputs[tokens]])
         num_tokens = tokens.stop - tokens.start
-        for tap, factors in enumerate(taps):
+        for tap, factors in enumerate(kernel):
             out[tokens] += seen[tap : tap + num_tokens] * factors
         return seen[num_tokens:].to(state.dtype)
 
-    walk(states, slot_mapping, meta, single, span)
+    walk(states, state_indices, meta, single, span)
     if bias is not None:
         out += bias
     return (functional.silu(out) if silu else out).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Gated delta rule along each sequence (for slots and states see ops/scan)."""
+"""Gated delta rule along each sequence (for states and their indices see ops/scan)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _gated_delta_rule = backends.on_gpus(
 
 
 def gated_delta_rule(
-    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
+    qkv: Tensor, ba: Tensor, heads: DeltaHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
     """Gated DeltaNet's scan (Yang et al. 2024), [T, value heads * Dv]: a head's state [Dk, Dv] fades to
-    exp(a * softplus(rate + step_bias)) of it, learns k (v - state^T k)^T * beta, and gives state^T q * Dk^-0.5, q and k made unit
+    exp(heads.a * softplus(a + dt_bias)) of it, learns k (v - state^T k)^T * beta, and gives state^T q * Dk^-0.5, q and k made unit
     vectors.
 
-    qkv [T, 2 * key heads * Dk + value heads * Dv] contiguous; rates [T, 2 * value heads]: logits of beta, then rates."""
-    return _gated_delta_rule.runs[qkv.device, qkv.dtype](qkv, rates, heads, states, slot_mapping, meta)
+    qkv [T, 2 * key heads * Dk + value heads * Dv] contiguous; ba [T, 2 * value heads]: logits of beta, then a."""
+    return _gated_delta_rule.runs[qkv.device, qkv.dtype](qkv, ba, heads, states, state_indices, meta)

@@ -11,14 +11,14 @@ from torch import Tensor
 class DeltaHeads:
     """Value head h reads with query and key head h // (num_value_heads // num_key_heads).
 
-    a (below 0) and step_bias [num_value_heads] float32: how fast a head forgets, and what is added to its steps."""
+    a (below 0) and dt_bias [num_value_heads] float32: how fast a head forgets, and what is added to its dt."""
 
     num_key_heads: int
     num_value_heads: int
     key_size: int
     value_size: int
     a: Tensor
-    step_bias: Tensor
+    dt_bias: Tensor
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -13,14 +13,14 @@ from torch.nn import functional
 from ops.attention.meta import AttentionMeta
 from ops.delta.heads import DeltaHeads
 from ops.scan.decays import decays
-from ops.scan.lines import walk
+from ops.scan.walk import walk
 
 CHUNK = 64  # tokens of one triangular system
 NORM_EPS = 1e-6
 
 
 def gated_delta_rule(
-    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
+    qkv: Tensor, ba: Tensor, heads: DeltaHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
     wide = torch.promote_types(qkv.dtype, torch.float32)
     q, k, v = qkv.to(wide).split_with_sizes(heads.sizes, dim=1)
@@ -29,9 +29,9 @@ def gated_delta_rule(
     q, k = (_unit(each.unflatten(1, (heads.num_key_heads, 1, heads.key_size))) for each in (q, k))
     q = q * heads.key_size**-0.5
     v = v.unflatten(1, (*grouped, heads.value_size))
-    b, a = rates.to(wide).chunk(2, dim=1)
+    b, a = ba.to(wide).chunk(2, dim=1)
     beta = b.sigmoid().unflatten(1, grouped)
-    decay = (heads.a * functional.softplus(a + heads.step_bias)).unflatten(1, grouped)
+    decay = (heads.a * functional.softplus(a + heads.dt_bias)).unflatten(1, grouped)
     out = torch.zeros_like(v)
 
     def single(tokens: Tensor, before: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def gated_delta_rule(
             out[part] = mixed.movedim(-2, 0)
         return state.flatten(0, 1).to(before.dtype)
 
-    walk(states, slot_mapping, meta, single, span)
+    walk(states, state_indices, meta, single, span)
     return out.flatten(1).to(qkv.dtype)
 
 

@@ -1,5 +1,5 @@
-"""Gated delta rule in Triton: lines of one token read, change and write their states once; longer ones go through their tokens in
-chunks that are matrix products, with the state kept in registers from the first to the last (Yang et al. 2024).
+"""Gated delta rule in Triton: requests of one token read, change and write their states once; longer ones go through their tokens
+in chunks that are matrix products, with the state kept in registers from the first to the last (Yang et al. 2024).
 
 What the tokens of a chunk correct depends on each other by a unit lower triangular matrix. Its inverse grows out of the diagonal:
 blocks of twice the size from pairs of blocks, [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]], all pairs by one product."""
@@ -16,25 +16,27 @@ from ops.attention.meta import AttentionMeta
 from ops.delta.heads import DeltaHeads
 from ops.delta.reference import NORM_EPS
 from ops.launch import overlap, wait_for_previous
-from ops.scan.triton_lines import EXACT, chunk_size, lanes, line_span, precision, softplus
+from ops.scan.triton_common import EXACT, chunk_size, lanes, precision, request_span, softplus
 
 
 @triton.jit
 def _one_token(
-    qkv_ptr, rates_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, rates_stride,
+    qkv_ptr, ba_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, ba_stride,
     state_stride, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEY_LANES: tl.constexpr,
     COLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, value head, COLS of its dims); a state is [KEY, VALUE].
+    # One program per (request, value head, COLS of its dims); a state is [KEY, VALUE].
     head = tl.program_id(1)
     row = tl.arange(0, KEY_LANES)
     col = tl.program_id(2) * COLS + tl.arange(0, COLS)
     a = tl.load(a_ptr + head)
     bias = tl.load(bias_ptr + head)
     wait_for_previous(PDL)
-    slot, start, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
-    if (slot < 0) | (end - start != 1):
+    state_index, start, end, has_state = request_span(
+        state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0)
+    )
+    if (state_index < 0) | (end - start != 1):
         return
     KEYS: tl.constexpr = KEY_HEADS * KEY
     token = start.to(tl.int64)
@@ -45,12 +47,12 @@ def _one_token(
     v = tl.load(qkv + 2 * KEYS + head * VALUE + col, mask=col < VALUE, other=0.0).to(tl.float32)
     q *= tl.rsqrt(tl.sum(q * q, 0) + eps) / tl.sqrt(KEY * 1.0)
     k *= tl.rsqrt(tl.sum(k * k, 0) + eps)
-    rates = rates_ptr + token * rates_stride + head
-    beta = 1.0 / (1.0 + tl.exp(-tl.load(rates).to(tl.float32)))
-    fade = tl.exp(a * softplus(tl.load(rates + HEADS).to(tl.float32) + bias))
-    at = states_ptr + slot * state_stride + (head * KEY + row)[:, None] * VALUE + col[None, :]
+    ba_at = ba_ptr + token * ba_stride + head
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(ba_at).to(tl.float32)))
+    fade = tl.exp(a * softplus(tl.load(ba_at + HEADS).to(tl.float32) + bias))
+    at = states_ptr + state_index * state_stride + (head * KEY + row)[:, None] * VALUE + col[None, :]
     inside = (row < KEY)[:, None] & (col < VALUE)[None, :]
-    state = tl.load(at, mask=tl.where(remembers, inside, False), other=0.0) * fade
+    state = tl.load(at, mask=tl.where(has_state, inside, False), other=0.0) * fade
     error = v - tl.sum(state * k[:, None], 0)
     state += k[:, None] * (error * beta)[None, :]
     tl.store(at, state, mask=inside)
@@ -76,35 +78,37 @@ def _inverse(system, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _chunks(
-    qkv_ptr, rates_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, rates_stride,
+    qkv_ptr, ba_ptr, a_ptr, bias_ptr, out_ptr, states_ptr, state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, ba_stride,
     state_stride, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEY_LANES: tl.constexpr,
     COLS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, INVERSION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, value head, COLS of its dims).
+    # One program per (request, value head, COLS of its dims).
     head = tl.program_id(1)
     row = tl.arange(0, KEY_LANES)
     col = tl.program_id(2) * COLS + tl.arange(0, COLS)
     a = tl.load(a_ptr + head)
     bias = tl.load(bias_ptr + head)
     wait_for_previous(PDL)
-    slot, first, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
-    if (slot < 0) | (end - first < 2):
+    state_index, first, end, has_state = request_span(
+        state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0)
+    )
+    if (state_index < 0) | (end - first < 2):
         return
     KEYS: tl.constexpr = KEY_HEADS * KEY
     key_head = head // (HEADS // KEY_HEADS)
-    at = states_ptr + slot * state_stride + (head * KEY + row)[:, None] * VALUE + col[None, :]
+    at = states_ptr + state_index * state_stride + (head * KEY + row)[:, None] * VALUE + col[None, :]
     inside = (row < KEY)[:, None] & (col < VALUE)[None, :]
-    state = tl.load(at, mask=tl.where(remembers, inside, False), other=0.0)
+    state = tl.load(at, mask=tl.where(has_state, inside, False), other=0.0)
     place = tl.arange(0, CHUNK)
     is_before = place[:, None] >= place[None, :]
     for start in range(first, end, CHUNK):
         token = (start + place).to(tl.int64)
         is_token = token < end
-        rates = rates_ptr + token * rates_stride + head
-        logit = tl.load(rates, mask=is_token, other=0.0).to(tl.float32)
+        ba_at = ba_ptr + token * ba_stride + head
+        logit = tl.load(ba_at, mask=is_token, other=0.0).to(tl.float32)
         beta = tl.where(is_token, 1.0 / (1.0 + tl.exp(-logit)), 0.0)  # who is no token corrects nothing
-        rate = softplus(tl.load(rates + HEADS, mask=is_token, other=0.0).to(tl.float32) + bias)
+        rate = softplus(tl.load(ba_at + HEADS, mask=is_token, other=0.0).to(tl.float32) + bias)
         decay = tl.where(is_token, a * rate, 0.0)
         until = tl.cumsum(decay, 0)
         total = tl.sum(decay, 0)
@@ -132,21 +136,21 @@ def _chunks(
 
 
 def gated_delta_rule(
-    qkv: Tensor, rates: Tensor, heads: DeltaHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
+    qkv: Tensor, ba: Tensor, heads: DeltaHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
-    """See `ops.gated_delta_rule`. Tokens of no line get anything."""
+    """See `ops.gated_delta_rule`. Tokens of no request get anything."""
     out = torch.empty((qkv.shape[0], heads.sizes[2]), dtype=qkv.dtype, device=qkv.device)
     if not qkv.shape[0]:
         return out
     tensors = (
-        qkv, rates, heads.a, heads.step_bias, out, states, slot_mapping, meta.query_start_loc, meta.seq_lens, rates.stride(0),
+        qkv, ba, heads.a, heads.dt_bias, out, states, state_indices, meta.query_start_loc, meta.seq_lens, ba.stride(0),
         states.stride(0), NORM_EPS,
     )  # fmt: skip
     shape = {
         "KEY_HEADS": heads.num_key_heads, "HEADS": heads.num_value_heads, "KEY": heads.key_size, "VALUE": heads.value_size,
         "KEY_LANES": lanes(heads.key_size), **overlap(qkv.device),
     }  # fmt: skip
-    grid, by = (slot_mapping.shape[0], heads.num_value_heads), tuning.of(qkv.device).recurrent
+    grid, by = (state_indices.shape[0], heads.num_value_heads), tuning.of(qkv.device).recurrent
     _one_token[(*grid, triton.cdiv(heads.value_size, by.single_delta_columns))](
         *tensors, COLS=by.single_delta_columns, num_warps=by.single_delta_warps, **shape
     )

@@ -77,17 +77,17 @@ class CudaLinearWeight(LinearWeight):
 
 def max_streamed_rows(in_features: int, out_features: int, by: LinearTuning) -> int:
     """Rows up to which few_rows.cu beats everything else."""
-    return few_rows.MOST_ROWS if out_features * in_features <= by.small_weight else by.max_streamed_rows
+    return few_rows.MAX_ROWS if out_features * in_features <= by.small_weight else by.max_streamed_rows
 
 
 def tiled_wins(num_rows: int, in_features: int, out_features: int, gated: bool, by: LinearTuning) -> bool:
     """Whether tiled.cu beats cuBLAS, at more rows than few_rows.cu takes."""
     small = out_features * in_features <= by.small_weight
     if out_features <= by.narrow_out_features and not gated:
-        most_rows = tiled.MOST_ROWS
+        max_rows = tiled.MAX_ROWS
     elif gated or small or out_features >= by.huge_out_features:
-        most_rows = by.max_tiled_rows
+        max_rows = by.max_tiled_rows
     else:
-        most_rows = 0
+        max_rows = 0
     shallow = small and not gated and in_features < by.shallow_in_features and num_rows <= by.max_shallow_rows
-    return num_rows <= most_rows and not shallow
+    return num_rows <= max_rows and not shallow

@@ -12,7 +12,7 @@ from torch import Tensor
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def fits(weight: Tensor) -> bool:
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, variant: Variant | None = None) -> Tensor:
-    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MOST_ROWS, and `fits(weight)`."""
+    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and `fits(weight)`."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     multiprocessors = tuning.of(x.device).multiprocessors
     variant = variant or choose(num_rows, in_features, out_features, gated, multiprocessors)

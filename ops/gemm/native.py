@@ -54,7 +54,7 @@ class NativeLinearWeight(LinearWeight):
         self.nbytes: int = self._packed.nbytes
 
     def refill(self, stored: Stored) -> bool:
-        """Packed beside the old weight, which then goes: recordings hold on to that."""
+        """Packed beside the old weight, which then goes: compiled stacks hold on to that."""
         parts = parts_of(stored)
         if any("weight" not in part.tensors for part in parts):
             raise ValueError("the bias of a packed weight is replaced together with the weight")
@@ -71,7 +71,7 @@ class NativeLinearWeight(LinearWeight):
 
     def matmul(self, x: Tensor) -> Tensor:
         if isinstance(x, Symbol):
-            return _record(x, self._packed)
+            return _trace(x, self._packed)
         out = x.new_empty(x.shape[0], self.out_features)
         self._packed.matmul(x, out)
         return out
@@ -96,7 +96,7 @@ def _packed(part: StoredWeight) -> Any:
     return native.QuantLinear(part.format.name, part.weight, part.bias)
 
 
-def _record(x: Symbol, packed: Any) -> Symbol:
+def _trace(x: Symbol, packed: Any) -> Symbol:
     out = Symbol.of(x.program, packed.out_features)
     x.program.linear(packed, x.register, out.register)
     return out

@@ -45,7 +45,7 @@ class Tile:
 # Two blocks find room on a multiprocessor, or one with twice as much under way.
 STAGES = {32: (5, 10), 64: (4, 8), 128: (3, 6)}
 TILES = [Tile(rows, stages, gated) for rows, both in STAGES.items() for stages in both for gated in (False, True)]
-MOST_ROWS = max(STAGES)
+MAX_ROWS = max(STAGES)
 
 
 def _products(rows: int) -> str:
@@ -91,7 +91,7 @@ def tiled(
     tile: Tile | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """x [M, K] -> x @ weight.T + bias [M, N], or [M, N / 2] if `gated`; M at most MOST_ROWS, and `fits(weight)`.
+    """x [M, K] -> x @ weight.T + bias [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and `fits(weight)`.
 
     `splits`: into so many parts K is cut, up to 8, and no more than K has stages of 64."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]

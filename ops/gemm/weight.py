@@ -34,7 +34,7 @@ class LinearWeight(ABC):
     @abstractmethod
     def refill(self, stored: Stored) -> bool:
         """Take other numbers of the same shape, a weight, a bias or both; what is not given stays. True: at the addresses of the
-        old ones, so that whatever holds them (a captured graph) computes with the new; False: elsewhere, so that recordings
+        old ones, so that whatever holds them (a captured graph) computes with the new; False: elsewhere, so that compiled stacks
         of this weight must be made anew. No step may be under way.
 
         Raises ValueError for another shape, or a format that this kernel does not keep."""

@@ -78,13 +78,13 @@ def unpack(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["padded_tokens", "padded_rows", "halvings", "max_rows", "table_width", "most_tokens"])
+@triton.jit(do_not_specialize=["padded_tokens", "padded_rows", "halvings", "max_rows", "table_width", "max_tokens"])
 def _place(
     positions_ptr, slot_mapping_ptr, rows_ptr, seq_lens_ptr, query_start_loc_ptr, block_tables_ptr, padded_tokens,
-    padded_rows, halvings, max_rows, table_width, most_tokens, TABLES: tl.constexpr, STATE_TABLES: tl.constexpr,
+    padded_rows, halvings, max_rows, table_width, max_tokens, TABLES: tl.constexpr, STATE_TABLES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, UNIFORM: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    # block_tables [TABLES, max_rows, table_width], slot_mapping [TABLES, most_tokens].
+    # block_tables [TABLES, max_rows, table_width], slot_mapping [TABLES, max_tokens].
     token = tl.program_id(0) * LANES + tl.arange(0, LANES)
     inside = token < tl.load(query_start_loc_ptr + padded_rows)
     if UNIFORM:
@@ -109,13 +109,13 @@ def _place(
     for table in tl.static_range(TABLES - STATE_TABLES):
         block = tl.load(entry_ptr + table * table_size, mask=inside, other=0).to(tl.int64)
         slot = tl.where(inside, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
-        tl.store(slot_mapping_ptr + table * most_tokens + token, slot, mask=token < padded_tokens)
+        tl.store(slot_mapping_ptr + table * max_tokens + token, slot, mask=token < padded_tokens)
     if STATE_TABLES > 0:  # by batch index, which the lanes count here
         row = tl.load(rows_ptr + token, mask=token < padded_rows, other=-1)
         state_ptr = block_tables_ptr + row.to(tl.int64) * table_width
         for table in tl.static_range(TABLES - STATE_TABLES, TABLES):
             state = tl.load(state_ptr + table * table_size, mask=row >= 0, other=-1).to(tl.int64)
-            tl.store(slot_mapping_ptr + table * most_tokens + token, state, mask=token < padded_rows)
+            tl.store(slot_mapping_ptr + table * max_tokens + token, state, mask=token < padded_rows)
 
 
 def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, uniform: bool) -> None:

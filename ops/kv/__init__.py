@@ -19,5 +19,5 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     """Write k, v [T, Hkv, D] into k_cache, v_cache [num_blocks, Hkv, block_size, D] at slot_mapping [T] int64.
 
     slot = block_id * block_size + offset; -1 writes nothing. Caches of int8 are four bytes wider: each token's head ends in the
-    float32 that its numbers are times (ops/kv/lines.py)."""
+    float32 that its numbers are times (ops/kv/int8_entries.py)."""
     _store_kv.runs[k.device, k.dtype, k_cache.dtype, k.shape[2]](k, v, k_cache, v_cache, slot_mapping)

@@ -55,12 +55,12 @@ def moe(
     logits: Tensor,
     experts: ExpertWeights,
     routing: Routing,
-    correction: Tensor | None = None,
+    e_score_correction_bias: Tensor | None = None,
     plus: Tensor | None = None,
 ) -> Tensor:
     """Mixture of experts: x [T, H] and its router's logits [T, E] -> [T, H], the weighted sum of the experts that `routing`
     chooses for each token, and `plus` [T, H] on top (a shared expert's result).
 
-    correction [E] float32 is added to the scores where they choose (`Routing`). Any T; which experts are chosen stays on the
-    device. A NaN in a token's logits or x stays with that token."""
-    return experts.mix(x, logits, routing, correction, plus)
+    e_score_correction_bias [E] float32 is added to the scores where they choose (`Routing`). Any T; which experts are chosen
+    stays on the device. A NaN in a token's logits or x stays with that token."""
+    return experts.mix(x, logits, routing, e_score_correction_bias, plus)

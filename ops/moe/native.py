@@ -45,9 +45,9 @@ class NativeExpertWeights(ExpertWeights):
         self.nbytes += packed.nbytes
 
     def mix(
-        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
     ) -> Tensor:
-        ids, weights = route(logits, routing, correction)
+        ids, weights = route(logits, routing, e_score_correction_bias)
         shares = weights.flatten()
         out = torch.zeros_like(x) if plus is None else plus.clone()
         for places, spans in _groups(ids):

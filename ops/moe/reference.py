@@ -15,21 +15,21 @@ from ops.moe.weights import ClampedActivation, ExpertShape, ExpertWeights, Half
 from ops.stored import Stored, only_dense
 
 
-def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits [T, E] -> the chosen experts [T, top_k] int64 and their weights [T, top_k], in float32 at least.
 
-    correction [E]: added to the scores where they choose."""
+    e_score_correction_bias [E]: added to the scores where they choose."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if routing.score == "sparsemixer":
         return _sparsemixer(wide, routing)
     scores = wide.softmax(-1) if routing.score == "softmax" else wide.sigmoid()
-    choice = scores if correction is None else scores + correction
+    choice = scores if e_score_correction_bias is None else scores + e_score_correction_bias
     if routing.num_groups > 1:
         choice = _within_best_groups(choice, routing)
     ids = choice.topk(routing.top_k, dim=-1).indices
     weights = scores.gather(-1, ids)
     if routing.renormalize:
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=routing.least_sum)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=routing.min_sum)
     return ids, weights * routing.scale
 
 
@@ -103,9 +103,9 @@ class StackedExpertWeights(ExpertWeights):
         overwrite(None if biases is None else biases[expert], bias, "bias")
 
     def mix(
-        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
     ) -> Tensor:
-        ids, weights = route(logits, routing, correction)
+        ids, weights = route(logits, routing, e_score_correction_bias)
         out = torch.zeros_like(x) if plus is None else plus.clone()
         for expert, places in by_expert(ids):
             tokens = places // routing.top_k

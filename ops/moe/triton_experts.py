@@ -21,43 +21,51 @@ class TritonExpertWeights(StackedExpertWeights):
         self._tiles = by.float32 if dtype == torch.float32 else by.half
 
     def mix(
-        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
     ) -> Tensor:
         if not x.shape[0]:
             return torch.empty_like(x)
         if x.device.type == "cuda":
-            self._compile(x, logits, routing, correction, plus)
-        return mix(self, x, logits, routing, correction, plus, self.choose(x.shape[0], routing.top_k))
+            self._compile(x, logits, routing, e_score_correction_bias, plus)
+        return mix(self, x, logits, routing, e_score_correction_bias, plus, self.choose(x.shape[0], routing.top_k))
 
     def choose(self, num_tokens: int, top_k: int) -> ExpertTiles:
         per_expert = num_tokens * top_k / self.shape.num_experts
         return next(tiles for tiles in self._tiles if tiles.max_pairs is None or per_expert <= tiles.max_pairs)
 
     def _compile(
-        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
     ) -> None:
         """Run every kernel that any number of tokens will need, once a shape: none is left to be compiled in a capture."""
-        key = (self.shape, routing, x.dtype, logits.dtype, correction is None, plus is None, x.device)
+        key = (self.shape, routing, x.dtype, logits.dtype, e_score_correction_bias is None, plus is None, x.device)
         if key in _compiled:
             return
         _compiled.add(key)
         for num_tokens in TOKENS_OF_EACH_ROUTE:
-            route(logits.new_zeros(num_tokens, self.shape.num_experts), routing, correction)
+            route(logits.new_zeros(num_tokens, self.shape.num_experts), routing, e_score_correction_bias)
         plus = None if plus is None else torch.zeros_like(plus[:1])
         for choice in self._tiles:
-            mix(self, torch.zeros_like(x[:1]), torch.zeros_like(logits[:1]), routing, correction, plus, choice)
+            mix(
+                self,
+                torch.zeros_like(x[:1]),
+                torch.zeros_like(logits[:1]),
+                routing,
+                e_score_correction_bias,
+                plus,
+                choice,
+            )
 
 
 _compiled: set[tuple[ExpertShape, Routing, torch.dtype, torch.dtype, bool, bool, torch.device]] = set()
 
 
 def mix(
-    experts: StackedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None,
+    experts: StackedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None,
     plus: Tensor | None, choice: ExpertTiles,
 ) -> Tensor:  # fmt: skip
     """As `ops.moe`, of one token at least, by the chosen kernels."""
     x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
-    routed = route(logits, routing, correction)
+    routed = route(logits, routing, e_score_correction_bias)
     inner = triton_grouped.product(experts, "gate_up", x, routed, choice.gate_up)
     parts = triton_grouped.product(experts, "down", inner, routed, choice.down)
     return triton_grouped.add_parts(parts, routing.top_k, plus)

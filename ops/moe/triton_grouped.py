@@ -140,11 +140,11 @@ def product(experts: StackedExpertWeights, half: Half, x: Tensor, routed: Routed
     num_pairs = routed.order.shape[0]
     out_features = shape.intermediate_size if first else shape.hidden_size
     out = torch.empty((num_pairs, out_features), dtype=x.dtype, device=x.device)
-    most_hit = min(num_pairs, shape.num_experts)
-    most_tiles = (num_pairs + most_hit * (tiles.rows - 1)) // tiles.rows
+    max_hit = min(num_pairs, shape.num_experts)
+    max_tiles = (num_pairs + max_hit * (tiles.rows - 1)) // tiles.rows
     kind = shape.activation
     alpha, limit = (0.0, 0.0) if isinstance(kind, str) else (kind.alpha, kind.limit)
-    _product[(most_tiles * triton.cdiv(out_features, tiles.columns),)](
+    _product[(max_tiles * triton.cdiv(out_features, tiles.columns),)](
         x, weight, weight if bias is None else bias, routed.order, routed.starts, routed.chosen.weights, out,
         alpha, limit,
         EXPERTS=shape.num_experts, LANES=triton.next_power_of_2(shape.num_experts), TOP_K=routed.chosen.weights.shape[1],

@@ -21,7 +21,7 @@ from ops.moe.routing import Routing
 _LEAST = tl.constexpr(-3.0e38)  # of what may still be chosen; what may not is minus infinity
 _FEW, _MANY = 16, 64  # tokens of one program
 TOKENS_OF_EACH_ROUTE = (2 * _MANY, _MANY, _FEW)  # numbers of them that between them take every way through `route`
-_MOST_LANES = 1 << 13  # tokens times experts that one program looks at together
+_MAX_LANES = 1 << 13  # tokens times experts that one program looks at together
 
 
 class Chosen(NamedTuple):
@@ -63,7 +63,7 @@ def _best_groups(choice, GROUPS: tl.constexpr, GROUP_LANES: tl.constexpr, TOP_GR
 
 @triton.jit
 def _choose(
-    logits, correction, is_expert, scale, least_sum, twice_jitter,
+    logits, correction, is_expert, scale, min_sum, twice_jitter,
     SCORE: tl.constexpr, TOP_K: tl.constexpr, RANKS: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr,
     GROUP_LANES: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +102,7 @@ def _choose(
         lanes = tl.where(rank == r, at[:, None], lanes)
         weights = tl.where(rank == r, weight[:, None], weights)
     if RENORMALIZE:
-        weights = weights / tl.maximum(tl.sum(weights, 1), least_sum)[:, None]
+        weights = weights / tl.maximum(tl.sum(weights, 1), min_sum)[:, None]
     return taken_by, lanes, weights * scale
 
 
@@ -117,7 +117,7 @@ def _place(taken_by, first, order_ptr, token, TOP_K: tl.constexpr):
 @triton.jit(do_not_specialize=["num_tokens"])
 def _route(
     logits_ptr, correction_ptr, order_ptr, starts_ptr, counts_ptr, chosen_ptr, weights_ptr, num_tokens,
-    scale, least_sum, twice_jitter,
+    scale, min_sum, twice_jitter,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, RANKS: tl.constexpr, SCORE: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP_LANES: tl.constexpr, TOP_GROUPS: tl.constexpr,
     TWO: tl.constexpr, CORRECTED: tl.constexpr, TOKENS: tl.constexpr, ALONE: tl.constexpr, PDL: tl.constexpr,
@@ -137,7 +137,7 @@ def _route(
     logits_at = token.to(tl.int64)[:, None] * EXPERTS + expert[None, :]
     logits = tl.load(logits_ptr + logits_at, mask=is_token[:, None] & is_expert[None, :], other=0.0).to(tl.float32)
     taken_by, lanes, weights = _choose(
-        logits, correction, is_expert, scale, least_sum, twice_jitter, SCORE, TOP_K, RANKS, RENORMALIZE, GROUPS,
+        logits, correction, is_expert, scale, min_sum, twice_jitter, SCORE, TOP_K, RANKS, RENORMALIZE, GROUPS,
         GROUP_LANES, TOP_GROUPS, TWO,
     )  # fmt: skip
     taken_by = tl.where(is_token[:, None], taken_by, TOP_K)
@@ -190,15 +190,15 @@ def _sort(
     _place(taken_by, start + earlier, order_ptr, token, TOP_K)
 
 
-def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
-    """logits [T, E] contiguous, T at least 1; correction [E] or None."""
+def route(logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None = None) -> Routed:
+    """logits [T, E] contiguous, T at least 1; e_score_correction_bias [E] or None."""
     num_tokens, num_experts = logits.shape
     top_k, device = routing.top_k, logits.device
     lanes = _lanes(num_experts, routing)
     num_lanes = prod(lanes.values())
-    tokens = min(_FEW if num_tokens <= _FEW else _MANY, max(1, _MOST_LANES // num_lanes))
+    tokens = min(_FEW if num_tokens <= _FEW else _MANY, max(1, _MAX_LANES // num_lanes))
     num_blocks = triton.cdiv(num_tokens, tokens)
-    alone = num_blocks == 1
+    alone, corrected = num_blocks == 1, e_score_correction_bias is not None
     chosen = Chosen(
         torch.empty((num_tokens, top_k), dtype=torch.int32, device=device),
         torch.empty((num_tokens, top_k), dtype=torch.float32, device=device),
@@ -211,14 +211,14 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
         "num_warps": max(1, min(8, tokens * num_lanes // 256)), **overlap(device),
     }  # fmt: skip
     _route[(num_blocks,)](
-        logits, logits if correction is None else correction, order, starts, counts, *chosen, num_tokens,
-        routing.scale, routing.least_sum, 2 * routing.jitter,
+        logits, e_score_correction_bias if corrected else logits, order, starts, counts, *chosen, num_tokens,
+        routing.scale, routing.min_sum, 2 * routing.jitter,
         RANKS=triton.next_power_of_2(top_k), SCORE=routing.score, RENORMALIZE=routing.renormalize,
-        TOP_GROUPS=routing.top_groups, TWO=routing.group_score == "best two", CORRECTED=correction is not None,
+        TOP_GROUPS=routing.top_groups, TWO=routing.group_score == "top-2 sum", CORRECTED=corrected,
         ALONE=alone, **common,
     )  # fmt: skip
     if not alone:
-        blocks = max(1, min(_MOST_LANES // num_lanes, triton.next_power_of_2(num_blocks)))
+        blocks = max(1, min(_MAX_LANES // num_lanes, triton.next_power_of_2(num_blocks)))
         _sort[(num_blocks,)](chosen.experts, counts, order, starts, num_tokens, num_blocks, BLOCKS=blocks, **common)
     return Routed(chosen, order, starts)
 

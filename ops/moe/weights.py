@@ -61,6 +61,6 @@ class ExpertWeights(ABC):
 
     @abstractmethod
     def mix(
-        self, x: Tensor, logits: Tensor, routing: Routing, correction: Tensor | None, plus: Tensor | None
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
     ) -> Tensor:
         """See `ops.moe`."""

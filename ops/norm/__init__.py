@@ -5,27 +5,27 @@ from __future__ import annotations
 from torch import Tensor
 
 from ops import backends
-from ops.norm import native, recorded, reference
+from ops.norm import native, reference, traced
 
 _rms_norm = backends.everywhere(
-    "rms_norm", native.rms_norm, "ops.norm.triton_norm:rms_norm", reference.rms_norm, recorded.rms_norm
+    "rms_norm", native.rms_norm, "ops.norm.triton_norm:rms_norm", reference.rms_norm, traced.rms_norm
 )
 _add_rms_norm = backends.everywhere(
     "add_rms_norm",
     native.add_rms_norm,
     "ops.norm.triton_norm:add_rms_norm",
     reference.add_rms_norm,
-    recorded.add_rms_norm,
+    traced.add_rms_norm,
 )
 _layer_norm = backends.everywhere(
-    "layer_norm", native.layer_norm, "ops.norm.triton_norm:layer_norm", reference.layer_norm, recorded.layer_norm
+    "layer_norm", native.layer_norm, "ops.norm.triton_norm:layer_norm", reference.layer_norm, traced.layer_norm
 )
 _add_layer_norm = backends.everywhere(
     "add_layer_norm",
     native.add_layer_norm,
     "ops.norm.triton_norm:add_layer_norm",
     reference.add_layer_norm,
-    recorded.add_layer_norm,
+    traced.add_layer_norm,
 )
 _gated_rms_norm = backends.on_gpus("gated_rms_norm", "ops.norm.triton_gated:gated_rms_norm", reference.gated_rms_norm)
 

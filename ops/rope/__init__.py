@@ -14,7 +14,7 @@ _rope = Op("rope", USUAL, [backends.native("rope", native.rope), backends.refere
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False) -> None:
     """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by their positions [T] int64.
 
-    cos_sin [max_pos, D_rot] float32 holds D_rot / 2 cosines, then as many sines; only the first D_rot <= D dims turn, which
+    cos_sin [max_pos, D_rot] float32 holds D_rot / 2 cosines, then as many sines; only the first D_rot <= D dims are rotated, which
     may be none.
     q and k may be views into one qkv tensor as long as their last dim is contiguous."""
     _rope.runs[q.device, q.dtype](q, k, positions, cos_sin, interleaved)

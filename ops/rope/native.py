@@ -8,5 +8,5 @@ from ops.native import module as native
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> None:
-    if cos_sin.shape[1]:  # else nothing turns
+    if cos_sin.shape[1]:  # else nothing rotates
         native.rope(q, k, positions, cos_sin, interleaved)

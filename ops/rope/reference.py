@@ -16,6 +16,6 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: 
         rotated = heads[..., : 2 * half]
         first, second = (rotated[..., ::2], rotated[..., 1::2]) if interleaved else rotated.split(half, dim=-1)
         a, b = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (first, second))
-        turned = a * cos - b * sin, b * cos + a * sin
-        first.copy_(turned[0])
-        second.copy_(turned[1])
+        first_rotated, second_rotated = a * cos - b * sin, b * cos + a * sin
+        first.copy_(first_rotated)
+        second.copy_(second_rotated)

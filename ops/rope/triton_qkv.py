@@ -1,7 +1,7 @@
 """Between the qkv projection and attention, in one pass: norms of q and k heads, rotary embedding, cache writes.
 
 Memory-bound, so each head is read once and written once (k twice: attention over a fresh prompt reads it here, all later
-steps read the cache). A normed head is rounded to the model's dtype before it turns, as the separate ops would round it."""
+steps read the cache). A normed head is rounded to the model's dtype before it is rotated, as the separate ops would round it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _norm_rope_store(
     HALF_LANES: tl.constexpr, REST_LANES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One program per (token, PART heads of one kind): first q's programs, then k's, then v's. A head is three pieces: dims
-    # [0, HALF) and [HALF, 2 * HALF), which turn together, and the rest, which do not. The *_LANES are powers of two.
+    # [0, HALF) and [HALF, 2 * HALF), which rotate together, and the rest, which do not. The *_LANES are powers of two.
     token = tl.program_id(0).to(tl.int64)
     Q_PARTS: tl.constexpr = (HEADS + PART - 1) // PART
     KV_PARTS: tl.constexpr = (KV_HEADS + PART - 1) // PART
@@ -53,7 +53,7 @@ def _norm_rope_store(
     cached = ((slot // BLOCK * KV_HEADS + head) * BLOCK + slot % BLOCK)[:, None] * HEAD
     a = tl.load(at + half[None, :], mask=in_half, other=0.0)
     b = tl.load(at + HALF + half[None, :], mask=in_half, other=0.0)
-    c = tl.load(at + rest[None, :], mask=in_rest, other=0.0)  # no lane is inside when the whole head turns
+    c = tl.load(at + rest[None, :], mask=in_rest, other=0.0)  # no lane is inside when the whole head rotates
     if is_v:
         if slot >= 0:
             _store(v_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
@@ -68,9 +68,9 @@ def _norm_rope_store(
         a = (a * scale * tl.load(norm_ptr + half, mask=half < HALF).to(tl.float32)[None, :]).to(dtype)
         b = (b * scale * tl.load(norm_ptr + HALF + half, mask=half < HALF).to(tl.float32)[None, :]).to(dtype)
         c = (c * scale * tl.load(norm_ptr + rest, mask=rest < HEAD).to(tl.float32)[None, :]).to(dtype)
-    turn = cos_sin_ptr + tl.load(positions_ptr + token) * 2 * HALF
-    cos = tl.load(turn + half, mask=half < HALF, other=0.0)[None, :]
-    sin = tl.load(turn + HALF + half, mask=half < HALF, other=0.0)[None, :]
+    angle = cos_sin_ptr + tl.load(positions_ptr + token) * 2 * HALF
+    cos = tl.load(angle + half, mask=half < HALF, other=0.0)[None, :]
+    sin = tl.load(angle + HALF + half, mask=half < HALF, other=0.0)[None, :]
     x, y = a.to(tl.float32), b.to(tl.float32)
     a, b = (x * cos - y * sin).to(dtype), (y * cos + x * sin).to(dtype)
     _store(at, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)

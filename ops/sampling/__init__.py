@@ -24,7 +24,7 @@ _sample = Op(
 def sample(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables
 ) -> Tensor:
-    """One id per line of logits [L, V], [L] int64, as `tables` ask for row sample_rows[l] (int32; -1: none) at index
-    sample_positions[l] (int64); -1 where a line's logits are unusable. Writes last_ids[row] and the rows' counts."""
+    """One id per row of logits [L, V], [L] int64, as `tables` ask for row sample_rows[l] (int32; -1: none) at index
+    sample_positions[l] (int64); -1 where a row's logits are unusable. Writes last_ids[row] and the rows' counts."""
     run = _sample.runs[logits.device, logits.dtype]
     return run(logits, sample_rows, sample_positions, last_ids, tables)

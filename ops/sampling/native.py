@@ -1,4 +1,4 @@
-"""Sampling by oneloop_native where a row wishes for nothing but its largest logit; the reference serves all others."""
+"""Sampling by oneloop_native where a row asks for nothing but its largest logit; the reference serves all others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def sample(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables
 ) -> Tensor:
     ids = torch.empty(logits.shape[0], dtype=torch.int64)
-    wishing = native.sample_largest(logits, sample_rows, tables.records, last_ids, ids)
-    if wishing:
-        lines = slice(None) if len(wishing) == len(ids) else wishing
-        ids[lines] = reference.sample(logits[lines], sample_rows[lines], sample_positions[lines], last_ids, tables)
+    special = native.sample_largest(logits, sample_rows, tables.records, last_ids, ids)
+    if special:
+        rows = slice(None) if len(special) == len(ids) else special
+        ids[rows] = reference.sample(logits[rows], sample_rows[rows], sample_positions[rows], last_ids, tables)
     return ids

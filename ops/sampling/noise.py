@@ -27,8 +27,8 @@ def mix(x: int) -> int:
     return x ^ x >> 15
 
 
-def line_keys(seed_low: int, seed_high: int, position: int) -> tuple[int, int]:
-    """Two words for a line's hash, out of its 64-bit seed's halves and its position modulo 2^32."""
+def noise_keys(seed_low: int, seed_high: int, position: int) -> tuple[int, int]:
+    """Two words for the hash of one draw, out of its 64-bit seed's halves and its position modulo 2^32."""
     seed_low, seed_high = seed_low & _MASK, seed_high & _MASK
     place = mix((position + GOLDEN) & _MASK)
     return mix(mix(place ^ seed_low) ^ seed_high), mix(mix((place + OTHER_KEY & _MASK) ^ seed_high) ^ seed_low)

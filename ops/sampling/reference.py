@@ -1,6 +1,6 @@
-"""Sampling in plain torch, a line at a time where a line asks for more than its largest logit. Any float dtype.
+"""Sampling in plain torch, a row of logits at a time where a row asks for more than its largest logit. Any float dtype.
 
-It reads the tables on the host, so on a CUDA device it waits for every line: the yardstick there, and the way on a CPU."""
+It reads the tables on the host, so on a CUDA device it waits for every row: the yardstick there, and the way on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ops.sampling import tables as t
-from ops.sampling.noise import gumbel, line_keys
+from ops.sampling.noise import gumbel, noise_keys
 from ops.sampling.tables import SamplingTables
 
 LARGEST = torch.finfo(torch.float32).max
@@ -25,14 +25,14 @@ def sample(
     rows = sample_rows.tolist()
     row_index = sample_rows.long()
     flags = tables.records[row_index, t.FLAGS].tolist()
-    special = [line for line, row in enumerate(rows) if row >= 0 and flags[line]]
+    special = [index for index, row in enumerate(rows) if row >= 0 and flags[index]]
     if len(special) < len(rows):
         largest, ids = logits.max(dim=-1)  # the first of several; NaN counts as the largest
         finite = largest.isfinite()
     else:
         ids, finite = torch.empty_like(row_index), torch.empty_like(row_index, dtype=torch.bool)
-    for line in special:
-        finite[line], ids[line] = _special_line(logits[line], rows[line], int(sample_positions[line]), tables)
+    for index in special:
+        finite[index], ids[index] = _sample_one(logits[index], rows[index], int(sample_positions[index]), tables)
     ids.masked_fill_(~finite, t.NOT_FINITE)
     inputs = ids.clamp(min=0)  # NOT_FINITE is no input
     if rows and min(rows) < 0:
@@ -48,8 +48,8 @@ class _Record:
     floats: list[float]  # the same bits
 
 
-def _special_line(logits: Tensor, row: int, position: int, tables: SamplingTables) -> tuple[bool, int]:
-    """Whether the line's logits are usable, and its id."""
+def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables) -> tuple[bool, int]:
+    """Whether the logits [V] are usable, and the id sampled from them."""
     words = tables.records[row]
     record = _Record(words.tolist(), words.view(torch.float32).tolist())
     flags = record.words[t.FLAGS]
@@ -86,13 +86,13 @@ def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: Sam
 
 
 def _draw(scores: Tensor, record: _Record, position: int, largest: float) -> int:
-    keys = line_keys(record.words[t.SEED_LOW], record.words[t.SEED_HIGH], position)
+    keys = noise_keys(record.words[t.SEED_LOW], record.words[t.SEED_HIGH], position)
     ids: Tensor | int = len(scores)
-    kept = None
+    allowed = None
     if record.words[t.FLAGS] & t.FILTERED:
-        kept = (scores >= threshold(scores, record, largest)).nonzero()[:, 0]
-        scores = scores[kept]
-        ids = kept.to(torch.int32)
+        allowed = (scores >= threshold(scores, record, largest)).nonzero()[:, 0]
+        scores = scores[allowed]
+        ids = allowed.to(torch.int32)
     perturbed = gumbel(ids, keys).to(scores.device)
     if abs(largest * record.floats[t.INVERSE_TEMPERATURE]) < LARGEST:
         perturbed.add_(scores, alpha=record.floats[t.INVERSE_TEMPERATURE])
@@ -100,7 +100,7 @@ def _draw(scores: Tensor, record: _Record, position: int, largest: float) -> int
         scaled = (scores * record.floats[t.INVERSE_TEMPERATURE]).clamp_(-LARGEST, LARGEST)
         perturbed.add_(torch.where(scores == -torch.inf, scores, scaled))
     index = int(perturbed.max(dim=-1).indices)
-    return index if kept is None else int(kept[index])
+    return index if allowed is None else int(allowed[index])
 
 
 def threshold(scores: Tensor, record: _Record, largest: float) -> float:

@@ -1,4 +1,4 @@
-"""Sampling tables: what each row asks of the sampler, kept on the device where a captured graph finds it.
+"""Sampling tables: what each row asks of the sampler, on the device where a captured graph finds it.
 
 A record of RECORD words per row says what to do; longer things have tables of their own and are read only where the
 record's flags say so. Written by whoever owns the tables (runtime/sample), read by the op. Tensors only: no request."""
@@ -16,7 +16,7 @@ FLAGS = 0
 INVERSE_TEMPERATURE = 1  # float
 TOP_K = 2  # 0: off
 TOP_P = 3  # float, 1: off
-MIN_P_MARGIN = 4  # float: temperature * log(min_p), what a kept logit may lie below the largest; -inf: off
+MIN_P_MARGIN = 4  # float: temperature * log(min_p), what a logit that stays may lie below the largest; -inf: off
 SEED_LOW = 5
 SEED_HIGH = 6
 PRESENCE = 7  # float

@@ -1,8 +1,8 @@
 """Sampling in Triton: four kernels over the tables, at home in a captured graph.
 
-`_prepare` adjusts logits and surveys groups of them, for lines that ask for it; `_filter`, one program per line, finds the
+`_prepare` adjusts logits and surveys groups of them, for rows that ask for it; `_filter`, one program per row, finds the
 logit from which on top-k, top-p and min-p keep tokens; `_choose` takes the best token of every tile, `_join` the best of
-every line. A line that needs nothing of a kernel leaves it after one read of its record, so a greedy line, and a plain
+every row. A row that needs nothing of a kernel leaves it after one read of its record, so a greedy row, and a plain
 random one, costs one pass over its logits.
 
 `_filter` never sorts. Group maxima bound the threshold from below (the k-th largest of them is at most the k-th largest
@@ -57,16 +57,16 @@ _LARGEST = tl.constexpr(float(torch.finfo(torch.float32).max))
 _INFINITY = tl.constexpr(float("inf"))
 
 
-# --- a line's record ----------------------------------------------------------------------------------------------
+# --- a logits row's record ----------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _record(rows_ptr, positions_ptr, records_ptr, line):
-    # The line's record, its row (-1: nothing to do) and the flags that hold at its position.
-    row = tl.load(rows_ptr + line)
+def _record(rows_ptr, positions_ptr, records_ptr, index):
+    # The logits row's record, its row (-1: nothing to do) and the flags that hold at its position.
+    row = tl.load(rows_ptr + index)
     record_ptr = records_ptr + tl.maximum(row, 0).to(tl.int64) * _RECORD
     flags = tl.load(record_ptr + _FLAGS)
-    banned = tl.load(positions_ptr + line) < tl.load(record_ptr + _FREE_FROM)
+    banned = tl.load(positions_ptr + index) < tl.load(record_ptr + _FREE_FROM)
     flags = tl.where(banned, flags, flags & ~_BANNED)
     return record_ptr, row, tl.where(row < 0, 0, flags)
 
@@ -132,7 +132,7 @@ def _adjust(
     x, token, inside, flags, record_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr, mask_ptr,
     BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
 ):  # fmt: skip
-    # Penalties, bias, bans and mask, in this order; the pointers are at the line's row.
+    # Penalties, bias, bans and mask, in this order; the pointers are at the logits row's row.
     if (flags & _PENALIZED) != 0:
         packed = tl.load(counts_ptr + token, mask=inside, other=0).to(tl.int32)
         repetition = tl.where(x > 0, _float(record_ptr + _INVERSE_REPETITION), _float(record_ptr + _REPETITION))
@@ -160,37 +160,37 @@ def _prepare(
     BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # logits [lines, stride]; adjusted [lines, V] float32; group_max, group_mass [lines, GROUPS] float32: a group's largest
-    # logit and its sum of exp((logit - largest) / temperature). Several tiles per program: most lines want none of this, and
+    # logits [R, stride]; adjusted [R, V] float32; group_max, group_mass [R, GROUPS] float32: a group's largest
+    # logit and its sum of exp((logit - largest) / temperature). Several tiles per program: most rows want none of this, and
     # ten thousand programs take ten microseconds to find that out.
     wait_for_previous(PDL)
-    line = tl.program_id(1).to(tl.int64)
-    record_ptr, row, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
+    index = tl.program_id(1).to(tl.int64)
+    record_ptr, row, flags = _record(rows_ptr, positions_ptr, records_ptr, index)
     if (flags & (_ADJUSTED | _FILTERED)) == 0:
         return
     row = row.to(tl.int64)
     for tile in range(tl.program_id(0), TILES, tl.num_programs(0)):
         token = tile * TILE + tl.arange(0, TILE)
         inside = token < V
-        x = tl.load(logits_ptr + line * stride + token, mask=inside, other=-_INFINITY).to(tl.float32)
+        x = tl.load(logits_ptr + index * stride + token, mask=inside, other=-_INFINITY).to(tl.float32)
         if (flags & _ADJUSTED) != 0:
             x = _adjust(
                 x, token, inside, flags, record_ptr, counts_ptr + row * V, bias_ids_ptr + row * BIASES,
                 bias_values_ptr + row * BIASES, ban_ids_ptr + row * BANS, masks_ptr + row * WORDS, BIAS_STEPS, BAN_STEPS,
             )  # fmt: skip
-            tl.store(adjusted_ptr + line * V + token, x, mask=inside)
+            tl.store(adjusted_ptr + index * V + token, x, mask=inside)
         if (flags & _FILTERED) != 0:
             members = tl.reshape(x, (TILE // GROUP, GROUP))
             largest = tl.max(members, 1)
             group = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
-            tl.store(group_max_ptr + line * GROUPS + group, largest, mask=group < GROUPS)
+            tl.store(group_max_ptr + index * GROUPS + group, largest, mask=group < GROUPS)
             if _float(record_ptr + _TOP_P) < 1.0:
                 below = members - tl.maximum(largest, -_LARGEST)[:, None]
                 mass = tl.sum(tl.exp(below * _float(record_ptr + _INVERSE_TEMPERATURE)), 1)
-                tl.store(group_mass_ptr + line * GROUPS + group, mass, mask=group < GROUPS)
+                tl.store(group_mass_ptr + index * GROUPS + group, mass, mask=group < GROUPS)
 
 
-# --- filters: one threshold per line ----------------------------------------------------------------------------------
+# --- filters: one threshold per row ----------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -225,7 +225,7 @@ def _search(keys, weights, wanted, low, high):
 
 @triton.jit
 def _logits_at(logits_ptr, adjusted_ptr, is_adjusted, token, inside):
-    # logits and adjusted of one line; -inf outside.
+    # logits and adjusted of one row; -inf outside.
     if is_adjusted:
         x = tl.load(adjusted_ptr + token, mask=inside, other=-_INFINITY)
     else:
@@ -285,22 +285,22 @@ def _filter(
     thresholds_ptr, V: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, GROUP: tl.constexpr,
     POOL: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per line. lists [lines, GROUPS] int32: room for the groups worth reading. SHIFT: low bits that are equal in
+    # One program per row of logits. lists [R, GROUPS] int32: room for the groups worth reading. SHIFT: low bits that are equal in
     # all float32 images of the logits' dtype, until a penalty or bias is applied.
     wait_for_previous(PDL)
-    line = tl.program_id(0).to(tl.int64)
-    record_ptr, _, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
+    index = tl.program_id(0).to(tl.int64)
+    record_ptr, _, flags = _record(rows_ptr, positions_ptr, records_ptr, index)
     if (flags & _FILTERED) == 0:
         return
     is_adjusted = (flags & _ADJUSTED) != 0
-    logits_ptr += line * stride
-    adjusted_ptr += line * V
-    list_ptr = lists_ptr + line * GROUPS
+    logits_ptr += index * stride
+    adjusted_ptr += index * V
+    list_ptr = lists_ptr + index * GROUPS
     group = tl.arange(0, GROUPS_PAD)
-    peaks = tl.load(group_max_ptr + line * GROUPS + group, mask=group < GROUPS, other=-_INFINITY)
+    peaks = tl.load(group_max_ptr + index * GROUPS + group, mask=group < GROUPS, other=-_INFINITY)
     largest = tl.max(peaks, 0)
     if not (largest > -_INFINITY and largest < _INFINITY):
-        tl.store(thresholds_ptr + line, -_LARGEST)  # _choose finds what is wrong
+        tl.store(thresholds_ptr + index, -_LARGEST)  # _choose finds what is wrong
         return
     top_k = tl.load(record_ptr + _TOP_K)
     top_p = _float(record_ptr + _TOP_P)
@@ -316,7 +316,7 @@ def _filter(
     if top_k > 0:
         bound = _search(peak_keys, tl.where(peaks >= lowest, 1.0, 0.0), top_k.to(tl.float32), bound, high)
     elif whole:
-        mass = tl.load(group_mass_ptr + line * GROUPS + group, mask=group < GROUPS, other=0.0)
+        mass = tl.load(group_mass_ptr + index * GROUPS + group, mask=group < GROUPS, other=0.0)
         share = tl.exp((peaks - largest) * inverse_temperature)
         total = tl.sum(mass * share, 0)
         # A little more than wanted, so that rounding cannot lift the bound above the threshold.
@@ -352,7 +352,7 @@ def _filter(
                 total * top_p, key, high, logits_ptr, adjusted_ptr, is_adjusted, list_ptr, size, largest, lowest,
                 True, inverse_temperature, shift, V, GROUP, POOL,
             )  # fmt: skip
-    tl.store(thresholds_ptr + line, tl.maximum(_unkey(key, shift), lowest))
+    tl.store(thresholds_ptr + index, tl.maximum(_unkey(key, shift), lowest))
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
@@ -363,31 +363,31 @@ def _choose(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, adjusted_ptr, thresholds_ptr, best_ptr, best_id_ptr,
     V: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # best, best_id [lines, TILES]: the best score of a tile, +inf where a logit is NaN or +inf, and its lowest token.
+    # best, best_id [R, TILES]: the best score of a tile, +inf where a logit is NaN or +inf, and its lowest token.
     wait_for_previous(PDL)
-    line = tl.program_id(1).to(tl.int64)
+    index = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0)
     token = tile * TILE + tl.arange(0, TILE)
     # Before the record is known: the two would otherwise wait one after the other.
-    x = tl.load(logits_ptr + line * stride + token, mask=token < V, other=-_INFINITY).to(tl.float32)
-    record_ptr, row, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
+    x = tl.load(logits_ptr + index * stride + token, mask=token < V, other=-_INFINITY).to(tl.float32)
+    record_ptr, row, flags = _record(rows_ptr, positions_ptr, records_ptr, index)
     if row < 0:
         return
     if (flags & _ADJUSTED) != 0:
-        x = tl.load(adjusted_ptr + line * V + token, mask=token < V, other=-_INFINITY)
+        x = tl.load(adjusted_ptr + index * V + token, mask=token < V, other=-_INFINITY)
     unusable = tl.max(((x != x) | (x == _INFINITY)).to(tl.int32), 0) != 0
     score = x
     if (flags & _SAMPLED) != 0:
         # Clamped: a huge logit over a small temperature must not pass for an infinite one.
         scaled = x * _float(record_ptr + _INVERSE_TEMPERATURE)
         scaled = tl.minimum(tl.maximum(scaled, -_LARGEST), _LARGEST)
-        score = scaled + _gumbel(record_ptr, tl.load(positions_ptr + line), token)
+        score = scaled + _gumbel(record_ptr, tl.load(positions_ptr + index), token)
         score = tl.where(x == -_INFINITY, -_INFINITY, score)
         if (flags & _FILTERED) != 0:
-            score = tl.where(x >= tl.load(thresholds_ptr + line), score, -_INFINITY)
+            score = tl.where(x >= tl.load(thresholds_ptr + index), score, -_INFINITY)
     best = tl.max(score, 0)
-    tl.store(best_id_ptr + line * TILES + tile, tl.min(tl.where(score == best, token, V), 0))
-    tl.store(best_ptr + line * TILES + tile, tl.where(unusable, _INFINITY, best))
+    tl.store(best_id_ptr + index * TILES + tile, tl.min(tl.where(score == best, token, V), 0))
+    tl.store(best_ptr + index * TILES + tile, tl.where(unusable, _INFINITY, best))
 
 
 @triton.jit
@@ -396,19 +396,19 @@ def _join(
     V: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(PDL)
-    line = tl.program_id(0).to(tl.int64)
-    _, row, flags = _record(rows_ptr, positions_ptr, records_ptr, line)
+    index = tl.program_id(0).to(tl.int64)
+    _, row, flags = _record(rows_ptr, positions_ptr, records_ptr, index)
     if row < 0:
-        tl.store(ids_ptr + line, 0)
+        tl.store(ids_ptr + index, 0)
         return
     row = row.to(tl.int64)
     tile = tl.arange(0, TILES_PAD)
-    scores = tl.load(best_ptr + line * TILES + tile, mask=tile < TILES, other=-_INFINITY)
-    tokens = tl.load(best_id_ptr + line * TILES + tile, mask=tile < TILES, other=V)
+    scores = tl.load(best_ptr + index * TILES + tile, mask=tile < TILES, other=-_INFINITY)
+    tokens = tl.load(best_id_ptr + index * TILES + tile, mask=tile < TILES, other=V)
     best = tl.max(scores, 0)
     token = tl.min(tl.where(scores == best, tokens, V), 0)
     usable = (best > -_INFINITY) & (best < _INFINITY)
-    tl.store(ids_ptr + line, tl.where(usable, token, _NOT_FINITE).to(tl.int64))
+    tl.store(ids_ptr + index, tl.where(usable, token, _NOT_FINITE).to(tl.int64))
     tl.store(last_ids_ptr + row, tl.where(usable, token, 0).to(tl.int64))
     if ((flags & _PENALIZED) != 0) & usable:
         packed = tl.load(counts_ptr + row * V + token)
@@ -423,52 +423,52 @@ _EQUAL_LOW_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 def sample(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables
 ) -> Tensor:
-    lines, vocab_size = logits.shape
+    num_rows, vocab_size = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    ids = torch.empty(lines, dtype=torch.int64, device=logits.device)
-    if not lines:
+    ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if not num_rows:
         return ids
     by = tuning.of(logits.device).sampling
-    tile = choose_tile(lines, vocab_size, by)
+    tile = choose_tile(num_rows, vocab_size, by)
     num_tiles = triton.cdiv(vocab_size, tile)
     num_groups = triton.cdiv(vocab_size, GROUP)
     floats: dict[str, Any] = {"dtype": torch.float32, "device": logits.device}
     integers: dict[str, Any] = {"dtype": torch.int32, "device": logits.device}
-    adjusted = torch.empty((lines, vocab_size), **floats)  # written and read only for lines that ask for it
-    group_max, group_mass = (torch.empty((lines, num_groups), **floats) for _ in range(2))
-    lists = torch.empty((lines, num_groups), **integers)
-    thresholds = torch.empty(lines, **floats)
-    best = torch.empty((lines, num_tiles), **floats)
-    best_ids = torch.empty((lines, num_tiles), **integers)
+    adjusted = torch.empty((num_rows, vocab_size), **floats)  # written and read only for rows that ask for it
+    group_max, group_mass = (torch.empty((num_rows, num_groups), **floats) for _ in range(2))
+    lists = torch.empty((num_rows, num_groups), **integers)
+    thresholds = torch.empty(num_rows, **floats)
+    best = torch.empty((num_rows, num_tiles), **floats)
+    best_ids = torch.empty((num_rows, num_tiles), **integers)
     records = (sample_rows, sample_positions, tables.records)
     num_biases, num_bans = tables.bias_ids.shape[1], tables.ban_ids.shape[1]
     launch = overlap(logits.device)
     warps = tile // 512  # 16 logits per thread: two 16-byte loads of bfloat16
-    _prepare[(min(num_tiles, triton.cdiv(by.prepare_programs, lines)), lines)](
+    _prepare[(min(num_tiles, triton.cdiv(by.prepare_programs, num_rows)), num_rows)](
         logits, logits.stride(0), *records, tables.counts, tables.bias_ids, tables.bias_values, tables.ban_ids,
         tables.masks, adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
         WORDS=tables.masks.shape[1],
         BIAS_STEPS=num_biases.bit_length(), BAN_STEPS=num_bans.bit_length(), GROUPS=num_groups, GROUP=GROUP,
         TILES=num_tiles, TILE=tile, num_warps=warps, **launch,
     )  # fmt: skip
-    _filter[(lines,)](
+    _filter[(num_rows,)](
         logits, logits.stride(0), *records, adjusted, group_max, group_mass, lists, thresholds, V=vocab_size,
         GROUPS=num_groups, GROUPS_PAD=triton.next_power_of_2(num_groups), GROUP=GROUP, POOL=by.pool,
         SHIFT=_EQUAL_LOW_BITS[logits.dtype], num_warps=16, **launch,
     )  # fmt: skip
-    _choose[(num_tiles, lines)](
+    _choose[(num_tiles, num_rows)](
         logits, logits.stride(0), *records, adjusted, thresholds, best, best_ids, V=vocab_size, TILES=num_tiles,
         TILE=tile, num_warps=warps, **launch,
     )  # fmt: skip
-    _join[(lines,)](
+    _join[(num_rows,)](
         *records, tables.counts, last_ids, best, best_ids, ids, V=vocab_size, TILES=num_tiles,
         TILES_PAD=triton.next_power_of_2(num_tiles), num_warps=1, **launch,
     )  # fmt: skip
     return ids
 
 
-def choose_tile(lines: int, vocab_size: int, by: SamplingTuning) -> int:
+def choose_tile(num_rows: int, vocab_size: int, by: SamplingTuning) -> int:
     """Tiles as large as leaves the device busy; a batch of one spreads over more than a hundred programs."""
     *larger, smallest = by.tiles
-    return next((tile for tile in larger if lines * triton.cdiv(vocab_size, tile) >= by.min_programs), smallest)
+    return next((tile for tile in larger if num_rows * triton.cdiv(vocab_size, tile) >= by.min_programs), smallest)

@@ -1,8 +1,8 @@
 """Scans of state space models along each sequence.
 
-The state that a recurrent layer keeps of a sequence is in a slot of `states` [num_slots, ...] float32, whose inner dims are
-contiguous: request r of the step (`meta`, which may be padded with empty ones) has slot_mapping[r], int64, -1 for none. One that
-begins its sequence finds zeros, whatever its slot holds; behind the step the slot holds the state behind its last token."""
+The state that a recurrent layer keeps of a sequence is an entry of `states` [num_states, ...] float32, whose inner dims are
+contiguous: request r of the step (`meta`, which may be padded with empty ones) has entry state_indices[r], int64, -1 for none. One
+that begins its sequence finds zeros, whatever its entry holds; behind the step the entry holds the state behind its last token."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _selective_scan = backends.on_gpus(
 
 
 def state_space_scan(
-    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
+    xbc: Tensor, dt: Tensor, heads: ScanHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
-    """Mamba-2's scan (Dao and Gu 2024), [T, heads * P]: with s = softplus(steps + step_bias), a head's state [P, N] becomes
+    """Mamba-2's scan (Dao and Gu 2024), [T, heads * P]: with s = softplus(dt + dt_bias), a head's state [P, N] becomes
     exp(s * a) * state + s * x B^T, and gives state C + d * x.
 
-    xbc [T, heads * P + 2 * groups * N]: x, B and C, contiguous; steps [T, heads]. Rows may be strided."""
-    return _state_space_scan.runs[xbc.device, xbc.dtype](xbc, steps, heads, states, slot_mapping, meta)
+    xbc [T, heads * P + 2 * groups * N]: x, B and C, contiguous; dt [T, heads]. Rows may be strided."""
+    return _state_space_scan.runs[xbc.device, xbc.dtype](xbc, dt, heads, states, state_indices, meta)
 
 
 def selective_scan(
-    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slot_mapping: Tensor,
+    x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """Mamba's scan (Gu and Dao 2023), [T, I]: with s = softplus(steps), a channel's state [N] becomes
+    """Mamba's scan (Gu and Dao 2023), [T, I]: with s = softplus(dt), a channel's state [N] becomes
     exp(s * a) * state + s * x B, and gives (state C + d * x) * silu(gate).
 
-    x, steps and gate [T, I]; b and c [T, N], of all channels; a [I, N] (below 0) and d [I] float32. Rows may be strided."""
+    x, dt and gate [T, I]; b and c [T, N], of all channels; a [I, N] (below 0) and d [I] float32. Rows may be strided."""
     run = _selective_scan.runs[x.device, x.dtype]
-    return run(x, steps, b, c, a, d, gate, states, slot_mapping, meta)
+    return run(x, dt, b, c, a, d, gate, states, state_indices, meta)

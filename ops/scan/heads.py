@@ -12,8 +12,8 @@ class ScanHeads:
     """`num_heads` heads of `head_size` dims share `num_groups` pairs of input and output vectors B, C of `state_size` dims,
     head h those of group h // (num_heads // num_groups).
 
-    a (below 0), d and step_bias [num_heads] float32: how fast a head forgets, what of its input passes by the state, and what is
-    added to the steps."""
+    a (below 0), d and dt_bias [num_heads] float32: how fast a head forgets, what of its input passes by the state, and what is
+    added to dt."""
 
     num_heads: int
     head_size: int
@@ -21,7 +21,7 @@ class ScanHeads:
     state_size: int
     a: Tensor
     d: Tensor
-    step_bias: Tensor
+    dt_bias: Tensor
 
     @property
     def inner_size(self) -> int:

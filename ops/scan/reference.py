@@ -13,14 +13,14 @@ from torch.nn import functional
 from ops.attention.meta import AttentionMeta
 from ops.scan.decays import decays
 from ops.scan.heads import ScanHeads
-from ops.scan.lines import walk
+from ops.scan.walk import walk
 
 CHUNK = 64  # tokens multiplied at once
 SELECTIVE_CHUNK = 16  # tokens whose states [I, N] are kept at once
 
 
 def state_space_scan(
-    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
+    xbc: Tensor, dt: Tensor, heads: ScanHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
     wide = torch.promote_types(xbc.dtype, torch.float32)
     groups, in_group = heads.num_groups, heads.num_heads // heads.num_groups
@@ -29,7 +29,7 @@ def state_space_scan(
     # One more dim than heads: [T, groups, heads of a group, ...], so that B and C of a group meet all of its heads.
     x = x.unflatten(1, (groups, in_group, heads.head_size))
     b, c = (each.unflatten(1, (groups, 1, heads.state_size)) for each in (b, c))
-    dt = functional.softplus(steps.to(wide) + heads.step_bias)
+    dt = functional.softplus(dt.to(wide) + heads.dt_bias)
     decay = (dt * heads.a).unflatten(1, (groups, in_group))
     dx = x * dt.unflatten(1, (groups, in_group)).unsqueeze(-1)
     out = torch.zeros_like(x)
@@ -49,7 +49,7 @@ def state_space_scan(
             out[part] = mixed.movedim(-2, 0)
         return state.flatten(0, 1).to(before.dtype)
 
-    walk(states, slot_mapping, meta, single, span)
+    walk(states, state_indices, meta, single, span)
     out += x * heads.d.view(groups, in_group, 1)
     return out.flatten(1).to(xbc.dtype)
 
@@ -64,12 +64,12 @@ def _chunk(dx: Tensor, b: Tensor, c: Tensor, decay: Tensor, state: Tensor) -> tu
 
 
 def selective_scan(
-    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slot_mapping: Tensor,
+    x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
     wide = torch.promote_types(x.dtype, torch.float32)
     x_wide, b, c = (each.to(wide) for each in (x, b, c))
-    dt = functional.softplus(steps.to(wide))
+    dt = functional.softplus(dt.to(wide))
     out = torch.zeros_like(x_wide)
 
     def single(tokens: Tensor, before: Tensor) -> Tensor:
@@ -90,5 +90,5 @@ def selective_scan(
             out[part] = (behind @ c[part].unsqueeze(-1)).squeeze(-1)
         return state.to(before.dtype)
 
-    walk(states, slot_mapping, meta, single, span)
+    walk(states, state_indices, meta, single, span)
     return ((out + x_wide * d) * functional.silu(gate.to(wide))).to(x.dtype)

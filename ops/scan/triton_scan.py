@@ -1,5 +1,5 @@
-"""Mamba-2's scan in Triton: lines of one token read, change and write their states once; longer ones go through their tokens in
-chunks that are matrix products, with the state kept in registers from the first to the last (Dao and Gu 2024)."""
+"""Mamba-2's scan in Triton: requests of one token read, change and write their states once; longer ones go through their tokens
+in chunks that are matrix products, with the state kept in registers from the first to the last (Dao and Gu 2024)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ops import tuning
 from ops.attention.meta import AttentionMeta
 from ops.launch import overlap, wait_for_previous
 from ops.scan.heads import ScanHeads
-from ops.scan.triton_lines import chunk_size, lanes, line_span, precision, softplus
+from ops.scan.triton_common import chunk_size, lanes, precision, request_span, softplus
 
 
 @triton.jit
 def _one_token(
-    xbc_ptr, steps_ptr, a_ptr, d_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr,
-    steps_stride, state_stride,
+    xbc_ptr, dt_ptr, a_ptr, d_ptr, bias_ptr, out_ptr, states_ptr, state_indices_ptr, query_start_loc_ptr, seq_lens_ptr,
+    dt_stride, state_stride,
     HEADS: tl.constexpr, HEAD: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr,
     STATE_LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, head, ROWS of the head's dims); a state is [HEAD, STATE].
+    # One program per (request, head, ROWS of the head's dims); a state is [HEAD, STATE].
     head = tl.program_id(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, STATE_LANES)
@@ -30,20 +30,22 @@ def _one_token(
     d = tl.load(d_ptr + head)
     bias = tl.load(bias_ptr + head)
     wait_for_previous(PDL)
-    slot, start, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
-    if (slot < 0) | (end - start != 1):
+    state_index, start, end, has_state = request_span(
+        state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0)
+    )
+    if (state_index < 0) | (end - start != 1):
         return
     INNER: tl.constexpr = HEADS * HEAD
     token = start.to(tl.int64)
     xbc = xbc_ptr + token * (INNER + 2 * GROUPS * STATE)
     group = head // (HEADS // GROUPS)
-    dt = softplus(tl.load(steps_ptr + token * steps_stride + head).to(tl.float32) + bias)
+    dt = softplus(tl.load(dt_ptr + token * dt_stride + head).to(tl.float32) + bias)
     x = tl.load(xbc + head * HEAD + row, mask=row < HEAD, other=0.0).to(tl.float32)
     b = tl.load(xbc + INNER + group * STATE + col, mask=col < STATE, other=0.0).to(tl.float32)
     c = tl.load(xbc + INNER + (GROUPS + group) * STATE + col, mask=col < STATE, other=0.0).to(tl.float32)
-    at = states_ptr + slot * state_stride + (head * HEAD + row)[:, None] * STATE + col[None, :]
+    at = states_ptr + state_index * state_stride + (head * HEAD + row)[:, None] * STATE + col[None, :]
     inside = (row < HEAD)[:, None] & (col < STATE)[None, :]
-    state = tl.load(at, mask=tl.where(remembers, inside, False), other=0.0)
+    state = tl.load(at, mask=tl.where(has_state, inside, False), other=0.0)
     state = state * tl.exp(dt * a) + (x * dt)[:, None] * b[None, :]
     tl.store(at, state, mask=inside)
     out = tl.sum(state * c[None, :], 1) + d * x
@@ -52,12 +54,12 @@ def _one_token(
 
 @triton.jit
 def _chunks(
-    xbc_ptr, steps_ptr, a_ptr, d_ptr, bias_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr,
-    steps_stride, state_stride,
+    xbc_ptr, dt_ptr, a_ptr, d_ptr, bias_ptr, out_ptr, states_ptr, state_indices_ptr, query_start_loc_ptr, seq_lens_ptr,
+    dt_stride, state_stride,
     HEADS: tl.constexpr, HEAD: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, ROWS: tl.constexpr,
     STATE_LANES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, head, ROWS of the head's dims).
+    # One program per (request, head, ROWS of the head's dims).
     head = tl.program_id(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, STATE_LANES)
@@ -65,21 +67,23 @@ def _chunks(
     d = tl.load(d_ptr + head)
     bias = tl.load(bias_ptr + head)
     wait_for_previous(PDL)
-    slot, first, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
-    if (slot < 0) | (end - first < 2):
+    state_index, first, end, has_state = request_span(
+        state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0)
+    )
+    if (state_index < 0) | (end - first < 2):
         return
     INNER: tl.constexpr = HEADS * HEAD
     WIDTH: tl.constexpr = INNER + 2 * GROUPS * STATE
     group = head // (HEADS // GROUPS)
-    at = states_ptr + slot * state_stride + (head * HEAD + row)[:, None] * STATE + col[None, :]
+    at = states_ptr + state_index * state_stride + (head * HEAD + row)[:, None] * STATE + col[None, :]
     inside = (row < HEAD)[:, None] & (col < STATE)[None, :]
-    state = tl.load(at, mask=tl.where(remembers, inside, False), other=0.0)
+    state = tl.load(at, mask=tl.where(has_state, inside, False), other=0.0)
     place = tl.arange(0, CHUNK)
     is_before = place[:, None] >= place[None, :]
     for start in range(first, end, CHUNK):
         token = (start + place).to(tl.int64)
         is_token = token < end
-        dt = softplus(tl.load(steps_ptr + token * steps_stride + head, mask=is_token, other=0.0).to(tl.float32) + bias)
+        dt = softplus(tl.load(dt_ptr + token * dt_stride + head, mask=is_token, other=0.0).to(tl.float32) + bias)
         dt = tl.where(is_token, dt, 0.0)
         until = tl.cumsum(dt * a, 0)
         total = tl.sum(dt * a, 0)
@@ -102,21 +106,21 @@ def _chunks(
 
 
 def state_space_scan(
-    xbc: Tensor, steps: Tensor, heads: ScanHeads, states: Tensor, slot_mapping: Tensor, meta: AttentionMeta
+    xbc: Tensor, dt: Tensor, heads: ScanHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
-    """See `ops.state_space_scan`. Tokens of no line get anything."""
+    """See `ops.state_space_scan`. Tokens of no request get anything."""
     out = torch.empty((xbc.shape[0], heads.inner_size), dtype=xbc.dtype, device=xbc.device)
     if not xbc.shape[0]:
         return out
     tensors = (
-        xbc, steps, heads.a, heads.d, heads.step_bias, out, states, slot_mapping, meta.query_start_loc, meta.seq_lens,
-        steps.stride(0), states.stride(0),
+        xbc, dt, heads.a, heads.d, heads.dt_bias, out, states, state_indices, meta.query_start_loc, meta.seq_lens,
+        dt.stride(0), states.stride(0),
     )  # fmt: skip
     shape = {
         "HEADS": heads.num_heads, "HEAD": heads.head_size, "GROUPS": heads.num_groups, "STATE": heads.state_size,
         "STATE_LANES": lanes(heads.state_size), **overlap(xbc.device),
     }  # fmt: skip
-    grid, by = (slot_mapping.shape[0], heads.num_heads), tuning.of(xbc.device).recurrent
+    grid, by = (state_indices.shape[0], heads.num_heads), tuning.of(xbc.device).recurrent
     _one_token[(*grid, triton.cdiv(heads.head_size, by.single_scan_rows))](
         *tensors, ROWS=by.single_scan_rows, num_warps=by.single_scan_warps, **shape
     )

@@ -1,4 +1,4 @@
-"""Mamba's scan in Triton: the states of a few channels stay in registers while a program goes through the tokens of its line."""
+"""Mamba's scan in Triton: the states of a few channels stay in registers while a program goes through its request."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from ops import tuning
 from ops.attention.meta import AttentionMeta
 from ops.launch import overlap, wait_for_previous
-from ops.scan.triton_lines import line_span, softplus
+from ops.scan.triton_common import request_span, softplus
 
 
 @triton.jit
 def _scan(
-    x_ptr, steps_ptr, b_ptr, c_ptr, a_ptr, d_ptr, gate_ptr, out_ptr, states_ptr, slot_mapping_ptr, query_start_loc_ptr,
-    seq_lens_ptr, x_stride, steps_stride, b_stride, c_stride, gate_stride, state_stride,
+    x_ptr, dt_ptr, b_ptr, c_ptr, a_ptr, d_ptr, gate_ptr, out_ptr, states_ptr, state_indices_ptr, query_start_loc_ptr,
+    seq_lens_ptr, x_stride, dt_stride, b_stride, c_stride, gate_stride, state_stride,
     CHANNELS: tl.constexpr, STATE: tl.constexpr, LANES: tl.constexpr, STATE_LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (line, LANES channels); a state is [CHANNELS, STATE].
+    # One program per (request, LANES channels); a state is [CHANNELS, STATE].
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
     col = tl.arange(0, STATE_LANES)
     in_lane, in_col = lane < CHANNELS, col < STATE
@@ -28,15 +28,17 @@ def _scan(
     a = tl.load(a_ptr + of_state, mask=inside, other=0.0)
     d = tl.load(d_ptr + lane, mask=in_lane, other=0.0)
     wait_for_previous(PDL)
-    slot, start, end, remembers = line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0))
-    if slot < 0:
+    state_index, start, end, has_state = request_span(
+        state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, tl.program_id(0)
+    )
+    if state_index < 0:
         return
-    at = states_ptr + slot * state_stride + of_state
-    state = tl.load(at, mask=tl.where(remembers, inside, False), other=0.0)
+    at = states_ptr + state_index * state_stride + of_state
+    state = tl.load(at, mask=tl.where(has_state, inside, False), other=0.0)
     for token in range(start, end):
         far = tl.cast(token, tl.int64)
         x = tl.load(x_ptr + far * x_stride + lane, mask=in_lane, other=0.0).to(tl.float32)
-        dt = softplus(tl.load(steps_ptr + far * steps_stride + lane, mask=in_lane, other=0.0).to(tl.float32))
+        dt = softplus(tl.load(dt_ptr + far * dt_stride + lane, mask=in_lane, other=0.0).to(tl.float32))
         b = tl.load(b_ptr + far * b_stride + col, mask=in_col, other=0.0).to(tl.float32)
         c = tl.load(c_ptr + far * c_stride + col, mask=in_col, other=0.0).to(tl.float32)
         gate = tl.load(gate_ptr + far * gate_stride + lane, mask=in_lane, other=0.0).to(tl.float32)
@@ -48,17 +50,17 @@ def _scan(
 
 
 def selective_scan(
-    x: Tensor, steps: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, slot_mapping: Tensor,
+    x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """See `ops.selective_scan`. Tokens of no line get anything."""
+    """See `ops.selective_scan`. Tokens of no request get anything."""
     (num_tokens, channels), state_size = x.shape, a.shape[1]
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     if num_tokens:
         by = tuning.of(x.device).recurrent
-        _scan[(slot_mapping.shape[0], triton.cdiv(channels, by.selective_channels))](
-            x, steps, b, c, a, d, gate, out, states, slot_mapping, meta.query_start_loc, meta.seq_lens, x.stride(0),
-            steps.stride(0), b.stride(0), c.stride(0), gate.stride(0), states.stride(0), CHANNELS=channels,
+        _scan[(state_indices.shape[0], triton.cdiv(channels, by.selective_channels))](
+            x, dt, b, c, a, d, gate, out, states, state_indices, meta.query_start_loc, meta.seq_lens, x.stride(0),
+            dt.stride(0), b.stride(0), c.stride(0), gate.stride(0), states.stride(0), CHANNELS=channels,
             STATE=state_size, LANES=by.selective_channels, STATE_LANES=triton.next_power_of_2(state_size),
             num_warps=by.selective_warps,
             **overlap(x.device),

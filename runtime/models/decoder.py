@@ -90,8 +90,8 @@ class Decoder:
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
-        """The same for these caches alone: a native CPU step of its layers is as few calls as `ops.Recorder` allows."""
-        if not ops.can_record(torch.device(self.device), getattr(torch, self.dtype)):
+        """The same for these caches alone: a native CPU step of its layers is as few calls as `ops.Tracer` allows."""
+        if not ops.can_trace(torch.device(self.device), getattr(torch, self.dtype)):
             return self
         return Decoder(
             self.spec, self._vocabulary, self._layers, self._parameters, dtype=self.dtype, device=self.device,

@@ -30,7 +30,7 @@ class Model(Protocol):
     def graph_unsupported_reason(self) -> str | None: ...
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Model:
-        """The same model for these caches alone, in as few native calls as `ops.Recorder` allows; it may be itself."""
+        """The same model for these caches alone, in as few native calls as `ops.Tracer` allows; it may be itself."""
         ...
 
     def forward(self, step: ForwardStep) -> Any:

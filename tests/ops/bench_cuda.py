@@ -16,9 +16,9 @@ from triton.testing import do_bench
 from ops.attention import cuda
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
-from ops.gemm.few_rows import MOST_ROWS as MOST_FEW_ROWS
+from ops.gemm.few_rows import MAX_ROWS as MAX_FEW_ROWS
 from ops.gemm.few_rows import few_rows
-from ops.gemm.tiled import MOST_ROWS, tiled
+from ops.gemm.tiled import MAX_ROWS, tiled
 
 COPY_BYTES_PER_US = 4.26e6
 SHAPES = {  # out, in
@@ -42,7 +42,7 @@ def bench_linear() -> None:
             num_bytes = out_features * in_features * 2
             copies = max(2, min(28, int(8e8 / num_bytes)))
             weights = [torch.randn(out_features, in_features, device="cuda").bfloat16() for _ in range(copies)]
-            for num_rows in (1, 8, MOST_FEW_ROWS, 32, 64, MOST_ROWS):
+            for num_rows in (1, 8, MAX_FEW_ROWS, 32, 64, MAX_ROWS):
                 x = torch.randn(num_rows, in_features, device="cuda").bfloat16()
 
                 def streamed(x=x, weights=weights) -> None:
@@ -57,7 +57,7 @@ def bench_linear() -> None:
                     for weight in weights:
                         linear(x, weight)
 
-                stream = f"stream {us(streamed, copies):6.2f}, " if num_rows <= MOST_FEW_ROWS else ""
+                stream = f"stream {us(streamed, copies):6.2f}, " if num_rows <= MAX_FEW_ROWS else ""
                 print(
                     f"{model} {out_features} x {in_features}, {num_rows:3} rows: {stream}tiles {us(in_tiles, copies):6.2f}, "
                     f"cuBLAS {us(cublas, copies):6.2f}, floor {num_bytes / COPY_BYTES_PER_US:6.2f}",

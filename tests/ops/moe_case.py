@@ -47,7 +47,8 @@ class MoeCase:
         plus = None if self.plus is None else self.plus.to(device, dtype)
         correction = None if self.correction is None else self.correction.float().to(device)
         return {
-            "x": self.x.to(device, dtype), "logits": self.logits.float().to(device), "correction": correction, "plus": plus,
+            "x": self.x.to(device, dtype), "logits": self.logits.float().to(device), "e_score_correction_bias": correction,
+            "plus": plus,
         }  # fmt: skip
 
     def expected(self) -> Tensor:

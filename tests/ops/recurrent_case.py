@@ -1,4 +1,4 @@
-"""Steps of mixed lines over slots full of NaN, and what recurrent ops mean, token by token in float64."""
+"""Steps of mixed requests over states full of NaN, and what recurrent ops mean, token by token in float64."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from torch.nn import functional
 
 import ops
 
-NUM_SLOTS = 9
+NUM_STATES = 9
 
 
 @dataclass(frozen=True)
 class Step:
-    """`lines`: of each its tokens and how many came before them."""
+    """`requests`: of each its tokens and how many came before them."""
 
-    lines: tuple[tuple[int, int], ...]
+    requests: tuple[tuple[int, int], ...]
     padding: int = 0
 
     @property
     def num_tokens(self) -> int:
-        return sum(num for num, _ in self.lines)
+        return sum(num for num, _ in self.requests)
 
     @property
     def total_tokens(self) -> int:
-        """With some that belong to no line."""
+        """With some that belong to no request."""
         return self.num_tokens + self.padding
 
-    def slots(self, device) -> torch.Tensor:
-        order = torch.randperm(NUM_SLOTS, generator=torch.Generator().manual_seed(3))[: len(self.lines)]
+    def state_indices(self, device) -> torch.Tensor:
+        order = torch.randperm(NUM_STATES, generator=torch.Generator().manual_seed(3))[: len(self.requests)]
         return torch.cat([order, torch.full((self.padding,), -1)]).to(device)
 
     def meta(self, device) -> ops.AttentionMeta:
-        lengths = torch.tensor([0, *(num for num, _ in self.lines), *[0] * self.padding])
-        contexts = [num + before for num, before in self.lines] + [0] * self.padding
-        uniform = not self.padding and all(num == 1 and before for num, before in self.lines)
+        lengths = torch.tensor([0, *(num for num, _ in self.requests), *[0] * self.padding])
+        contexts = [num + before for num, before in self.requests] + [0] * self.padding
+        uniform = not self.padding and all(num == 1 and before for num, before in self.requests)
         return ops.AttentionMeta(
             lengths.cumsum(0).int().to(device), torch.tensor(contexts, dtype=torch.int32, device=device),
-            torch.zeros((1, 1), dtype=torch.int32, device=device), 1 if uniform else max(2, *(n for n, _ in self.lines)),
+            torch.zeros((1, 1), dtype=torch.int32, device=device), 1 if uniform else max(2, *(n for n, _ in self.requests)),
             1000, uniform=uniform,
         )  # fmt: skip
 
@@ -46,18 +46,18 @@ class Step:
         """Of what came before; NaN where nothing did. Slots lie further apart than they are large."""
         random = torch.Generator().manual_seed(7)
         size = int(torch.Size(shape).numel())
-        states = torch.full((NUM_SLOTS, size + 4), torch.nan)[:, :size].unflatten(1, shape)
-        for slot, (_, before) in zip(self.slots("cpu").tolist(), self.lines, strict=False):
+        states = torch.full((NUM_STATES, size + 4), torch.nan)[:, :size].unflatten(1, shape)
+        for state_index, (_, before) in zip(self.state_indices("cpu").tolist(), self.requests, strict=False):
             if before:
-                states[slot] = torch.randn(shape, generator=random)
-        room = torch.full((NUM_SLOTS, size + 4), torch.nan, device=device)
+                states[state_index] = torch.randn(shape, generator=random)
+        room = torch.full((NUM_STATES, size + 4), torch.nan, device=device)
         room[:, :size] = states.flatten(1).to(device)
         return room[:, :size].unflatten(1, shape)
 
     def spans(self):
-        """Of each line: where it begins and ends, and whether its sequence begins there."""
+        """Of each request: where it begins and ends, and whether its sequence begins there."""
         start = 0
-        for num, before in self.lines:
+        for num, before in self.requests:
             yield start, start + num, before == 0
             start += num
 
@@ -71,14 +71,14 @@ STEPS = {
 
 
 def by_definition(step: Step, states: torch.Tensor, advance) -> tuple[torch.Tensor, torch.Tensor]:
-    """`advance(token, state)` -> its output and the next state. Outputs of all tokens, and all slots behind the step."""
+    """`advance(token, state)` -> its output and the next state. Outputs of all tokens, and all states behind the step."""
     after, outputs = states.clone().cpu(), []
-    for slot, (start, end, begins) in zip(step.slots("cpu").tolist(), step.spans(), strict=False):
-        state = torch.zeros(after.shape[1:]).double() if begins else after[slot].double()
+    for state_index, (start, end, begins) in zip(step.state_indices("cpu").tolist(), step.spans(), strict=False):
+        state = torch.zeros(after.shape[1:]).double() if begins else after[state_index].double()
         for token in range(start, end):
             output, state = advance(token, state)
             outputs.append(output)
-        after[slot] = state.float()
+        after[state_index] = state.float()
     return torch.stack(outputs), after
 
 
@@ -91,7 +91,7 @@ def convolved(x, weight, bias, silu):
     return advance
 
 
-def scanned(xbc, steps, heads: ops.ScanHeads):
+def scanned(xbc, dt, heads: ops.ScanHeads):
     width = heads.num_groups * heads.state_size
     x, b, c = xbc.double().split([heads.inner_size, width, width], 1)
     x = x.unflatten(1, (heads.num_heads, heads.head_size))
@@ -101,7 +101,7 @@ def scanned(xbc, steps, heads: ops.ScanHeads):
         )
         for each in (b, c)
     )
-    dt = functional.softplus(steps.double() + heads.step_bias.double())
+    dt = functional.softplus(dt.double() + heads.dt_bias.double())
 
     def advance(token, state):
         fade = (dt[token] * heads.a.double()).exp()[:, None, None]
@@ -112,8 +112,8 @@ def scanned(xbc, steps, heads: ops.ScanHeads):
     return advance
 
 
-def selected(x, steps, b, c, a, d, gate):
-    dt = functional.softplus(steps.double())
+def selected(x, dt, b, c, a, d, gate):
+    dt = functional.softplus(dt.double())
     x, b, c, gate = (each.double() for each in (x, b, c, gate))
 
     def advance(token, state):
@@ -124,7 +124,7 @@ def selected(x, steps, b, c, a, d, gate):
     return advance
 
 
-def corrected(qkv, rates, heads: ops.DeltaHeads):
+def corrected(qkv, ba, heads: ops.DeltaHeads):
     q, k, v = qkv.double().split(list(heads.sizes), 1)
     repeats = heads.num_value_heads // heads.num_key_heads
     q, k = (
@@ -132,8 +132,8 @@ def corrected(qkv, rates, heads: ops.DeltaHeads):
         for each in (part.unflatten(1, (heads.num_key_heads, heads.key_size)) for part in (q, k))
     )
     v = v.unflatten(1, (heads.num_value_heads, heads.value_size))
-    beta, rate = rates.double().chunk(2, 1)
-    fade = (heads.a.double() * functional.softplus(rate + heads.step_bias.double())).exp()
+    beta, rate = ba.double().chunk(2, 1)
+    fade = (heads.a.double() * functional.softplus(rate + heads.dt_bias.double())).exp()
 
     def advance(token, state):
         state = state * fade[token][:, None, None]

@@ -103,13 +103,13 @@ def test_a_tied_embedding_is_read_out_of_the_weight():
 
 
 def test_what_is_chosen_exists_and_holds_all_rows():
-    for num_rows, features, gated in itertools.product(range(1, few_rows.MOST_ROWS + 1), FEATURES, (False, True)):
+    for num_rows, features, gated in itertools.product(range(1, few_rows.MAX_ROWS + 1), FEATURES, (False, True)):
         variant = few_rows.choose(num_rows, features, features, gated, 132)
         assert variant in few_rows.VARIANTS
         assert variant.tiles * 8 >= num_rows
         assert variant.shared_bytes <= SHARED_BYTES
     for num_rows, num_blocks, gated in itertools.product(
-        range(1, tiled.MOST_ROWS + 1), (8, 132, 133, 1000), (False, True)
+        range(1, tiled.MAX_ROWS + 1), (8, 132, 133, 1000), (False, True)
     ):
         tile = tiled.choose(num_rows, num_blocks, gated, 132)
         assert tile in tiled.TILES

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import ops
 from ops import native
-from ops.kv.lines import SCALE_BYTES, from_lines, to_lines
+from ops.kv.int8_entries import SCALE_BYTES, from_int8_entries, to_int8_entries
 
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 
@@ -22,7 +22,7 @@ def junk(dtype: torch.dtype) -> float:
 
 def as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
     """In float64 what a cache makes of it."""
-    return (from_lines(to_lines(x)) if dtype == torch.int8 else x.to(dtype)).double()
+    return (from_int8_entries(to_int8_entries(x)) if dtype == torch.int8 else x.to(dtype)).double()
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import ops
 from ops import native
-from ops.kv.lines import SCALE_BYTES, from_lines, to_lines
+from ops.kv.int8_entries import SCALE_BYTES, from_int8_entries, to_int8_entries
 
 TOKENS = [0, 1, 2, 3, 17, 64, 257]
 EPS = 1e-5
@@ -183,7 +183,9 @@ def int8_lines(x: Tensor) -> Tensor:
     tokens, heads, head_size = x.shape
     caches = [torch.zeros(1, heads, tokens, head_size + SCALE_BYTES, dtype=torch.int8) for _ in range(2)]
     ops.store_kv(x, -x, *caches, torch.arange(tokens))
-    torch.testing.assert_close(from_lines(caches[1]), -from_lines(caches[0]), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        from_int8_entries(caches[1]), -from_int8_entries(caches[0]), rtol=0, atol=0, equal_nan=True
+    )
     return caches[0][0]
 
 
@@ -192,15 +194,15 @@ def test_int8_lines_are_half_a_step_off_and_the_same_bits_from_every_kernel(kern
     for size in (1e-30, 1.0, 1e30):
         x = torch.randn(9, 3, head_size) * size
         lines = int8_lines(x)
-        assert torch.equal(lines, to_lines(x.transpose(0, 1)))
+        assert torch.equal(lines, to_int8_entries(x.transpose(0, 1)))
         step = x.transpose(0, 1).abs().amax(-1, keepdim=True).double() / 127
-        assert ((from_lines(lines) - x.transpose(0, 1).double()).abs() <= step * 0.500001).all()
+        assert ((from_int8_entries(lines) - x.transpose(0, 1).double()).abs() <= step * 0.500001).all()
 
 
 def test_int8_lines_of_what_has_no_scale(kernel: str) -> None:
     x = torch.randn(6, 1, 16)
     x[0], x[1, 0, 3], x[2, 0, 15], x[3, 0, 8], x[4] = 0, torch.nan, torch.inf, -torch.inf, 1e-45
-    kept = from_lines(int8_lines(x))[0]
+    kept = from_int8_entries(int8_lines(x))[0]
     assert (kept[0] == 0).all()
     assert kept[1:4].isnan().all()
     assert (kept[4].abs() <= 1e-45).all()

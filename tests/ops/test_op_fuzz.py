@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ops
 from ops import native
 from ops.gemm.native import BLOCK_TYPES
-from ops.kv.lines import from_lines, to_lines
+from ops.kv.int8_entries import from_int8_entries, to_int8_entries
 from tests.ops.test_op_block_linear import random_rows, rounded
 
 FUZZ = settings(
@@ -63,8 +63,10 @@ def test_attention(isa: str, data: st.DataObject) -> None:
     meta = ops.AttentionMeta(starts, lens, tables, int(starts.diff().max()), int(lens.max()))
     dtype = draw(st.sampled_from(sorted(native.CACHE_TYPES, key=str)))
     shape = (num_blocks, kv_heads, block_size, head_size)
-    k, v = (to_lines(x) if dtype == torch.int8 else x.to(dtype) for x in (torch.randn(shape), torch.randn(shape)))
-    wide_k, wide_v = (from_lines(x) if dtype == torch.int8 else x.float() for x in (k, v))
+    k, v = (
+        to_int8_entries(x) if dtype == torch.int8 else x.to(dtype) for x in (torch.randn(shape), torch.randn(shape))
+    )
+    wide_k, wide_v = (from_int8_entries(x) if dtype == torch.int8 else x.float() for x in (k, v))
     q = torch.randn(int(starts[-1]), kv_heads * group, head_size)
     window = draw(st.none() | st.integers(1, 400))
     got = ops.paged_attention(q, k, v, meta, 0.1, window)

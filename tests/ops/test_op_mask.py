@@ -41,36 +41,36 @@ def heads(mask: str) -> ops.AttentionHeads:
 
 
 def step() -> tuple[Tensor, Tensor, ops.AttentionMeta, Tensor]:
-    """qkv, positions, meta and slots; tables of blocks in order."""
+    """qkv, positions, meta and slot_mapping; tables of blocks in order."""
     lengths = [length for length, _ in ROWS]
     qkv = torch.randn(sum(lengths), (HEADS + 2 * KV_HEADS) * D, generator=torch.Generator().manual_seed(1))
     positions = torch.cat([torch.arange(length) for length in lengths])
     most = -(-max(lengths) // BLOCK)
     tables = torch.arange(len(ROWS) * most, dtype=torch.int32).view(len(ROWS), most)
     row_of = torch.repeat_interleave(torch.arange(len(ROWS)), torch.tensor(lengths))
-    slots = tables[row_of, positions // BLOCK].long() * BLOCK + positions % BLOCK
+    slot_mapping = tables[row_of, positions // BLOCK].long() * BLOCK + positions % BLOCK
     meta = ops.AttentionMeta(
         int32([0, *torch.tensor(lengths).cumsum(0).tolist()]), int32(lengths), tables, max(lengths), max(lengths),
         prefix_lens=int32([prefix for _, prefix in ROWS]),
     )  # fmt: skip
-    return qkv, positions, meta, slots
+    return qkv, positions, meta, slot_mapping
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_query_sees_what_its_mask_shows(mask, cached):
-    qkv, positions, meta, slots = step()
+    qkv, positions, meta, slot_mapping = step()
     wanted = expected(qkv.double(), mask, 0.3)
     if cached:
         k_cache, v_cache = (torch.full((meta.block_tables.numel(), KV_HEADS, BLOCK, D), torch.nan) for _ in "kv")
-        got = ops.attend(qkv, heads(mask), positions, k_cache, v_cache, slots, meta)
+        got = ops.attend(qkv, heads(mask), positions, k_cache, v_cache, slot_mapping, meta)
     else:
         got = ops.attend_packed(qkv, heads(mask), positions, meta)
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-5)
 
 
 def test_a_prefix_may_lie_in_an_earlier_step_but_not_across_two():
-    qkv, positions, meta, slots = step()
+    qkv, positions, meta, slot_mapping = step()
     wanted = expected(qkv.double(), "prefix_full", 0.3)[-9:]
     cache = [torch.full((meta.block_tables.numel(), KV_HEADS, BLOCK, D), torch.nan) for _ in "kv"]
 
@@ -81,7 +81,9 @@ def test_a_prefix_may_lie_in_an_earlier_step_but_not_across_two():
             meta, query_start_loc=int32([0, last - first]), seq_lens=int32([last]), block_tables=meta.block_tables[3:],
             prefix_lens=int32([prefix]),
         )  # fmt: skip
-        return ops.attend(qkv[tokens].clone(), heads("prefix_full"), positions[tokens], *cache, slots[tokens], part)
+        return ops.attend(
+            qkv[tokens].clone(), heads("prefix_full"), positions[tokens], *cache, slot_mapping[tokens], part
+        )
 
     for first, last in ((0, 5), (5, 9)):
         with pytest.raises(ValueError, match="must be computed in one step"):
@@ -102,25 +104,27 @@ def test_a_prefix_mask_needs_the_lengths_of_prefixes():
 def test_only_the_reference_computes_other_masks(op, device):
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     case = USUAL_ATTENTION._replace(device=device, dtype=dtype, kv_dtype=dtype, mask="full")
-    kernels = [*op.kernels, *([op._recorded] if op._recorded else [])]
+    kernels = [*op.kernels, *([op._traced] if op._traced else [])]
     assert [kernel.name for kernel in kernels if kernel.supports(case) is None] == ["reference"]
 
 
-def test_recordings_refuse_other_masks():
-    if not ops.can_record(torch.device("cpu"), torch.float32):
-        pytest.skip("nothing is recorded here")
+def test_tracing_refuses_other_masks():
+    if not ops.can_trace(torch.device("cpu"), torch.float32):
+        pytest.skip("nothing is traced here")
     weight = ops.prepare_linear(ops.StoredWeight.dense(torch.randn((HEADS + 2 * KV_HEADS) * D, 32)))
     cache = [torch.zeros(8, KV_HEADS, BLOCK, D) for _ in "kv"]
-    recorder = ops.Recorder(32, 1, after=False)
+    tracer = ops.Tracer(32, 1, after=False)
 
     def cached(x, symbols):
         qkv = ops.linear(symbols.residual, weight)
-        return ops.attend(qkv, heads("full"), symbols.positions, *cache, symbols.slots[0], symbols.metas[0])
+        return ops.attend(
+            qkv, heads("full"), symbols.positions, *cache, symbols.slot_mapping[0], symbols.attn_metadata[0]
+        )
 
     def packed(x, symbols):
         qkv = ops.linear(symbols.residual, weight)
-        return ops.attend_packed(qkv, heads("full"), symbols.positions, symbols.metas[0])
+        return ops.attend_packed(qkv, heads("full"), symbols.positions, symbols.attn_metadata[0])
 
     for function in (cached, packed):
-        with pytest.raises(ops.NotRecordable):
-            recorder.add(function)
+        with pytest.raises(ops.NotTraceable):
+            tracer.add(function)

@@ -49,7 +49,7 @@ def test_a_correction_chooses_but_does_not_weigh():
 def test_only_experts_of_the_best_groups_are_chosen():
     routing = ops.Routing(2, num_groups=2, top_groups=1)
     assert set(chosen(logs(8, 1, 7, 7), routing)) == {0, 1}
-    by_two = ops.Routing(2, num_groups=2, top_groups=1, group_score="best two")
+    by_two = ops.Routing(2, num_groups=2, top_groups=1, group_score="top-2 sum")
     assert set(chosen(logs(8, 1, 7, 7), by_two)) == {2, 3}
 
 
@@ -65,7 +65,7 @@ def test_sparsemixer_weighs_among_what_is_near_and_not_yet_taken():
     [
         (SMALL, ops.Routing(2), {}),
         (SMALL, ops.Routing(6, renormalize=True), {"plus": True}),
-        (SMALL, ops.Routing(3, "sigmoid", True, 2.5, 3, 2, "best two"), {"corrected": True, "plus": True}),
+        (SMALL, ops.Routing(3, "sigmoid", True, 2.5, 3, 2, "top-2 sum"), {"corrected": True, "plus": True}),
         (CLAMPED, ops.Routing(1), {}),
         (CLAMPED, ops.Routing(4, renormalize=True), {"plus": True}),
         (ops.ExpertShape(6, 24, 20, activation="relu2"), ops.Routing(2), {}),

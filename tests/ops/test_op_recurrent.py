@@ -1,4 +1,4 @@
-"""Ops of recurrent layers against what they mean: prompts in any pieces beside decodes, states in slots that hold leftovers."""
+"""Ops of recurrent layers against what they mean: prompts in any pieces beside decodes, states in states that hold leftovers."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def numbers(device, dtype):
 
 
 def check(step, out, states, wanted, tolerance):
-    """Outputs and slots, those too that no line has."""
+    """Outputs and states, those too that no request has."""
     outputs, after = wanted
     num = step.num_tokens
     assert (out[:num].double().cpu() - outputs).norm() / outputs.norm() < tolerance
-    kept = step.slots("cpu")[: len(step.lines)]
-    untouched = [slot for slot in range(case.NUM_SLOTS) if slot not in kept.tolist()]
+    kept = step.state_indices("cpu")[: len(step.requests)]
+    untouched = [state_index for state_index in range(case.NUM_STATES) if state_index not in kept.tolist()]
     assert states[untouched].isnan().all()
     got = states[kept].double().cpu()
     assert (got - after[kept]).norm() / after[kept].norm() < tolerance
@@ -70,7 +70,7 @@ def test_a_convolution_sees_the_last_tokens_of_its_sequence(
         step, states, case.convolved(*(t if t is None else t.cpu() for t in (x, weight, bias)), silu)
     )
     run = {"reference": conv_reference, "triton": triton_conv}[kernel].causal_conv
-    out = run(x, weight, bias, silu, states, step.slots(device), step.meta(device))
+    out = run(x, weight, bias, silu, states, step.state_indices(device), step.meta(device))
     assert out.dtype == dtype
     assert out.is_contiguous()
     check(step, out, states, wanted, tolerance)
@@ -83,15 +83,15 @@ def test_a_convolution_sees_the_last_tokens_of_its_sequence(
 def test_a_state_space_scan(kernel, device, dtype, tolerance, step, heads, head_size, groups, state_size):
     make, wide = numbers(device, dtype), numbers(device, torch.float32)
     xbc = make(step.total_tokens, heads * head_size + 2 * groups * state_size)
-    rates = make(step.total_tokens, heads + 3)[:, 2 : 2 + heads]
+    dt = make(step.total_tokens, heads + 3)[:, 2 : 2 + heads]
     shared = ops.ScanHeads(heads, head_size, groups, state_size, -wide(heads).exp(), wide(heads), wide(heads))
     states = step.states((heads, head_size, state_size), device)
     on_host = ops.ScanHeads(
-        heads, head_size, groups, state_size, *(each.cpu() for each in (shared.a, shared.d, shared.step_bias))
+        heads, head_size, groups, state_size, *(each.cpu() for each in (shared.a, shared.d, shared.dt_bias))
     )
-    wanted = case.by_definition(step, states, case.scanned(xbc.cpu(), rates.cpu(), on_host))
+    wanted = case.by_definition(step, states, case.scanned(xbc.cpu(), dt.cpu(), on_host))
     run = {"reference": scan_reference, "triton": triton_scan}[kernel].state_space_scan
-    out = run(xbc, rates, shared, states, step.slots(device), step.meta(device))
+    out = run(xbc, dt, shared, states, step.state_indices(device), step.meta(device))
     assert out.dtype == dtype
     check(step, out, states, wanted, tolerance)
 
@@ -101,14 +101,14 @@ def test_a_state_space_scan(kernel, device, dtype, tolerance, step, heads, head_
 def test_a_selective_scan(kernel, device, dtype, tolerance, step, channels, state_size):
     make, wide = numbers(device, dtype), numbers(device, torch.float32)
     total = step.total_tokens
-    x, rates, gate = make(total, channels), make(total, channels), make(total, 2 * channels)[:, channels:]
+    x, dt, gate = make(total, channels), make(total, channels), make(total, 2 * channels)[:, channels:]
     _, b, c = make(total, 5 + 2 * state_size).split([5, state_size, state_size], 1)
     a, d = -wide(channels, state_size).exp(), wide(channels)
     states = step.states((channels, state_size), device)
-    inputs = (x, rates, b, c, a, d, gate)
+    inputs = (x, dt, b, c, a, d, gate)
     wanted = case.by_definition(step, states, case.selected(*(each.cpu() for each in inputs)))
     run = {"reference": scan_reference, "triton": triton_selective}[kernel].selective_scan
-    out = run(*inputs, states, step.slots(device), step.meta(device))
+    out = run(*inputs, states, step.state_indices(device), step.meta(device))
     assert out.dtype == dtype
     check(step, out, states, wanted, tolerance)
 
@@ -121,14 +121,14 @@ def test_a_selective_scan(kernel, device, dtype, tolerance, step, channels, stat
 def test_a_gated_delta_rule(kernel, device, dtype, tolerance, step, key_heads, value_heads, key_size, value_size):
     make, wide = numbers(device, dtype), numbers(device, torch.float32)
     qkv = make(step.total_tokens, 2 * key_heads * key_size + value_heads * value_size)
-    rates = make(step.total_tokens, 2 * value_heads)
+    ba = make(step.total_tokens, 2 * value_heads)
     sizes = key_heads, value_heads, key_size, value_size
     heads = ops.DeltaHeads(*sizes, -wide(value_heads).exp() / 4, wide(value_heads) - 2)
     states = step.states((value_heads, key_size, value_size), device)
-    on_host = ops.DeltaHeads(*sizes, heads.a.cpu(), heads.step_bias.cpu())
-    wanted = case.by_definition(step, states, case.corrected(qkv.cpu(), rates.cpu(), on_host))
+    on_host = ops.DeltaHeads(*sizes, heads.a.cpu(), heads.dt_bias.cpu())
+    wanted = case.by_definition(step, states, case.corrected(qkv.cpu(), ba.cpu(), on_host))
     run = {"reference": delta_reference, "triton": triton_delta}[kernel].gated_delta_rule
-    out = run(qkv, rates, heads, states, step.slots(device), step.meta(device))
+    out = run(qkv, ba, heads, states, step.state_indices(device), step.meta(device))
     assert out.dtype == dtype
     check(step, out, states, wanted, tolerance)
 

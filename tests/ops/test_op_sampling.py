@@ -98,27 +98,27 @@ def test_all_of_equal_logits_are_kept_or_none():
 
 def test_noise_is_gumbel_for_every_seed_position_and_token():
     ids = torch.arange(1000, dtype=torch.int32)
-    by_token = noise.gumbel(100_000, noise.line_keys(5, 0, 7)).numpy()
-    by_position = np.concatenate([noise.gumbel(ids[:1], noise.line_keys(5, 0, p)).numpy() for p in range(4000)])
-    by_seed = np.concatenate([noise.gumbel(ids[:1], noise.line_keys(s, 0, 5)).numpy() for s in range(4000)])
-    by_high_word = np.concatenate([noise.gumbel(ids[:1], noise.line_keys(0, s, 5)).numpy() for s in range(4000)])
+    by_token = noise.gumbel(100_000, noise.noise_keys(5, 0, 7)).numpy()
+    by_position = np.concatenate([noise.gumbel(ids[:1], noise.noise_keys(5, 0, p)).numpy() for p in range(4000)])
+    by_seed = np.concatenate([noise.gumbel(ids[:1], noise.noise_keys(s, 0, 5)).numpy() for s in range(4000)])
+    by_high_word = np.concatenate([noise.gumbel(ids[:1], noise.noise_keys(0, s, 5)).numpy() for s in range(4000)])
     for numbers in (by_token, by_position, by_seed, by_high_word):
         assert stats.kstest(numbers, "gumbel_r").pvalue > 1e-3
         assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.05
     assert abs(np.corrcoef(by_position, by_seed)[0, 1]) < 0.05
-    next_line = noise.gumbel(100_000, noise.line_keys(5, 0, 8)).numpy()
+    next_line = noise.gumbel(100_000, noise.noise_keys(5, 0, 8)).numpy()
     assert abs(np.corrcoef(by_token, next_line)[0, 1]) < 0.02
 
 
 def test_a_tokens_noise_is_the_same_whoever_else_is_asked_for():
-    keys = noise.line_keys(-1, 2**31 - 1, 123)
+    keys = noise.noise_keys(-1, 2**31 - 1, 123)
     some = torch.tensor([70_000, 3, 99_999], dtype=torch.int32)
     assert torch.equal(noise.gumbel(100_000, keys)[some.long()], noise.gumbel(some, keys))
 
 
 def test_the_largest_noise_of_a_vocabulary_is_gumbel_too():
     """The tail is where rare tokens win; 24 bits would end it at 16.6."""
-    largest = [float(noise.gumbel(100_000, noise.line_keys(1, 0, p)).max()) for p in range(500)]
+    largest = [float(noise.gumbel(100_000, noise.noise_keys(1, 0, p)).max()) for p in range(500)]
     assert stats.kstest(np.array(largest) - math.log(100_000), "gumbel_r").pvalue > 1e-3
     assert max(largest) > 17
 

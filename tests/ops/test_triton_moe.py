@@ -23,8 +23,8 @@ ROUTINGS = {
     "top 3 of 7": (7, ops.Routing(3, scale=0.5), False),
     "all of 5": (5, ops.Routing(5), False),
     "3 of 8 groups of 20": (160, ops.Routing(6, num_groups=8, top_groups=3, scale=16.0), False),
-    "4 of 8 groups of 32, by two, corrected": (256, ops.Routing(8, "sigmoid", True, 2.5, 8, 4, "best two"), True),
-    "softmax, corrected": (64, ops.Routing(6, renormalize=True, least_sum=1e-12), True),
+    "4 of 8 groups of 32, by two, corrected": (256, ops.Routing(8, "sigmoid", True, 2.5, 8, 4, "top-2 sum"), True),
+    "softmax, corrected": (64, ops.Routing(6, renormalize=True, min_sum=1e-12), True),
     "sparsemixer": (16, ops.Routing(2, "sparsemixer", jitter=0.05), False),
 }
 
@@ -81,7 +81,7 @@ SHAPES = {
         ops.ExpertShape(6, 40, 24, bias=True, activation="relu2", gated=False), ops.Routing(2), {"plus": True},
     ),
     "squared relu": (ops.ExpertShape(6, 40, 24, activation="relu2"), ops.Routing(2), {}),
-    "groups": (ops.ExpertShape(12, 40, 24), ops.Routing(3, "sigmoid", True, 2.5, 4, 2, "best two"), {"corrected": True}),
+    "groups": (ops.ExpertShape(12, 40, 24), ops.Routing(3, "sigmoid", True, 2.5, 4, 2, "top-2 sum"), {"corrected": True}),
 }  # fmt: skip
 
 

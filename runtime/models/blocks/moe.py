@@ -59,5 +59,5 @@ def _shared(
 def _routing(router: Router) -> ops.Routing:
     return ops.Routing(
         router.top_k, router.score, router.renormalize, router.scale, router.num_groups, router.top_groups,
-        router.group_score, router.least_sum, router.jitter,
+        router.group_score, router.min_sum, router.jitter,
     )  # fmt: skip

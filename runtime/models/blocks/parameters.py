@@ -1,7 +1,7 @@
 """Parameters of a living decoder, by name: what is written into one is what the decoder computes with from then on.
 
 Numbers change where they lie, so graphs captured on a device stay right; only weights that a CPU packs move, which those are
-told who hold recordings of them. Knows no files and no rules."""
+told who hold stacks compiled with them. Knows no files and no rules."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from runtime.models.spec.decoder import DecoderSpec
 from runtime.weights.rules import WeightsError, shape_text
 
 
-class HoldsRecordings(Protocol):
+class HoldsTraces(Protocol):
     def forget(self) -> None:
-        """Let go of what was recorded: it would keep the old weights in memory beside the new."""
+        """Let go of what was traced: it would keep the old weights in memory beside the new."""
         ...
 
 
@@ -27,7 +27,7 @@ class Parameters:
     """Those of `spec.parameters()`, in the form in which `weights` keeps them."""
 
     def __init__(self, spec: DecoderSpec, weights: Weights) -> None:
-        self.recordings: WeakSet[HoldsRecordings] = WeakSet()
+        self.trace_holders: WeakSet[HoldsTraces] = WeakSet()
         self._shapes = {parameter.name: parameter.shape for parameter in spec.parameters()}
         self._linears = {f"{name}.weight": linear for name, linear in weights.linears.items()}
         self._halves, self._experts = expert_halves(spec), weights.experts
@@ -56,7 +56,7 @@ class Parameters:
             experts, half, number = self._halves[name]
             self._experts[experts].fill(half, number, stored)
         elif not self._linears[name].refill(stored):
-            for holder in self.recordings:
+            for holder in self.trace_holders:
                 holder.forget()
 
     def _overwrite(self, name: str, stored: ops.Stored) -> None:

@@ -1,6 +1,6 @@
 """A stack of layers, one after the other; on the CPU, once their caches are known, as few native calls.
 
-Consecutive layers whose every op can be recorded are one call; any other runs as it is described, between such calls."""
+Consecutive layers whose every op can be traced are one call; any other runs as it is described, between such calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.models.forward_step import ForwardStep
 
 log = logging.getLogger("oneloop.models")
 
-Part = LayerBlock | ops.Recording  # a layer, or a recording of neighbouring ones
+Part = LayerBlock | ops.CompiledStack  # a layer, or neighbouring ones compiled
 
 
 class LayerStack:
@@ -38,7 +38,7 @@ class LayerStack:
         if self._keeps_embedding:
             step = replace(step, input_embeds=residual.clone())
         for part in self._parts:
-            if isinstance(part, ops.Recording):
+            if isinstance(part, ops.CompiledStack):
                 x = part.run(x, residual, step.positions, step.slot_mapping, step.attn_metadata)
             else:
                 x = part.forward(x, residual, step)
@@ -47,20 +47,20 @@ class LayerStack:
     def traced(self, kv_caches: Sequence[LayerKV], hidden_size: int) -> LayerStack:
         """The same for these caches alone."""
         parts: list[Part] = []
-        recorder: ops.Recorder | None = None
+        tracer: ops.Tracer | None = None
         num_tables = 1 + max((kv.table for kv in kv_caches), default=0)
         for index, block in enumerate(self._layers):
-            fresh = recorder or ops.Recorder(hidden_size, num_tables, after=index > 0)
+            fresh = tracer or ops.Tracer(hidden_size, num_tables, after=index > 0)
             try:
                 fresh.add(_call(block, kv_caches))
-            except ops.NotRecordable as reason:
-                log.debug("layer %d is not recorded: %s", index, reason)
-                parts.extend([] if recorder is None else [recorder.finish()])
+            except ops.NotTraceable as reason:
+                log.debug("layer %d is not traced: %s", index, reason)
+                parts.extend([] if tracer is None else [tracer.finish()])
                 parts.append(block)
-                recorder = None
+                tracer = None
             else:
-                recorder = fresh
-        parts.extend([] if recorder is None else [recorder.finish()])
+                tracer = fresh
+        parts.extend([] if tracer is None else [tracer.finish()])
         return LayerStack(self._layers, keeps_embedding=self._keeps_embedding, parts=parts)
 
 
@@ -72,7 +72,7 @@ class TracedStack:
     ) -> None:
         self._stack, self._kv_caches, self._hidden_size = stack, kv_caches, hidden_size
         self._traced: LayerStack | None = stack.traced(kv_caches, hidden_size)
-        parameters.recordings.add(self)
+        parameters.trace_holders.add(self)
 
     def forget(self) -> None:
         self._traced = None
@@ -86,9 +86,14 @@ class TracedStack:
 
 def _call(block: LayerBlock, kv_caches: Sequence[LayerKV]) -> Callable[[Tensor | None, ops.StepSymbols], Tensor]:
     def run(x: Tensor | None, symbols: ops.StepSymbols) -> Tensor:
-        # Nothing that embeddings are for can be recorded: any symbol will do.
+        # Nothing that embeddings are for can be traced: any symbol will do.
         step = ForwardStep(
-            symbols.input_ids, symbols.positions, symbols.slots, symbols.metas, kv_caches, symbols.residual
+            symbols.input_ids,
+            symbols.positions,
+            symbols.slot_mapping,
+            symbols.attn_metadata,
+            kv_caches,
+            symbols.residual,
         )
         return block.forward(x, symbols.residual, step)
 

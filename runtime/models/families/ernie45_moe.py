@@ -20,7 +20,7 @@ def ernie45_moe(config: HfConfig) -> DecoderSpec:
     bias = config.flag("use_bias", False)
     spec = ernie45(config.with_defaults(num_key_value_heads=4, head_dim=_head_dim(config)))
     router = Router(
-        config.count("moe_k", 6), renormalize=True, least_sum=config.number("moe_norm_min", 1e-12), correction=True,
+        config.count("moe_k", 6), renormalize=True, min_sum=config.number("moe_norm_min", 1e-12), correction=True,
         float32=True,
     )  # fmt: skip
     size, num_shared = config.count("moe_intermediate_size", 1536), config.count_or_zero("moe_num_shared_experts", 2)

@@ -60,7 +60,7 @@ def sigmoid_router(config: HfConfig) -> Router:
         scale=config.number("routed_scaling_factor", 1.0),
         num_groups=config.count("n_group", 1),
         top_groups=config.count("topk_group", 1),
-        group_score="best two",
+        group_score="top-2 sum",
         correction=True,
         float32=True,
     )
@@ -77,7 +77,7 @@ def mixture(moe: MoE) -> MoE:
         )
     if router.top_k > experts // router.num_groups * router.top_groups:
         raise UnsupportedModel(f"config: {router.top_groups} groups have fewer than {router.top_k} experts")
-    if router.group_score == "best two" and experts // router.num_groups < 2:
+    if router.group_score == "top-2 sum" and experts // router.num_groups < 2:
         raise UnsupportedModel(f"config: {router.num_groups} groups of {experts} experts have no two experts each")
     return moe
 

@@ -24,8 +24,8 @@ class Router:
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
-    group_score: Literal["best", "best two"] = "best"
-    least_sum: float = 1e-20
+    group_score: Literal["best", "top-2 sum"] = "best"
+    min_sum: float = 1e-20
     jitter: float = 0.0
     bias: bool = False
     correction: bool = False

@@ -1,4 +1,4 @@
-"""A recorded decoder: the same bits as layer by layer, of whatever family; what cannot be recorded runs between."""
+"""A traced decoder: the same bits as layer by layer, of whatever family; what cannot be traced runs between."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def prompt(length: int) -> list[int]:
 
 
 def assert_same_bits(decoder) -> Paged:
-    plain, recorded = Paged(decoder, 2, 96), Paged(decoder, 2, 96)
-    recorded.model = decoder.traced(recorded.kv_caches)
+    plain, traced = Paged(decoder, 2, 96), Paged(decoder, 2, 96)
+    traced.model = decoder.traced(traced.kv_caches)
     for spans in ({0: prompt(41)}, {1: prompt(70), 0: prompt(1)}, {0: prompt(1), 1: prompt(1)}, {0: prompt(3)}):
-        expected, got = plain.step(spans), recorded.step(spans)
+        expected, got = plain.step(spans), traced.step(spans)
         assert all(torch.equal(got[row], expected[row]) for row in spans)
-    return recorded
+    return traced
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "through transformers" not in name])
-def test_recorded_layers_give_the_same_bits(family, tmp_path):
+def test_traced_layers_give_the_same_bits(family, tmp_path):
     assert_same_bits(made_up(FAMILIES[family].config(), tmp_path))
 
 
@@ -63,24 +63,24 @@ def test_dense_families_give_the_same_bits(config, tmp_path):
     assert_same_bits(made_up(config, tmp_path))
 
 
-def test_a_dense_model_is_one_recording(tmp_path, monkeypatch):
+def test_a_dense_model_is_one_compiled_stack(tmp_path, monkeypatch):
     config = transformers.LlamaConfig(**DENSE, intermediate_size=64, num_hidden_layers=4)
     paged = assert_same_bits(made_up(config, tmp_path))
     runs = []
-    run = ops.Recording.run
-    monkeypatch.setattr(ops.Recording, "run", lambda *args: runs.append(1) or run(*args))
+    run = ops.CompiledStack.run
+    monkeypatch.setattr(ops.CompiledStack, "run", lambda *args: runs.append(1) or run(*args))
     paged.step({0: [5]})
     assert len(runs) == 1
 
 
-def test_layers_that_cannot_be_recorded_run_between_those_that_can(tmp_path, monkeypatch):
+def test_layers_that_cannot_be_traced_run_between_those_that_can(tmp_path, monkeypatch):
     config = transformers.Qwen3MoeConfig(
         **DENSE, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=5, num_experts=4,
         num_experts_per_tok=2, mlp_only_layers=[0, 1, 3], decoder_sparse_step=1,
     )  # fmt: skip
     paged = assert_same_bits(made_up(config, tmp_path))
     runs = []
-    run = ops.Recording.run
-    monkeypatch.setattr(ops.Recording, "run", lambda *args: runs.append(1) or run(*args))
+    run = ops.CompiledStack.run
+    monkeypatch.setattr(ops.CompiledStack, "run", lambda *args: runs.append(1) or run(*args))
     paged.step({0: [5]})
     assert len(runs) == 2  # layers 0 and 1, and layer 3

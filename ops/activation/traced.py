@@ -1,4 +1,4 @@
-"""Activations as calls of a recording."""
+"""Activations as calls of a compiled stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of an int8 cache: what it keeps of one head's key or value of one token, in plain torch.
+"""Entries of an int8 cache: what it holds of one head's key or value of one token, in plain torch.
 
 D numbers in [-127, 127], then the four bytes of a float32 that each is times: absolute maximum / 127 of the head, so that a token
 needs no other's numbers (a scale per token and head as vLLM's int8_per_token_head has it; symmetric rounding of each token
@@ -13,7 +13,7 @@ from torch import Tensor
 SCALE_BYTES = 4
 
 
-def to_lines(x: Tensor) -> Tensor:
+def to_int8_entries(x: Tensor) -> Tensor:
     """x [..., D] of any float dtype -> [..., D + SCALE_BYTES] int8."""
     x = x.float()
     scale = x.abs().amax(dim=-1, keepdim=True) / 127
@@ -22,7 +22,7 @@ def to_lines(x: Tensor) -> Tensor:
     return torch.cat([numbers.to(torch.int8), scale.view(torch.int8)], dim=-1)
 
 
-def from_lines(lines: Tensor) -> Tensor:
+def from_int8_entries(entries: Tensor) -> Tensor:
     """[..., D + SCALE_BYTES] int8 -> [..., D] float32."""
-    numbers, scale = lines[..., :-SCALE_BYTES], lines[..., -SCALE_BYTES:]
+    numbers, scale = entries[..., :-SCALE_BYTES], entries[..., -SCALE_BYTES:]
     return numbers.float() * scale.contiguous().view(torch.float32)

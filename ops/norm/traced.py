@@ -1,4 +1,4 @@
-"""Norms as calls of a recording."""
+"""Norms as calls of a compiled stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer's attention as one call of a recording."""
+"""A layer's attention as one call of a compiled stack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from ops import native
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
-from ops.symbols import NotRecordable, Symbol
+from ops.symbols import NotTraceable, Symbol
 
 
 def attend(
@@ -15,9 +15,9 @@ def attend(
     meta: AttentionMeta,
 ) -> Symbol:  # fmt: skip
     if not isinstance(positions, Symbol) or not isinstance(slot_mapping, Symbol) or slot_mapping.table is None:
-        raise NotRecordable("attention to what is not of the step")
+        raise NotTraceable("attention to what is not of the step")
     if heads.alibi is not None:
-        raise NotRecordable("attention with linear biases")
+        raise NotTraceable("attention with linear biases")
     out = Symbol.of(qkv.program, heads.num_heads * heads.head_size)
     shape = native.module.AttendShape(
         heads.num_heads, heads.num_kv_heads, heads.head_size, heads.scale, heads.window or 0, heads.softcap or 0.0

@@ -1,7 +1,7 @@
-"""Recording: a stretch of a forward pass is run once on symbols instead of tensors, and from then on by one native call.
+"""Tracing: a stretch of a forward pass is run once on symbols instead of tensors, and from then on by one native call.
 
 A step of one token is hundreds of small ops; between them Python, and the wait for its lock, cost more than the ops. While
-a recording is made, ops are called as ever, with `Symbol`s (symbols.py), for which the registry takes the kernels that note what is
+a stack is traced, ops are called as ever, with `Symbol`s (symbols.py), for which the registry takes the kernels that note what is
 to be done. What runs later are the native kernels on the same numbers: not a bit differs."""
 
 from __future__ import annotations
@@ -16,73 +16,73 @@ from torch import Tensor
 from ops import native
 from ops.attention.meta import AttentionMeta
 from ops.registry import ShapeClass, forced
-from ops.symbols import NotRecordable, Symbol
+from ops.symbols import NotTraceable, Symbol
 
 
-def can_record(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a `Recorder` records anything there."""
+def can_trace(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a `Tracer` traces anything there."""
     refusal = native.supports(ShapeClass(device.type, dtype)) or native.lacks("Program")
     return forced() != "reference" and refusal is None
 
 
 @dataclass(frozen=True, slots=True)
 class StepSymbols:
-    """What a recorded function is given in place of a step's tensors: residual [T, width], input_ids and positions [T];
-    slots [T] and metas, one of each block table."""
+    """What a traced function is given in place of a step's tensors: residual [T, width], input_ids and positions [T];
+    slot_mapping [T] and attn_metadata, one of each block table."""
 
     residual: Tensor
     input_ids: Tensor
     positions: Tensor
-    slots: tuple[Tensor, ...]
-    metas: tuple[AttentionMeta, ...]
+    slot_mapping: tuple[Tensor, ...]
+    attn_metadata: tuple[AttentionMeta, ...]
 
 
-class Recorder:
-    """Makes one recording: of functions that each map what the last one added, [T, width] or None, and the step's tensors to
+class Tracer:
+    """Traces functions that each map what the last one added, [T, width] or None, and the step's tensors to
     what is to be added next, and may change the residual in place."""
 
     def __init__(self, width: int, num_tables: int, *, after: bool) -> None:
         """`after`: the first function is given what was added before it, not None."""
         self._program = native.module.Program()
         self._residual = Symbol.of(self._program, width)
-        slots = tuple(Symbol.input(torch.int64, table) for table in range(num_tables))
+        slot_mapping = tuple(Symbol.input(torch.int64, table) for table in range(num_tables))
         starts, lens, tables = (Symbol.input(torch.int32) for _ in range(3))
         meta = AttentionMeta(starts, lens, tables, max_query_len=1, max_seq_len=1)
         self._step = StepSymbols(
-            self._residual, Symbol.input(torch.int64), Symbol.input(torch.int64), slots, (meta,) * num_tables
+            self._residual, Symbol.input(torch.int64), Symbol.input(torch.int64), slot_mapping, (meta,) * num_tables
         )
         self._first = [Symbol.of(self._program, width)] if after else []
         self._last: Tensor | None = self._first[0] if after else None
 
     def add(self, function: Callable[[Tensor | None, StepSymbols], Tensor]) -> None:
-        """Raises NotRecordable, and is then as before."""
+        """Raises NotTraceable, and is then as before."""
         before = len(self._program)
         try:
             self._last = function(self._last, self._step)
-        except (NotRecordable, RuntimeError) as error:  # torch's, where numbers are asked for
+        except (NotTraceable, RuntimeError) as error:  # torch's, where numbers are asked for
             self._program.truncate(before)
-            raise NotRecordable(str(error)) from error
+            raise NotTraceable(str(error)) from error
 
-    def finish(self) -> Recording:
+    def finish(self) -> CompiledStack:
         out = self._last
         assert isinstance(out, Symbol)
         self._program.finish([symbol.register for symbol in (self._residual, *self._first, out)])
-        return Recording(self._program)
+        return CompiledStack(self._program)
 
 
-class Recording:
+class CompiledStack:
     def __init__(self, program: Any) -> None:
         self._program = program
 
     def run(
-        self, x: Tensor | None, residual: Tensor, positions: Tensor, slots: Sequence[Tensor],
-        metas: Sequence[AttentionMeta],
+        self, x: Tensor | None, residual: Tensor, positions: Tensor, slot_mapping: Sequence[Tensor],
+        attn_metadata: Sequence[AttentionMeta],
     ) -> Tensor:  # fmt: skip
-        """What the recorded functions do, one after the other, to x and residual [T, width]."""
+        """What the traced functions do, one after the other, to x and residual [T, width]."""
         out = torch.empty_like(residual)
         tables = [
-            (slot, meta.query_start_loc, meta.seq_lens, meta.block_tables)
-            for slot, meta in zip(slots, metas, strict=False)
+            (slots, meta.query_start_loc, meta.seq_lens, meta.block_tables)
+            for slots, meta in zip(slot_mapping, attn_metadata, strict=False)
         ]
         self._program.run([residual, out] if x is None else [residual, x, out], positions, tables)
         return out

@@ -1,4 +1,4 @@
-"""What Triton kernels of recurrent layers have in common: which tokens are a line's, how exact products are, a softplus.
+"""What Triton kernels of recurrent layers have in common: which tokens are a request's, how exact products are, a softplus.
 
 Everything about the step is read on the device, so that captured graphs serve any step of their size."""
 
@@ -15,12 +15,12 @@ EXACT = "tf32x3"
 
 
 @triton.jit
-def line_span(slot_mapping_ptr, query_start_loc_ptr, seq_lens_ptr, line):
-    # -> its slot (below 0: none), its first token and the one behind its last, whether its sequence began before.
-    slot = tl.load(slot_mapping_ptr + line)
-    start = tl.load(query_start_loc_ptr + line)
-    end = tl.load(query_start_loc_ptr + line + 1)
-    return slot, start, end, tl.load(seq_lens_ptr + line) > end - start
+def request_span(state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, request):
+    # -> its index into the states (below 0: none), its first token and the one behind its last, whether its sequence began before.
+    state_index = tl.load(state_indices_ptr + request)
+    start = tl.load(query_start_loc_ptr + request)
+    end = tl.load(query_start_loc_ptr + request + 1)
+    return state_index, start, end, tl.load(seq_lens_ptr + request) > end - start
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def softplus(x):
 
 
 def precision(x: Tensor) -> str:
-    """Of products of matrices, by what those were made of: float32 numbers by three products each, which lose next to nothing."""
+    """Precision of products of matrices made of `x`: float32 numbers by three products each, which lose next to nothing."""
     return EXACT if x.dtype == torch.float32 else "tf32"
 
 
@@ -43,5 +43,5 @@ def chunk_size(x: Tensor) -> int:
 
 
 def lanes(size: int) -> int:
-    """Of a side of a matrix that is multiplied."""
+    """Lanes for a side of `size` of a matrix that is multiplied: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(size))
