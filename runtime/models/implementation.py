@@ -70,7 +70,7 @@ def load(
         if (original := _longrope_switch(spec)) is not None and max_model_len > original:
             log.warning(
                 "the rotary embedding is LongRoPE's for contexts of more than %d tokens, and so it is in shorter ones, which "
-                "transformers turns by other factors: with --max-model-len %d these get theirs, and none are longer",
+                "transformers rotates by other factors: with --max-model-len %d these get theirs, and none are longer",
                 original,
                 original,
             )
@@ -102,9 +102,9 @@ def supported() -> Iterator[tuple[str, str]]:
 
 
 def _longrope_switch(spec: DecoderSpec) -> int | None:
-    """The context length, in tokens, above which transformers turns all of a sequence by LongRoPE's long factors, if it does.
+    """The context length, in tokens, above which transformers rotates all of a sequence by LongRoPE's long factors, if it does.
 
-    We turn by one table whatever the length: a sequence that grows beyond it would have to be computed anew from its first
+    We rotate by one table whatever the length: a sequence that grows beyond it would have to be computed anew from its first
     token, and no cached block could serve both kinds."""
     scalings = (attention.rope.scaling for attention in spec.attentions() if attention.rope is not None)
     lengths = (

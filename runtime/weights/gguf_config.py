@@ -115,7 +115,7 @@ def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
 def _deepseek(metadata: Metadata) -> dict[str, Any]:
     """V2's or V3's, which llama.cpp tells by the function that makes scores. Head sizes are those of the heads that attention
     decompresses to, under names of their own in newer files."""
-    turned, scale = metadata.count("rope.dimension_count"), metadata.optional("expert_weights_scale")
+    rotary_dim, scale = metadata.count("rope.dimension_count"), metadata.optional("expert_weights_scale")
     own = "_mla" if metadata.optional("attention.key_length_mla") is not None else ""
     groups = metadata.optional("expert_group_count") or 1
     is_v3 = metadata.optional("expert_gating_func") == _SIGMOID
@@ -126,8 +126,8 @@ def _deepseek(metadata: Metadata) -> dict[str, Any]:
         "num_key_value_heads": metadata.count("attention.head_count"),
         "kv_lora_rank": metadata.count("attention.kv_lora_rank"),
         "q_lora_rank": metadata.optional("attention.q_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": metadata.count(f"attention.key_length{own}") - turned,
+        "qk_rope_head_dim": rotary_dim,
+        "qk_nope_head_dim": metadata.count(f"attention.key_length{own}") - rotary_dim,
         "v_head_dim": metadata.count(f"attention.value_length{own}"),
         "first_k_dense_replace": metadata.optional("leading_dense_block_count") or 0,
         "n_shared_experts": metadata.count("expert_shared_count"),
@@ -206,9 +206,9 @@ class Metadata:
         }
 
     def _part(self, head_dim: int) -> dict[str, float]:
-        """How much of a head turns, where it is not all of it."""
-        turned = self.optional("rope.dimension_count")
-        if turned in (None, head_dim):
+        """How much of a head is rotated, where it is not all of it."""
+        rotary_dim = self.optional("rope.dimension_count")
+        if rotary_dim in (None, head_dim):
             return {}
         if self.architecture().reordered:
             raise WeightsError(f"{self._origin}a rotary embedding of part of the head is not supported")

@@ -27,9 +27,9 @@ def undo(transform: Transform, values: Array, shape: Shape) -> Array:
             return np.ascontiguousarray(values.T)
         case InterleavedRope(num_heads, head_size, rotated):
             heads = values.reshape(-1, head_size, *shape[1:])
-            turned = heads[:num_heads, :rotated]
-            pairs = turned.reshape(-1, rotated // 2, 2, *shape[1:]).swapaxes(1, 2)
-            heads[:num_heads, :rotated] = pairs.reshape(turned.shape)
+            rotary = heads[:num_heads, :rotated]
+            pairs = rotary.reshape(-1, rotated // 2, 2, *shape[1:]).swapaxes(1, 2)
+            heads[:num_heads, :rotated] = pairs.reshape(rotary.shape)
             return heads.reshape(shape)
         case GroupedRows(num_groups, sizes):
             num_rows = num_groups * sum(sizes)

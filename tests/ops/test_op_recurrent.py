@@ -57,15 +57,16 @@ def check(step, out, states, wanted, tolerance):
 
 @ways
 @pytest.mark.parametrize(
-    ("step", "channels", "taps", "bias", "silu"), cases((70, 4, True, True), (32, 3, False, False), (9, 2, True, False))
+    ("step", "channels", "conv_kernel", "bias", "silu"),
+    cases((70, 4, True, True), (32, 3, False, False), (9, 2, True, False)),
 )
 def test_a_convolution_sees_the_last_tokens_of_its_sequence(
-    kernel, device, dtype, tolerance, step, channels, taps, bias, silu
+    kernel, device, dtype, tolerance, step, channels, conv_kernel, bias, silu
 ):
     make = numbers(device, dtype)
     x = make(step.total_tokens, channels + 5)[:, 3 : 3 + channels]  # rows of a wider matrix
-    weight, bias = make(taps, channels), make(channels) if bias else None
-    states = step.states((taps - 1, channels), device).to(dtype).float()
+    weight, bias = make(conv_kernel, channels), make(channels) if bias else None
+    states = step.states((conv_kernel - 1, channels), device).to(dtype).float()
     wanted = case.by_definition(
         step, states, case.convolved(*(t if t is None else t.cpu() for t in (x, weight, bias)), silu)
     )

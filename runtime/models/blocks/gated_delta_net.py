@@ -14,8 +14,8 @@ from runtime.models.spec.recurrent import GatedDeltaNet
 class GatedDeltaNetBlock:
     def __init__(self, net: GatedDeltaNet, layer: str, hidden_size: int, weights: Weights, cache_index: int) -> None:
         self._cache_index = cache_index
-        into, output, rates = (weights.linears[linear.name] for linear in net.linears(layer, hidden_size))
-        self._into, self._output, self._rates = into, output, rates
+        into, output, ba = (weights.linears[linear.name] for linear in net.linears(layer, hidden_size))
+        self._into, self._output, self._ba = into, output, ba
         self._sizes = [net.channels, net.inner_size]
         name = f"{layer}.linear_attn"
         self._conv = Convolution(f"{name}.conv1d", weights, silu=True)
@@ -28,9 +28,9 @@ class GatedDeltaNetBlock:
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the heads."""
-        (inputs, states), slot_mapping, attn_metadata = step.cache(self._cache_index)
+        (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
         qkv, gate = ops.linear(x, self._into).split_with_sizes(self._sizes, dim=1)
-        qkv = self._conv.forward(qkv, inputs, slot_mapping, attn_metadata)
-        mixed = ops.gated_delta_rule(qkv, ops.linear(x, self._rates), self._heads, states, slot_mapping, attn_metadata)
+        qkv = self._conv.forward(qkv, inputs, state_indices, attn_metadata)
+        mixed = ops.gated_delta_rule(qkv, ops.linear(x, self._ba), self._heads, states, state_indices, attn_metadata)
         mixed = ops.gated_rms_norm(mixed, gate, self._norm, self._eps, self._value_size, gate_first=False)
         return ops.linear(mixed, self._output)

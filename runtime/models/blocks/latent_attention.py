@@ -50,7 +50,7 @@ class LatentAttentionBlock:
         return ops.linear(ops.linear_by_head(mixed, self._to_values).reshape(len(x), -1), self._output)
 
     def _make_queries(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, heads, rank + turned]: a head's query times its part of the matrix that would make the keys."""
+        """[T, H] -> [T, heads, rank + rotary_dim]: a head's query times its part of the matrix that would make the keys."""
         first, *second = self._queries
         x = ops.linear(x, first)
         if self._query_norm is not None:

@@ -21,10 +21,8 @@ class Mamba2Block:
         self._sizes = [mamba.inner_size, mamba.channels, mamba.num_heads]
         self._conv = Convolution(f"{layer}.mamba.conv1d", weights, silu=True)
         a = weights.derive(f"{layer}.mamba.A_log", lambda a_log: -a_log.exp())
-        d, step_bias = (weights.tensors[f"{layer}.mamba.{name}"] for name in ("D", "dt_bias"))
-        self._heads = ops.ScanHeads(
-            mamba.num_heads, mamba.head_size, mamba.num_groups, mamba.state_size, a, d, step_bias
-        )
+        d, dt_bias = (weights.tensors[f"{layer}.mamba.{name}"] for name in ("D", "dt_bias"))
+        self._heads = ops.ScanHeads(mamba.num_heads, mamba.head_size, mamba.num_groups, mamba.state_size, a, d, dt_bias)
         self._norm, self._gate_first = mamba.norm, mamba.gate_first
         self._norm_weight = weights.tensors.get(f"{layer}.mamba.norm.weight")
         self._group_size = mamba.inner_size // mamba.num_groups
@@ -37,13 +35,13 @@ class Mamba2Block:
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the scan."""
-        (inputs, states), slot_mapping, attn_metadata = step.cache(self._cache_index)
+        (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
         into = ops.linear(x, self._into)
         if self._multipliers is not None:
             into *= self._multipliers
-        gate, xbc, steps = into.split_with_sizes(self._sizes, dim=1)
-        xbc = self._conv.forward(xbc, inputs, slot_mapping, attn_metadata)
-        mixed = ops.state_space_scan(xbc, steps, self._heads, states, slot_mapping, attn_metadata)
+        gate, xbc, dt = into.split_with_sizes(self._sizes, dim=1)
+        xbc = self._conv.forward(xbc, inputs, state_indices, attn_metadata)
+        mixed = ops.state_space_scan(xbc, dt, self._heads, states, state_indices, attn_metadata)
         return ops.linear(self._gated(mixed, gate), self._output)
 
     def _gated(self, mixed: Tensor, gate: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ class MoEBlock:
         self._router = weights.linears[moe.router_linear(layer, hidden_size).name]
         self._routing = _routing(moe.router)
         self._wide = moe.router.float32
-        self._correction = weights.tensors.get(moe.correction_name(layer))
+        self._correction_bias = weights.tensors.get(moe.correction_bias_name(layer))
         self._experts = weights.experts[moe.experts(layer, hidden_size).name]
         self._latent = [weights.linears[linear.name] for linear in moe.latent_linears(layer, hidden_size)]
         self._shared = _shared(moe.shared, layer, hidden_size, weights)
@@ -31,9 +31,9 @@ class MoEBlock:
         """x [T, H] -> [T, H]."""
         logits = ops.linear(x.float() if self._wide else x, self._router)
         if not self._latent:
-            return ops.moe(x, logits, self._experts, self._routing, self._correction, self._for_all(x, step))
+            return ops.moe(x, logits, self._experts, self._routing, self._correction_bias, self._for_all(x, step))
         into, out = self._latent
-        chosen = ops.moe(ops.linear(x, into), logits, self._experts, self._routing, self._correction)
+        chosen = ops.moe(ops.linear(x, into), logits, self._experts, self._routing, self._correction_bias)
         mixed, shared = ops.linear(chosen, out), self._for_all(x, step)
         return mixed if shared is None else mixed.add_(shared)
 

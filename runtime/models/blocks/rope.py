@@ -1,7 +1,7 @@
 """Rotary tables: cosines and sines of every position, computed once in float32 as transformers computes them.
 
 RoFormer (Su et al. 2021); linear scaling (kaiokendev 2023, Chen et al. 2023); YaRN (Peng et al. 2023); Llama 3.1's
-(Meta 2024); LongRoPE (Ding et al. 2024). What turns the vectors is `ops.rope`."""
+(Meta 2024); LongRoPE (Ding et al. 2024). What rotates the vectors is `ops.rope`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:
         case LongRopeScaling(short, long, original_max_positions):
             factors = long if num_positions > original_max_positions else short
             return 1.0 / (torch.tensor(factors, dtype=torch.float32) * wavelengths)
-        case ProportionalScaling(turned, factor):
+        case ProportionalScaling(rotary_pairs, factor):
             frequencies = (1.0 / wavelengths) / factor
-            frequencies[turned:] = 0.0
+            frequencies[rotary_pairs:] = 0.0
             return frequencies
         case Llama3Scaling():
             return _llama3(1.0 / wavelengths, rope.scaling)
@@ -59,18 +59,18 @@ def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Divide slow turns by the factor, keep fast ones, and blend between."""
-    turns = scaling.original_max_positions / (2 * math.pi / frequencies)  # within the context trained on
+    """Divide slow frequencies by the factor, keep fast ones, and blend between."""
+    rotations = scaling.original_max_positions / (2 * math.pi / frequencies)  # within the context trained on
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    fast = (turns - low) / (high - low)
+    fast = (rotations - low) / (high - low)
     blended = (1 - fast) * frequencies / scaling.factor + fast * frequencies
-    slowed = torch.where(turns < low, frequencies / scaling.factor, blended)
-    return torch.where(turns > high, frequencies, slowed)
+    slowed = torch.where(rotations < low, frequencies / scaling.factor, blended)
+    return torch.where(rotations > high, frequencies, slowed)
 
 
 def _yarn(wavelengths: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
-    """Like `_llama3`, but blended linearly over the dims between two numbers of turns."""
-    low, high = (_dim_that_turns(turns, rope, scaling) for turns in (scaling.beta_fast, scaling.beta_slow))
+    """Like `_llama3`, but blended linearly over the dims between two numbers of rotations."""
+    low, high = (_dim_of_rotations(rotations, rope, scaling) for rotations in (scaling.beta_fast, scaling.beta_slow))
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)
@@ -80,7 +80,7 @@ def _yarn(wavelengths: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
     return 1.0 / (scaling.factor * wavelengths) * (1 - fast) + 1.0 / wavelengths * fast
 
 
-def _dim_that_turns(times: float, rope: Rope, scaling: YarnScaling) -> float:
-    """The (fractional) dim that turns so often within the context trained on."""
-    per_turn = scaling.original_max_positions / (times * 2 * math.pi)
-    return rope.dim * math.log(per_turn) / (2 * math.log(rope.theta))
+def _dim_of_rotations(times: float, rope: Rope, scaling: YarnScaling) -> float:
+    """The (fractional) dim that is rotated so often within the context trained on."""
+    per_rotation = scaling.original_max_positions / (times * 2 * math.pi)
+    return rope.dim * math.log(per_rotation) / (2 * math.log(rope.theta))

@@ -1,4 +1,4 @@
-"""LFM2's short convolution between two gates: it remembers the last tokens and nothing else."""
+"""LFM2's short convolution between two gates: its state is the last few inputs and nothing else."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class ShortConvBlock:
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution."""
-        (inputs,), slot_mapping, attn_metadata = step.cache(self._cache_index)
+        (inputs,), state_indices, attn_metadata = step.cache(self._cache_index)
         b, c, x = ops.linear(x, self._into).chunk(3, dim=1)
-        return ops.linear(c * self._conv.forward(b * x, inputs, slot_mapping, attn_metadata), self._output)
+        return ops.linear(c * self._conv.forward(b * x, inputs, state_indices, attn_metadata), self._output)

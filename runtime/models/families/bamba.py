@@ -1,4 +1,4 @@
-"""Bamba: Llama that turns half of each head, with Mamba-2's mixer in most layers in place of attention."""
+"""Bamba: Llama that rotates half of each head, with Mamba-2's mixer in most layers in place of attention."""
 
 from __future__ import annotations
 

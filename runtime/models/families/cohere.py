@@ -1,5 +1,5 @@
 """Command R and R7B: attention and MLP side by side behind one layer norm without bias, scaled logits. In the second generation
-only windowed layers turn."""
+only windowed layers have a rotary embedding."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def cohere2(config: HfConfig) -> DecoderSpec:
     windowed = config.get("sliding_window") is not None
 
     def change(index: int, attention: Attention) -> Attention:
-        turn = attention.rope if windowed and types[index] != FULL else None
-        return replace(attention, rope=turn, window=window(config, types[index]))
+        rotary = attention.rope if windowed and types[index] != FULL else None
+        return replace(attention, rope=rotary, window=window(config, types[index]))
 
     return _cohere(config, "Cohere2ForCausalLM", norms=False).with_mixers(change)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from runtime.models.read.hf_config import HfConfig, activation, decoder, mscale, num_layers, rope, rope_parameters
-from runtime.models.read.mixture import SHARED_EXPERTS, mixture, num_experts, sigmoid_router, with_expert_rules
+from runtime.models.read.mixture import SHARED_EXPERTS, checked_moe, num_experts, sigmoid_router, with_expert_rules
 from runtime.models.spec.attention import LatentAttention
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.layer import Layer
@@ -31,7 +31,7 @@ def deepseek_v2(config: HfConfig) -> DecoderSpec:
     shared = _shared(config, config.count("n_shared_experts", 2) * config.count("moe_intermediate_size", 1407), bias)
     moe = MoE(num_experts(config, 64), config.count("moe_intermediate_size", 1407), router, shared)
     return _deepseek(
-        config, "DeepseekV2ForCausalLM", mixture(moe), config.count_or_zero("first_k_dense_replace", 0), bias
+        config, "DeepseekV2ForCausalLM", checked_moe(moe), config.count_or_zero("first_k_dense_replace", 0), bias
     )
 
 
@@ -46,7 +46,7 @@ def deepseek_v3(config: HfConfig) -> DecoderSpec:
         num_experts(config, 256), size, router, _shared(config, config.count("n_shared_experts", 1) * size, False)
     )
     dense = config.count_or_zero("first_k_dense_replace", 3)
-    return _deepseek(config.with_unsaid(max_position_embeddings=4096), "DeepseekV3ForCausalLM", mixture(moe), dense)
+    return _deepseek(config.with_unsaid(max_position_embeddings=4096), "DeepseekV3ForCausalLM", checked_moe(moe), dense)
 
 
 def _shared(config: HfConfig, size: int, bias: bool) -> GatedMLP:
@@ -68,9 +68,9 @@ def _deepseek(config: HfConfig, architecture: str, moe: MoE, num_dense: int, mlp
 
 
 def _attention(config: HfConfig) -> LatentAttention:
-    rank, turned = config.count("kv_lora_rank", 512), config.count("qk_rope_head_dim", 64)
+    rank, rotary_dim = config.count("kv_lora_rank", 512), config.count("qk_rope_head_dim", 64)
     key_size = config.count("qk_nope_head_dim", 128)
-    scale = float(key_size + turned) ** -0.5
+    scale = float(key_size + rotary_dim) ** -0.5
     parameters = rope_parameters(config)
     if parameters.get("mscale_all_dim"):
         scale *= mscale(parameters.number("factor"), parameters.number("mscale_all_dim")) ** 2
@@ -79,8 +79,8 @@ def _attention(config: HfConfig) -> LatentAttention:
     return LatentAttention(
         num_heads=config.count("num_attention_heads"),
         num_kv_heads=1,
-        head_size=rank + turned,
-        rope=rope(config, turned),
+        head_size=rank + rotary_dim,
+        rope=rope(config, rotary_dim),
         score_scale=scale,
         rank=rank,
         key_size=key_size,

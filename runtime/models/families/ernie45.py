@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense: Llama that turns neighbouring pairs of dims."""
+"""ERNIE 4.5, dense: Llama that rotates neighbouring pairs of dims."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.families.ernie45 import ernie45
 from runtime.models.read.hf_config import HfConfig
-from runtime.models.read.mixture import SEPARATE, SHARED_EXPERTS, STACKED, mixture, num_experts, with_mlps
+from runtime.models.read.mixture import SEPARATE, SHARED_EXPERTS, STACKED, checked_moe, num_experts, with_mlps
 from runtime.models.spec.decoder import LLAMA_RULES, TIED_HEAD_BIAS, DecoderSpec
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.model import UnsupportedModel
@@ -20,7 +20,7 @@ def ernie45_moe(config: HfConfig) -> DecoderSpec:
     bias = config.flag("use_bias", False)
     spec = ernie45(config.with_defaults(num_key_value_heads=4, head_dim=_head_dim(config)))
     router = Router(
-        config.count("moe_k", 6), renormalize=True, min_sum=config.number("moe_norm_min", 1e-12), correction=True,
+        config.count("moe_k", 6), renormalize=True, min_sum=config.number("moe_norm_min", 1e-12), e_score_correction_bias=True,
         float32=True,
     )  # fmt: skip
     size, num_shared = config.count("moe_intermediate_size", 1536), config.count_or_zero("moe_num_shared_experts", 2)
@@ -30,7 +30,7 @@ def ernie45_moe(config: HfConfig) -> DecoderSpec:
     if type(last) is not int or last < -1:
         raise UnsupportedModel(f"config: moe_layer_end_index is {last!r}, not a layer")
     last = len(spec.layers) - 1 if last == -1 else last
-    moe = mixture(MoE(num_experts(config, 64), size, router, shared))
+    moe = checked_moe(MoE(num_experts(config, 64), size, router, shared))
     either = (*spec.rules[len(LLAMA_RULES) :], SHARED_EXPERTS, transform(_BIAS, OneRow()), TIED_HEAD_BIAS)
     return replace(
         with_mlps(spec, moe, lambda index: first <= index <= last and (index + 1) % step == 0),

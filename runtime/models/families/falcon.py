@@ -33,9 +33,9 @@ def falcon(config: HfConfig) -> DecoderSpec:
     num_heads, num_kv_heads, head_size = heads(config.with_defaults(num_key_value_heads=num_kv_heads))
     bias = config.flag("bias", False)
     alibi = _slopes(num_heads, head_size) if config.flag("alibi", False) else None
-    turn = rope(config, head_size) if alibi is None else None
+    rotary = rope(config, head_size) if alibi is None else None
     attention = Attention(
-        num_heads, num_kv_heads, head_size, turn, qkv_bias=bias, output_bias=bias, alibi=alibi
+        num_heads, num_kv_heads, head_size, rotary, qkv_bias=bias, output_bias=bias, alibi=alibi
     )  # fmt: skip
     inner = config.count("ffn_hidden_size", 4 * config.count("hidden_size"))
     mlp = PlainMLP(inner, bias, activation(config, "activation", "gelu"))

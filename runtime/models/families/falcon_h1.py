@@ -43,13 +43,13 @@ def _branch(config: HfConfig, name: str, mixer: Mixer) -> Branch:
 
 def _mixer(config: HfConfig) -> Mamba2:
     mixer = bamba_mixer(config.with_unsaid(mamba_d_ssm=1024))
-    gate, x, b, c, steps = _multipliers(config, "ssm_multipliers", 5)
+    gate, x, b, c, dt = _multipliers(config, "ssm_multipliers", 5)
     return replace(
         mixer,
         norm=mixer.norm if config.flag("mamba_rms_norm", False) else None,
         gate_first=not config.flag("mamba_norm_before_gate", True),
         output_bias=config.flag("projectors_bias", False),
-        multipliers=(gate, x, b, c, steps),
+        multipliers=(gate, x, b, c, dt),
     )
 
 

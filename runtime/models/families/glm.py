@@ -1,4 +1,4 @@
-"""GLM-4: Llama that turns half of each head, in neighbouring pairs; from version 0414 on with norms behind each block too."""
+"""GLM-4: Llama that rotates half of each head, in neighbouring pairs; from version 0414 on with norms behind each block too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: Llama that turns half of each head, dense layers first, then experts beside a shared one."""
+"""GLM-4.5 and 4.6: Llama that rotates half of each head, dense layers first, then experts beside a shared one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mixture import (
     SHARED_EXPERTS,
-    mixture,
+    checked_moe,
     num_experts,
     sigmoid_router,
     with_expert_rules,
@@ -32,7 +32,7 @@ def glm4_moe(config: HfConfig) -> DecoderSpec:
     if config.flag("use_qk_norm", False):
         attention = replace(attention, qk_norm=QKNorm(spec.norm))
     dense = config.count_or_zero("first_k_dense_replace", 1)
-    moe = mixture(MoE(num_experts(config, 128), size, router, shared))
+    moe = checked_moe(MoE(num_experts(config, 128), size, router, shared))
     spec = with_mlps(spec.with_mixers(lambda *_: attention), moe, lambda i: i >= dense)
     # The layer beyond the last predicts a further token: no part of decoding one by one.
     spec = replace(spec, ignored_below=(f"{layer_name(len(spec.layers))}.",))

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, each behind a layer norm, heads that turn in part."""
+"""GPT-NeoX and Pythia: attention and MLP side by side, each behind a layer norm, heads that are rotated in part."""
 
 from __future__ import annotations
 

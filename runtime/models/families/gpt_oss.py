@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import SLIDING, HfConfig, every, layer_types, window
-from runtime.models.read.mixture import STACKED_BY_KIND, mixture, num_experts
+from runtime.models.read.mixture import STACKED_BY_KIND, checked_moe, num_experts
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import Layer
 from runtime.models.spec.moe import ClampedSwiglu, MoE, Router
@@ -58,7 +58,7 @@ def gpt_oss(config: HfConfig) -> DecoderSpec:
     router = Router(config.count("num_experts_per_tok", 4), renormalize=True, bias=True)
     activation = ClampedSwiglu(config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0))
     size = config.count("intermediate_size", 2880)
-    moe = mixture(MoE(num_experts(config, 128), size, router, bias=True, activation=activation))
+    moe = checked_moe(MoE(num_experts(config, 128), size, router, bias=True, activation=activation))
     spec = spec.with_layers(
         lambda index, layer: Layer(windowed if types[index] == SLIDING else attention, moe, layer.norm)
     )

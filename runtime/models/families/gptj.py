@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP side by side behind one layer norm, heads that turn neighbouring pairs of their first dims."""
+"""GPT-J: attention and MLP side by side behind one layer norm, heads that rotate neighbouring pairs of their first dims."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def gptj(config: HfConfig) -> DecoderSpec:
         max_position_embeddings=config.count("n_positions", 2048),
     )
     num_heads, _, head_size = heads(config)
-    turned = config.count("rotary_dim")
-    if turned > head_size:
-        raise UnsupportedModel(f"config: rotary_dim {turned} is more than a head's {head_size} dims")
-    turn = rope(config.changed(partial_rotary_factor=turned / head_size), head_size)
+    rotary_dim = config.count("rotary_dim")
+    if rotary_dim > head_size:
+        raise UnsupportedModel(f"config: rotary_dim {rotary_dim} is more than a head's {head_size} dims")
+    rotary = rope(config.changed(partial_rotary_factor=rotary_dim / head_size), head_size)
     mlp = PlainMLP(
         config.count("n_inner", 4 * hidden_size), True, activation(config, "activation_function", "gelu_new")
     )
     norm = LayerNorm(config.number("layer_norm_epsilon", 1e-5))
-    layer = ParallelLayer(Attention(num_heads, num_heads, head_size, turn), mlp, norm, ("ln_1",))
-    rules = (*_RULES, transform("qkv_proj", InterleavedRope(2 * num_heads, head_size, turned)))
+    layer = ParallelLayer(Attention(num_heads, num_heads, head_size, rotary), mlp, norm, ("ln_1",))
+    rules = (*_RULES, transform("qkv_proj", InterleavedRope(2 * num_heads, head_size, rotary_dim)))
     layers = [layer] * num_layers(config)
     return decoder(config, "GPTJForCausalLM", layers, norm, head_bias=True, rules=rules, ignored=_IGNORED)
 

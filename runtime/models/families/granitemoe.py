@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.families.granite import granite
 from runtime.models.read.hf_config import HfConfig
-from runtime.models.read.mixture import mixture, num_experts, with_mlps
+from runtime.models.read.mixture import checked_moe, num_experts, with_mlps
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.moe import MoE, Router
@@ -44,7 +44,7 @@ def granitemoeshared(config: HfConfig) -> DecoderSpec:
 
 def _granitemoe(config: HfConfig, shared: GatedMLP | None, architecture: str) -> DecoderSpec:
     router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
-    moe = mixture(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
+    moe = checked_moe(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
     return replace(with_mlps(granite(config), moe), architecture=architecture, rules=RULES, other_rules=(STACKED,))
 
 

@@ -9,7 +9,7 @@ from runtime.models.families.granite import granite
 from runtime.models.families.granitemoe import RULES, STACKED
 from runtime.models.read.hf_config import HfConfig, activation, num_layers
 from runtime.models.read.hybrid import RECURRENT, bamba_mixer, hybrid_types
-from runtime.models.read.mixture import mixture, num_experts, with_mlps
+from runtime.models.read.mixture import checked_moe, num_experts, with_mlps
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import MLP, Mixer
@@ -40,7 +40,7 @@ def _mlp(config: HfConfig) -> MLP:
     if config.with_defaults(num_local_experts=8).get("num_local_experts") == 0:
         return shared
     router = Router(config.count("num_experts_per_tok", 2), renormalize=True)
-    return mixture(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
+    return checked_moe(MoE(num_experts(config, 8), config.count("intermediate_size"), router, shared))
 
 
 ARCHITECTURES = {"GraniteMoeHybridForCausalLM": granitemoehybrid}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runtime.models.read.hf_config import HfConfig, activation, decoder, heads, num_layers
-from runtime.models.read.hybrid import check_silu, taps
-from runtime.models.read.mixture import mixture, num_experts, with_expert_rules
+from runtime.models.read.hybrid import check_silu, conv_kernel
+from runtime.models.read.mixture import checked_moe, num_experts, with_expert_rules
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import MLP, Layer
@@ -49,7 +49,7 @@ def _mamba(config: HfConfig) -> Mamba:
         inner_size=config.count("mamba_expand", 2) * hidden_size,
         state_size=config.count("mamba_d_state", 16),
         rank=by_width if config.get("mamba_dt_rank") == "auto" else config.count("mamba_dt_rank", by_width),
-        taps=taps(config, "mamba_d_conv"),
+        conv_kernel=conv_kernel(config, "mamba_d_conv"),
         norm=RMSNorm(config.number("rms_norm_eps", 1e-6)),
         bias=config.flag("mamba_proj_bias", False),
         conv_bias=config.flag("mamba_conv_bias", True),
@@ -61,7 +61,7 @@ def _moe(config: HfConfig) -> MoE | None:
     if experts == 1:
         return None
     check_silu(config)
-    return mixture(
+    return checked_moe(
         MoE(experts, config.count("intermediate_size", 14336), Router(config.count("num_experts_per_tok", 2)))
     )
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.models.read.hf_config import FULL, HfConfig, decoder, heads, num_layers, rope
-from runtime.models.read.hybrid import block_types, indices, taps
-from runtime.models.read.mixture import mixture, num_experts, with_mlps
+from runtime.models.read.hybrid import block_types, conv_kernel, indices
+from runtime.models.read.mixture import checked_moe, num_experts, with_mlps
 from runtime.models.spec.attention import Attention, QKNorm
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import Layer
@@ -52,9 +52,9 @@ def lfm2_moe(config: HfConfig) -> DecoderSpec:
         "sigmoid",
         renormalize=config.flag("norm_topk_prob", True),
         scale=config.number("routed_scaling_factor", 1.0),
-        correction=config.flag("use_expert_bias", True),
+        e_score_correction_bias=config.flag("use_expert_bias", True),
     )
-    moe = mixture(MoE(num_experts(config, 32), config.count("moe_intermediate_size", 1792), router))
+    moe = checked_moe(MoE(num_experts(config, 32), config.count("moe_intermediate_size", 1792), router))
     dense = config.count_or_zero("num_dense_layers", 2)
     spec = _lfm2(config, "Lfm2MoeForCausalLM", config.count("intermediate_size", 7168))
     return replace(with_mlps(spec, moe, lambda index: index >= dense), rules=_SEPARATE, other_rules=(_STACKED,))
@@ -67,7 +67,9 @@ def _lfm2(config: HfConfig, architecture: str, intermediate_size: int) -> Decode
     )  # fmt: skip
     norm, num_heads = RMSNorm(config.number("norm_eps", 1e-5)), heads(config)
     attention = Attention(*num_heads, rope(config, num_heads[2]), qk_norm=QKNorm(norm))
-    conv = ShortConv(taps(config, "conv_L_cache", 3), config.count("hidden_size"), config.flag("conv_bias", False))
+    conv = ShortConv(
+        conv_kernel(config, "conv_L_cache", 3), config.count("hidden_size"), config.flag("conv_bias", False)
+    )
     mlp = GatedMLP(intermediate_size)
     layers = [Layer(conv if kind == _CONV else attention, mlp, norm, _NORMS) for kind in _types(config)]
     return decoder(config, architecture, layers, norm, rules=_RULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from runtime.models.families.mamba2 import ANY_LENGTH, RULES
 from runtime.models.read.hf_config import HfConfig, decoder, num_layers
-from runtime.models.read.hybrid import check_silu, taps
+from runtime.models.read.hybrid import check_silu, conv_kernel
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import SingleLayer
 from runtime.models.spec.norm import RMSNorm
@@ -20,7 +20,7 @@ def falcon_mamba(config: HfConfig) -> DecoderSpec:
     return _mamba(config, "FalconMambaForCausalLM", RMSNorm(config.number("mixer_rms_eps", 1e-6)))
 
 
-def _mamba(config: HfConfig, architecture: str, rates_norm: RMSNorm | None) -> DecoderSpec:
+def _mamba(config: HfConfig, architecture: str, dt_b_c_norm: RMSNorm | None) -> DecoderSpec:
     check_silu(config)
     config = config.with_defaults(max_position_embeddings=ANY_LENGTH)
     norm, hidden_size = RMSNorm(config.number("layer_norm_epsilon", 1e-5)), config.count("hidden_size")
@@ -29,8 +29,8 @@ def _mamba(config: HfConfig, architecture: str, rates_norm: RMSNorm | None) -> D
         inner_size=config.count("intermediate_size", config.count("expand", 2) * hidden_size),
         state_size=config.count("state_size", 16),
         rank=by_width if config.get("time_step_rank") == "auto" else config.count("time_step_rank", by_width),
-        taps=taps(config, "conv_kernel"),
-        norm=rates_norm,
+        conv_kernel=conv_kernel(config, "conv_kernel"),
+        norm=dt_b_c_norm,
         norm_weights=False,
         bias=config.flag("use_bias", False),
         conv_bias=config.flag("use_conv_bias", True),

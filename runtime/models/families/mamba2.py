@@ -5,8 +5,7 @@ Residuals have the model's dtype, where the config may want float32 (`residual_i
 from __future__ import annotations
 
 from runtime.models.read.hf_config import HfConfig, decoder, num_layers
-from runtime.models.read.hybrid import mamba2 as checked
-from runtime.models.read.hybrid import taps
+from runtime.models.read.hybrid import checked_mamba2, conv_kernel
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import SingleLayer
 from runtime.models.spec.model import UnsupportedModel
@@ -31,7 +30,7 @@ def mamba2(config: HfConfig) -> DecoderSpec:
         config.count("head_dim", 64),
         config.count("n_groups", 8),
         config.count("state_size", 128),
-        taps(config, "conv_kernel"),
+        conv_kernel(config, "conv_kernel"),
         norm,
         bias=config.flag("use_bias", False),
         conv_bias=config.flag("use_conv_bias", True),
@@ -39,7 +38,7 @@ def mamba2(config: HfConfig) -> DecoderSpec:
     )
     if mixer.inner_size != config.count("expand", 2) * config.count("hidden_size"):
         raise UnsupportedModel(f"config: num_heads times head_dim is {mixer.inner_size}, not expand times hidden_size")
-    layers = [SingleLayer(checked(config, mixer), norm)] * num_layers(config)
+    layers = [SingleLayer(checked_mamba2(config, mixer), norm)] * num_layers(config)
     return decoder(config, "Mamba2ForCausalLM", layers, norm, rules=RULES)
 
 

@@ -1,7 +1,7 @@
 """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer one block behind a norm, be it Mamba-2's mixer, attention that knows no
 positions, an MLP of two matrices with a squared ReLU or experts that are such MLPs, perhaps in a narrower space of their own.
 
-transformers 5 keeps the steps of the Mamba layers from falling below `time_step_min`, but only in prompts. The config's own
+transformers 5 keeps dt of the Mamba layers from falling below `time_step_min`, but only in prompts. The config's own
 `time_step_limit` asks for no such thing, and a token is the same to us in a prompt and behind it."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runtime.models.read.hf_config import FULL, HfConfig, activation, decoder, heads
-from runtime.models.read.hybrid import RECURRENT, block_types, mamba2, taps
-from runtime.models.read.mixture import SHARED_EXPERTS, mixture, num_experts, sigmoid_router
+from runtime.models.read.hybrid import RECURRENT, block_types, checked_mamba2, conv_kernel
+from runtime.models.read.mixture import SHARED_EXPERTS, checked_moe, num_experts, sigmoid_router
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
 from runtime.models.spec.layer import OnlyBlock, SingleLayer
@@ -85,7 +85,7 @@ def _moe(config: HfConfig) -> MoE:
         num_experts(config, 8), config.count("moe_intermediate_size", 7688), router, shared,
         activation=shared.activation, gated=False, latent=latent,
     )  # fmt: skip
-    return mixture(moe)
+    return checked_moe(moe)
 
 
 def _mixer(config: HfConfig, norm: RMSNorm) -> Mamba2:
@@ -98,13 +98,13 @@ def _mixer(config: HfConfig, norm: RMSNorm) -> Mamba2:
         config.count("mamba_head_dim", 64),
         config.count("n_groups"),
         config.count("ssm_state_size", 128),
-        taps(config, "conv_kernel"),
+        conv_kernel(config, "conv_kernel"),
         norm,
         bias=config.flag("use_bias", False),
         conv_bias=config.flag("use_conv_bias", True),
         output_bias=config.flag("use_bias", False),
     )
-    return mamba2(config, mixer, "mamba_hidden_act")
+    return checked_mamba2(config, mixer, "mamba_hidden_act")
 
 
 ARCHITECTURES = {"NemotronHForCausalLM": nemotron_h}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import HfConfig
-from runtime.models.read.mixture import mixture, num_experts, with_expert_rules
+from runtime.models.read.mixture import checked_moe, num_experts, with_expert_rules
 from runtime.models.spec.attention import NormScope, QKNorm
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import Layer
@@ -19,7 +19,7 @@ def olmoe(config: HfConfig) -> DecoderSpec:
     clip, qk_norm = config.number_or_none("clip_qkv"), QKNorm(spec.norm, NormScope.ALL_HEADS)
     attention = replace(spec.attention, qk_norm=qk_norm, clip=clip)
     router = Router(config.count("num_experts_per_tok", 8), renormalize=config.flag("norm_topk_prob", False))
-    moe = mixture(MoE(num_experts(config, 64), config.count("intermediate_size"), router))
+    moe = checked_moe(MoE(num_experts(config, 64), config.count("intermediate_size"), router))
     return with_expert_rules(spec.with_layers(lambda _, layer: Layer(attention, moe, layer.norm)))
 
 

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama with q, k and v in one stored matrix, gate and up in another; heads that may turn in part, by LongRoPE."""
+"""Phi-3 and Phi-4: Llama with q, k and v in one stored matrix, gate and up in another; partial RoPE, or LongRoPE."""
 
 from __future__ import annotations
 

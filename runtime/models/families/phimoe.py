@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runtime.models.families.llama import llama
 from runtime.models.read.hf_config import HfConfig, rope_parameters, window
-from runtime.models.read.mixture import MIXTRAL, STACKED, mixture, num_experts
+from runtime.models.read.mixture import MIXTRAL, STACKED, checked_moe, num_experts
 from runtime.models.spec.decoder import TIED_HEAD_BIAS, DecoderSpec
 from runtime.models.spec.layer import Layer
 from runtime.models.spec.model import UnsupportedModel
@@ -28,7 +28,7 @@ def phimoe(config: HfConfig) -> DecoderSpec:
     assert attention.rope is not None
     attention = replace(attention, rope=_rope(config, attention.rope), window=window(config))
     router = Router(2, "sparsemixer", jitter=config.number("router_jitter_noise", 0.01))
-    moe = mixture(MoE(num_experts(config, 16), config.count("intermediate_size"), router))
+    moe = checked_moe(MoE(num_experts(config, 16), config.count("intermediate_size"), router))
     return replace(
         spec.with_layers(lambda _, layer: Layer(attention, moe, norm)),
         norm=norm,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from runtime.models.families.llama import llama
 from runtime.models.families.qwen_moe import shared_expert_moe, sparse
 from runtime.models.read.hf_config import FULL, HfConfig, num_layers
-from runtime.models.read.hybrid import RECURRENT, check_silu, hybrid_types, taps
+from runtime.models.read.hybrid import RECURRENT, check_silu, conv_kernel, hybrid_types
 from runtime.models.spec.attention import Attention, QKNorm
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import Mixer
@@ -83,7 +83,7 @@ def _net(config: HfConfig) -> GatedDeltaNet:
         config.count("linear_num_value_heads", 32),
         config.count("linear_key_head_dim", 128),
         config.count("linear_value_head_dim", 128),
-        taps(config, "linear_conv_kernel_dim"),
+        conv_kernel(config, "linear_conv_kernel_dim"),
         RMSNorm(config.number("rms_norm_eps", 1e-6)),
     )
     if net.num_value_heads % net.num_key_heads:

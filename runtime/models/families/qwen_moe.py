@@ -10,7 +10,7 @@ from dataclasses import replace
 from runtime.models.families.qwen2 import qwen2
 from runtime.models.families.qwen3 import qwen3
 from runtime.models.read.hf_config import FULL, SLIDING, HfConfig, num_layers
-from runtime.models.read.mixture import mixture, num_experts, with_expert_rules, with_mlps
+from runtime.models.read.mixture import checked_moe, num_experts, with_expert_rules, with_mlps
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.model import UnsupportedModel
@@ -48,7 +48,7 @@ def shared_expert_moe(config: HfConfig, intermediate_size: int, shared_size: int
 
 def _moe(config: HfConfig, intermediate_size: int) -> MoE:
     router = Router(config.count("num_experts_per_tok"), renormalize=config.flag("norm_topk_prob", False))
-    return mixture(MoE(num_experts(config, 128), config.count("moe_intermediate_size", intermediate_size), router))
+    return checked_moe(MoE(num_experts(config, 128), config.count("moe_intermediate_size", intermediate_size), router))
 
 
 def sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama whose every fourth layer does not turn, and may have a window instead."""
+"""SmolLM3: Llama whose every fourth layer has no rotary embedding, and may have a window instead."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from runtime.models.spec.model import UnsupportedModel
 
 def smollm3(config: HfConfig) -> DecoderSpec:
     config = config.with_defaults(num_key_value_heads=4, max_position_embeddings=32768, rope_theta=2e6)
-    turns, windowed = _turns(config), config.flag("use_sliding_window", False)
-    types = layer_types(config, lambda index: SLIDING if windowed and not turns[index] else FULL)
+    rotated, windowed = _rotated(config), config.flag("use_sliding_window", False)
+    types = layer_types(config, lambda index: SLIDING if windowed and not rotated[index] else FULL)
 
     def change(index: int, attention: Attention) -> Attention:
         size = window(config, types[index]) if windowed else None
-        return replace(attention, rope=attention.rope if turns[index] else None, window=size)
+        return replace(attention, rope=attention.rope if rotated[index] else None, window=size)
 
     return llama(config, "SmolLM3ForCausalLM", tied=True).with_mixers(change)
 
 
-def _turns(config: HfConfig) -> list[bool]:
+def _rotated(config: HfConfig) -> list[bool]:
     """`no_rope_layers` holds a one for each layer that has a rotary embedding, whatever its name says."""
     count, listed, interval = (
         num_layers(config),

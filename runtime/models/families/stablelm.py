@@ -1,4 +1,4 @@
-"""StableLM: Llama with layer norms, heads that turn in part, and in some models attention and MLP side by side."""
+"""StableLM: Llama with layer norms, heads that are rotated in part, and in some models attention and MLP side by side."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Zamba 2: Mamba-2's layers, before some of which one of few shared transformers looks at the stream and the embedding together.
 
-As in `nemotron_h`, steps of the Mamba layers have no lower bound, which transformers holds in prompts alone."""
+As in `nemotron_h`, dt of the Mamba layers has no lower bound, which transformers holds in prompts alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from runtime.models.read.hf_config import HfConfig, activation, decoder, rope
-from runtime.models.read.hybrid import RECURRENT, block_types, mamba2, taps
+from runtime.models.read.hybrid import RECURRENT, block_types, checked_mamba2, conv_kernel
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec, layer_name
 from runtime.models.spec.layer import AnyLayer, HybridLayer, SingleLayer
@@ -66,8 +66,8 @@ def _attention(config: HfConfig) -> Attention:
     if config.count("num_key_value_heads", num_heads) != num_heads:
         raise UnsupportedModel("config: num_key_value_heads other than num_attention_heads is not supported")
     size = width // num_heads
-    turn = rope(config, size) if config.flag("use_mem_rope", False) else None
-    return Attention(num_heads, num_heads, size, turn, score_scale=(size / 2) ** -0.5)
+    rotary = rope(config, size) if config.flag("use_mem_rope", False) else None
+    return Attention(num_heads, num_heads, size, rotary, score_scale=(size / 2) ** -0.5)
 
 
 def _mixer(config: HfConfig) -> Mamba2:
@@ -80,12 +80,12 @@ def _mixer(config: HfConfig) -> Mamba2:
         inner // num_heads,
         config.count("mamba_ngroups", 1),
         config.count("mamba_d_state", 64),
-        taps(config, "mamba_d_conv"),
+        conv_kernel(config, "mamba_d_conv"),
         RMSNorm(1e-5),
         bias=bias,
         output_bias=bias,
     )
-    return mamba2(config.changed(hidden_act="silu"), mixer)  # hidden_act is the shared MLP's
+    return checked_mamba2(config.changed(hidden_act="silu"), mixer)  # hidden_act is the shared MLP's
 
 
 def _rules(hybrids: list[int]) -> Iterator[Rule]:

@@ -24,8 +24,8 @@ from runtime.models.spec.rope import (
     YarnScaling,
 )
 
-_MOST = 1 << 31  # of any count: larger ones are typing errors, or attempts at something
-_MOST_LAYERS = 4096
+_MAX_COUNT = 1 << 31  # of any count: larger ones are typing errors, or attempts at something
+_MAX_LAYERS = 4096
 
 
 class HfConfig:
@@ -43,10 +43,10 @@ class HfConfig:
     def get(self, key: str) -> Any:
         return self._values.get(key)
 
-    def count(self, key: str, default: int | None = None, *, most: int = _MOST) -> int:
+    def count(self, key: str, default: int | None = None, *, max_value: int = _MAX_COUNT) -> int:
         value = self._value(key, default)
-        if type(value) is not int or not 0 < value <= most:
-            raise UnsupportedModel(f"config: {key} is {value!r}, not a count of 1 to {most}")
+        if type(value) is not int or not 0 < value <= max_value:
+            raise UnsupportedModel(f"config: {key} is {value!r}, not a count of 1 to {max_value}")
         return value
 
     def count_or_zero(self, key: str, default: int) -> int:
@@ -107,7 +107,7 @@ def heads(config: HfConfig, default_kv_heads: int | None = None) -> tuple[int, i
 
 
 def num_layers(config: HfConfig) -> int:
-    return config.count("num_hidden_layers", most=_MOST_LAYERS)
+    return config.count("num_hidden_layers", max_value=_MAX_LAYERS)
 
 
 _ACTIVATIONS = {
@@ -223,7 +223,7 @@ def _scaling(config: HfConfig, parameters: HfConfig, dim: int) -> RopeScaling | 
     kind = _kind(parameters)
     match kind:
         case "default" | "dynamic":
-            # Dynamic NTK scaling begins beyond max_position_embeddings, where it would turn keys anew that are already
+            # Dynamic NTK scaling begins beyond max_position_embeddings, where it would rotate keys anew that are already
             # cached. The context ends before that (`context_length`), so it never begins.
             return None
         case "factors":
@@ -242,8 +242,8 @@ def _scaling(config: HfConfig, parameters: HfConfig, dim: int) -> RopeScaling | 
         case "longrope":
             return _longrope(config, parameters, _original_positions(config, parameters), dim)
         case "proportional":
-            turned = int(parameters.number("partial_rotary_factor") * dim // 2)
-            return ProportionalScaling(turned, parameters.number("factor", 1.0))
+            rotary_pairs = int(parameters.number("partial_rotary_factor") * dim // 2)
+            return ProportionalScaling(rotary_pairs, parameters.number("factor", 1.0))
     raise UnsupportedModel(
         f"config: rope_type {kind!r} is not supported; "
         "supported: default, linear, dynamic, llama3, yarn, longrope, proportional"

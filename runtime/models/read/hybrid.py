@@ -46,14 +46,14 @@ def indices(config: HfConfig, key: str) -> list[int]:
     return listed
 
 
-def taps(config: HfConfig, key: str, default: int = 4) -> int:
+def conv_kernel(config: HfConfig, key: str, default: int = 4) -> int:
     count = config.count(key, default)
     if count < 2:
         raise UnsupportedModel(f"config: {key} is {count}: a convolution over one token is none")
     return count
 
 
-def mamba2(config: HfConfig, mixer: Mamba2, act: str = "hidden_act") -> Mamba2:
+def checked_mamba2(config: HfConfig, mixer: Mamba2, act: str = "hidden_act") -> Mamba2:
     """The same, if its numbers fit each other and nothing unknown is asked of it."""
     if mixer.num_heads % mixer.num_groups:
         raise UnsupportedModel(f"config: {mixer.num_heads} heads do not share {mixer.num_groups} groups evenly")
@@ -83,10 +83,10 @@ def bamba_mixer(config: HfConfig) -> Mamba2:
         head_size,
         config.count("mamba_n_groups", 1),
         config.count("mamba_d_state", 256),
-        taps(config, "mamba_d_conv"),
+        conv_kernel(config, "mamba_d_conv"),
         RMSNorm(config.number("rms_norm_eps", 1e-6)),
         bias=config.flag("mamba_proj_bias", False),
         conv_bias=config.flag("mamba_conv_bias", True),
         output_bias=config.flag("mamba_proj_bias", False),
     )
-    return mamba2(config, mixer)
+    return checked_mamba2(config, mixer)

@@ -14,7 +14,7 @@ from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.moe import MoE, Router
 from runtime.weights.rules import Rule, merge, rename, stack
 
-MOST_EXPERTS = 4096
+MAX_EXPERTS = 4096
 
 STACKED: tuple[Rule, ...] = (
     *LLAMA_RULES,
@@ -48,11 +48,12 @@ def num_experts(config: HfConfig, default: int) -> int:
     """Under any of the names it has had."""
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     key = next((key for key in keys if key in config), keys[0])
-    return config.count(key, default, most=MOST_EXPERTS)
+    return config.count(key, default, max_value=MAX_EXPERTS)
 
 
 def sigmoid_router(config: HfConfig) -> Router:
-    """DeepSeek-V3's, and of those that came after it: experts are scored alone and chosen by groups, with a correction."""
+    """DeepSeek-V3's, and of those that came after it: experts are scored alone, and chosen by groups with an
+    e_score_correction_bias."""
     return Router(
         config.count("num_experts_per_tok"),
         "sigmoid",
@@ -61,12 +62,12 @@ def sigmoid_router(config: HfConfig) -> Router:
         num_groups=config.count("n_group", 1),
         top_groups=config.count("topk_group", 1),
         group_score="top-2 sum",
-        correction=True,
+        e_score_correction_bias=True,
         float32=True,
     )
 
 
-def mixture(moe: MoE) -> MoE:
+def checked_moe(moe: MoE) -> MoE:
     """The same, if its numbers fit each other."""
     router, experts = moe.router, moe.num_experts
     if router.top_k > experts:

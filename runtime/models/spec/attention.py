@@ -32,7 +32,7 @@ class NormScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QKNorm:
-    """A norm of q and one of k, before they turn."""
+    """A norm of q and one of k, before they are rotated."""
 
     norm: Norm
     over: NormScope = NormScope.HEAD
@@ -53,7 +53,7 @@ class AttentionTemperature:
 class Attention:
     """Attention over the paged context, grouped queries, each of which sees what `mask` shows it.
 
-    `rope` None: q and k do not turn. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
+    `rope` None: no rotary embedding. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
     and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
     takes its share of the softmax and adds nothing. `alibi`: each head's slope, which scores lose for every token
@@ -114,7 +114,7 @@ class Attention:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Attention):
     """Multi-head latent attention (DeepSeek-V2, 2024): what is cached is one vector a token, a latent of `rank` dims and a key
-    that turns; a matrix for each head makes a key of `key_size` dims and a value of `value_size` of the latent.
+    that is rotated; a matrix for each head makes a key of `key_size` dims and a value of `value_size` of the latent.
 
     As attention it has one kv head, of the size of that vector, whose values are the latents. `query_rank`: queries come out
     of a latent of their own, of so many dims; None for none. `norm`: of both latents. `bias`: of the projections into
@@ -130,8 +130,8 @@ class LatentAttention(Attention):
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into the latent, out of all heads, and one or two that make queries."""
-        name, turned = f"{layer}.self_attn", self.head_size - self.rank
-        queries, values = self.num_heads * (self.key_size + turned), self.num_heads * self.value_size
+        name, rotary_dim = f"{layer}.self_attn", self.head_size - self.rank
+        queries, values = self.num_heads * (self.key_size + rotary_dim), self.num_heads * self.value_size
         ends = (
             Linear(f"{name}.kv_a_proj_with_mqa", self.head_size, hidden_size, self.bias),
             Linear(f"{name}.o_proj", hidden_size, values, self.bias, reduce=True),

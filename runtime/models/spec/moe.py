@@ -15,7 +15,7 @@ from runtime.weights.rules import Parameter
 class Router:
     """Which experts a token takes, and with which weights: `ops.Routing`, which says what the rules mean.
 
-    `correction`: a bias for each expert's score that only choosing sees. `float32`: the router computes in that precision
+    `e_score_correction_bias`: one for each expert's score that only choosing sees. `float32`: the router computes in that precision
     whatever the model's."""
 
     top_k: int
@@ -28,7 +28,7 @@ class Router:
     min_sum: float = 1e-20
     jitter: float = 0.0
     bias: bool = False
-    correction: bool = False
+    e_score_correction_bias: bool = False
     float32: bool = False
 
 
@@ -114,7 +114,7 @@ class MoE:
     def shared_gate_linear(self, layer: str, hidden_size: int) -> Linear:
         return Linear(f"{layer}.mlp.shared_expert_gate", 1, hidden_size)
 
-    def correction_name(self, layer: str) -> str:
+    def correction_bias_name(self, layer: str) -> str:
         return f"{layer}.mlp.gate.e_score_correction_bias"
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
@@ -126,6 +126,6 @@ class MoE:
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
         for linear in self.linears(layer, hidden_size):
             yield from linear.parameters()
-        if self.router.correction:
-            yield Parameter(self.correction_name(layer), (self.num_experts,), float32=True)
+        if self.router.e_score_correction_bias:
+            yield Parameter(self.correction_bias_name(layer), (self.num_experts,), float32=True)
         yield from self.experts(layer, hidden_size).parameters()

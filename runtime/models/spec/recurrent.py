@@ -11,25 +11,25 @@ from runtime.models.spec.norm import RMSNorm
 from runtime.weights.rules import Parameter
 
 
-def _conv_parameters(name: str, channels: int, taps: int, bias: bool) -> Iterator[Parameter]:
+def _conv_parameters(name: str, channels: int, conv_kernel: int, bias: bool) -> Iterator[Parameter]:
     """Of a convolution over time, each channel by itself."""
     if bias:
         yield Parameter(f"{name}.bias", (channels,))
-    yield Parameter(f"{name}.weight", (channels, 1, taps))
+    yield Parameter(f"{name}.weight", (channels, 1, conv_kernel))
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """State space layer of heads (Dao and Gu 2024): its input is convolved over the last `taps` tokens, then `ops.ScanHeads`
-    says what it remembers. The output is multiplied by silu of a gate; `norm`: of the product (`gate_first`) or of the output
+    """State space layer of heads (Dao and Gu 2024): its input is convolved over the last `conv_kernel` tokens, then `ops.ScanHeads`
+    says how its state changes. The output is multiplied by silu of a gate; `norm`: of the product (`gate_first`) or of the output
     alone, by group. `bias`, `output_bias`: of the two projections. `multipliers`: of what the first gives as gate, x, B, C
-    and steps."""
+    and dt."""
 
     num_heads: int
     head_size: int
     num_groups: int
     state_size: int
-    taps: int
+    conv_kernel: int
     norm: RMSNorm | None
     bias: bool = False
     conv_bias: bool = True
@@ -49,11 +49,13 @@ class Mamba2:
     @property
     def memory_kind(self) -> State:
         return State(
-            RecurrentStateSpec(((self.taps - 1, self.channels), (self.num_heads, self.head_size, self.state_size)))
+            RecurrentStateSpec(
+                ((self.conv_kernel - 1, self.channels), (self.num_heads, self.head_size, self.state_size))
+            )
         )
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Into gate, channels and steps; and out."""
+        """The projection into gate, channels and dt; and the one out."""
         into = self.inner_size + self.channels + self.num_heads
         return (
             Linear(f"{layer}.mamba.in_proj", into, hidden_size, self.bias),
@@ -63,7 +65,7 @@ class Mamba2:
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
         for linear in self.linears(layer, hidden_size):
             yield from linear.parameters()
-        yield from _conv_parameters(f"{layer}.mamba.conv1d", self.channels, self.taps, self.conv_bias)
+        yield from _conv_parameters(f"{layer}.mamba.conv1d", self.channels, self.conv_kernel, self.conv_bias)
         for name in ("A_log", "D", "dt_bias"):
             yield Parameter(f"{layer}.mamba.{name}", (self.num_heads,), float32=True)
         if self.norm is not None:
@@ -73,13 +75,13 @@ class Mamba2:
 @dataclass(frozen=True, slots=True)
 class Mamba:
     """State space layer of channels (Gu and Dao 2023), each with a state of `state_size` dims that forget at rates of their own.
-    Steps come out of `rank` dims. `norm`: of those dims, of B and of C, each with weights of its own, or with none
+    dt comes out of `rank` dims. `norm`: of those dims, of B and of C, each with weights of its own, or with none
     (`norm_weights`). `bias` of the projections in and out."""
 
     inner_size: int
     state_size: int
     rank: int
-    taps: int
+    conv_kernel: int
     norm: RMSNorm | None = None
     norm_weights: bool = True
     bias: bool = False
@@ -87,10 +89,10 @@ class Mamba:
 
     @property
     def memory_kind(self) -> State:
-        return State(RecurrentStateSpec(((self.taps - 1, self.inner_size), (self.inner_size, self.state_size))))
+        return State(RecurrentStateSpec(((self.conv_kernel - 1, self.inner_size), (self.inner_size, self.state_size))))
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Into x and gate, out, into steps, B and C, and from few dims to steps."""
+        """The projections into x and gate, out, into dt, B and C, and from the few dims of dt to all."""
         name, inner = f"{layer}.mamba", self.inner_size
         return (
             Linear(f"{name}.in_proj", 2 * inner, hidden_size, self.bias),
@@ -103,7 +105,7 @@ class Mamba:
         for linear in self.linears(layer, hidden_size):
             yield from linear.parameters()
         name = f"{layer}.mamba"
-        yield from _conv_parameters(f"{name}.conv1d", self.inner_size, self.taps, self.conv_bias)
+        yield from _conv_parameters(f"{name}.conv1d", self.inner_size, self.conv_kernel, self.conv_bias)
         yield Parameter(f"{name}.A_log", (self.inner_size, self.state_size), float32=True)
         yield Parameter(f"{name}.D", (self.inner_size,), float32=True)
         if self.norm is not None and self.norm_weights:
@@ -114,14 +116,14 @@ class Mamba:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    """Linear attention by the gated delta rule (Yang et al. 2024): q, k and v are convolved over the last `taps` tokens, then
-    `ops.DeltaHeads` says what is remembered. `norm`: of each head's output, before it is multiplied by silu of a gate."""
+    """Linear attention by the gated delta rule (Yang et al. 2024): q, k and v are convolved over the last `conv_kernel` tokens,
+    then `ops.DeltaHeads` says how the state changes. `norm`: of each head's output, before it is multiplied by silu of a gate."""
 
     num_key_heads: int
     num_value_heads: int
     key_size: int
     value_size: int
-    taps: int
+    conv_kernel: int
     norm: RMSNorm
 
     @property
@@ -130,17 +132,19 @@ class GatedDeltaNet:
 
     @property
     def channels(self) -> int:
-        """That are convolved: of q, k and v."""
+        """Number of convolved channels: those of q, k and v."""
         return 2 * self.num_key_heads * self.key_size + self.inner_size
 
     @property
     def memory_kind(self) -> State:
         return State(
-            RecurrentStateSpec(((self.taps - 1, self.channels), (self.num_value_heads, self.key_size, self.value_size)))
+            RecurrentStateSpec(
+                ((self.conv_kernel - 1, self.channels), (self.num_value_heads, self.key_size, self.value_size))
+            )
         )
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Into q, k, v and gate, out, and into what two rates of each head are made of."""
+        """The projections into q, k, v and gate, out, and into b and a of each head."""
         name, sizes = f"{layer}.linear_attn", (self.channels, self.inner_size)
         return (
             Linear(f"{name}.in_proj_qkvz", sum(sizes), hidden_size, parts=sizes),
@@ -152,7 +156,7 @@ class GatedDeltaNet:
         for linear in self.linears(layer, hidden_size):
             yield from linear.parameters()
         name = f"{layer}.linear_attn"
-        yield from _conv_parameters(f"{name}.conv1d", self.channels, self.taps, bias=False)
+        yield from _conv_parameters(f"{name}.conv1d", self.channels, self.conv_kernel, bias=False)
         for each in ("A_log", "dt_bias"):
             yield Parameter(f"{name}.{each}", (self.num_value_heads,), float32=True)
         yield from self.norm.parameters(f"{name}.norm", self.value_size)
@@ -160,15 +164,15 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """c * conv(b * x), where b, c and x are projections of the input and the convolution is over the last `taps` tokens."""
+    """c * conv(b * x), where b, c and x are projections of the input and the convolution is over the last `conv_kernel` tokens."""
 
-    taps: int
+    conv_kernel: int
     size: int
     bias: bool = False
 
     @property
     def memory_kind(self) -> State:
-        return State(RecurrentStateSpec(((self.taps - 1, self.size),)))
+        return State(RecurrentStateSpec(((self.conv_kernel - 1, self.size),)))
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
         """Into b, c and x; and out."""
@@ -180,7 +184,7 @@ class ShortConv:
     def parameters(self, layer: str, hidden_size: int) -> Iterator[Parameter]:
         for linear in self.linears(layer, hidden_size):
             yield from linear.parameters()
-        yield from _conv_parameters(f"{layer}.conv.conv", self.size, self.taps, self.bias)
+        yield from _conv_parameters(f"{layer}.conv.conv", self.size, self.conv_kernel, self.bias)
 
 
 Recurrent = Mamba2 | Mamba | GatedDeltaNet | ShortConv

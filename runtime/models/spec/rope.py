@@ -1,4 +1,4 @@
-"""Rotary embeddings: how fast each pair of a head's dims turns, and how that is scaled for long contexts."""
+"""Rotary embeddings: by what angle each pair of a head's dims is rotated, and how that is scaled for long contexts."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Only the first `turned` pairs turn, as they would if all did; frequencies divided by `factor`."""
+    """Only the first `rotary_pairs` pairs are rotated, as they would be if all were; frequencies divided by `factor`."""
 
-    turned: int
+    rotary_pairs: int
     factor: float
 
 

@@ -90,7 +90,7 @@ class TransformersModel:
         self.weights_bytes = linears_bytes + sum(parameter.nbytes for parameter in causal.parameters())
         self._base: nn.Module = getattr(causal, base)
         self._head = Head(causal, base)
-        cos_sin = cos_sin_table(None, 1).to(device)  # the modules turn queries and keys themselves
+        cos_sin = cos_sin_table(None, 1).to(device)  # the modules rotate queries and keys themselves
         self._layers = [_PagedLayer(call, cos_sin) for call in spec.calls]
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Self:

@@ -36,7 +36,7 @@ VISION = {
     "patch_size": 14,
 }  # fmt: skip
 OF_SEVERAL_PARTS = {"text_config": SMALL, "vision_config": VISION, "audio_config": None}
-MOST_PARAMETERS = 10_000_000
+MAX_PARAMETERS = 10_000_000
 
 
 class NoSmallModel(Exception):
@@ -64,7 +64,7 @@ def run(architecture: str, folder: Path) -> None:
 def _save(architecture: str, kind: str, sizes: dict[str, Any], folder: Path) -> None:
     model_class, config = getattr(transformers, architecture), CONFIG_MAPPING[kind](**sizes)
     with torch.device("meta"):
-        if sum(parameter.numel() for parameter in model_class(config).parameters()) > MOST_PARAMETERS:
+        if sum(parameter.numel() for parameter in model_class(config).parameters()) > MAX_PARAMETERS:
             raise NoSmallModel("its config has sizes of other names")
     torch.manual_seed(1)
     model = model_class(config).float().eval()
