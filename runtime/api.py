@@ -247,7 +247,7 @@ class ModelInfo:
     num_kv_blocks: int
     kv_block_size: int  # tokens
     kv_cache_bytes: int
-    most_long_sequences: float  # of max_model_len tokens, that the KV cache holds at a time
+    max_concurrency: float  # of max_model_len tokens, that the KV cache holds at a time
     prefix_caching: bool
     max_num_seqs: int
 

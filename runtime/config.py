@@ -83,8 +83,8 @@ class EnginePlan:
         return self.num_kv_blocks * self.layout.block_bytes
 
     @property
-    def most_long_sequences(self) -> float:
-        """Of the greatest length, that the KV cache holds at a time; without one, as many as there are rows."""
+    def max_concurrency(self) -> float:
+        """Sequences of `max_model_len` tokens that the KV cache holds at a time; without a cache, as many as there are rows."""
         blocks = self.layout.max_blocks(self.max_model_len, self.max_num_batched_tokens)
         return self.num_kv_blocks / blocks if blocks else float(self.max_num_seqs)
 

@@ -48,7 +48,7 @@ STALL_S = 120.0  # a step older than this is a hang, not a long prompt
 NOT_FINITE_ERROR = "the model's output for this request is not finite"
 
 
-def _least_output(request: Request) -> int:
+def _min_output(request: Request) -> int:
     """Tokens that there must be room for behind the prompt."""
     return min(request.params.max_tokens, 1) if isinstance(request.params, SamplingParams) else 0
 
@@ -285,7 +285,7 @@ class Engine:
             check_ids(request.prompt_ids, self._model.vocab_size)
         elif prepared.token_ids is not request.prompt_ids or prepared.cache_salt != request.cache_salt:
             raise ValueError(f"request {request.id} brings what was prepared for another prompt")
-        if len(request.prompt_ids) + _least_output(request) > self._model.max_model_len:
+        if len(request.prompt_ids) + _min_output(request) > self._model.max_model_len:
             raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
 
     def _sequence(self, request: Request) -> Sequence:

@@ -79,7 +79,7 @@ def summary(served: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (
             "KV cache",
-            f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks hold {model.most_long_sequences:,.1f} sequences "
+            f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks hold {model.max_concurrency:,.1f} sequences "
             f"of {model.max_model_len:,} tokens; prefix caching {caching}",
         ),
         ("responses", _kept(config)),

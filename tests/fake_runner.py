@@ -210,7 +210,7 @@ def model_info(**changes) -> ModelInfo:
         "architecture": "FakeForCausalLM", "max_model_len": 64, "vocab_size": 1000, "eos_token_ids": frozenset({999}),
         "dtype": "float32", "device": "cpu", "num_parameters": 1, "weights_bytes": 4, "num_kv_blocks": 64,
         "kv_block_size": 4, "kv_cache_bytes": 1, "max_num_seqs": 8,
-        "most_long_sequences": 4.0, "prefix_caching": True,
+        "max_concurrency": 4.0, "prefix_caching": True,
     }  # fmt: skip
     return ModelInfo(**{**facts, **changes})
 

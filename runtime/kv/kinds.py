@@ -22,7 +22,7 @@ _ALL = sys.maxsize  # tokens that one entry is about which is about all of them
 
 @dataclass(frozen=True, slots=True)
 class KVDtype:
-    """As what numbers are kept: `name` is torch's; behind those of each head of a token lie `scale_bytes`."""
+    """A dtype of the KV cache: `name` is torch's; behind those of each head of a token lie `scale_bytes`."""
 
     name: str
     element_bytes: int
@@ -43,7 +43,7 @@ class AttentionKVSpec:
     dtype: KVDtype | None = None
 
     @property
-    def num_columns(self) -> int:
+    def num_kv_tensors(self) -> int:
         return 1 if self.latent else 2
 
     @property
@@ -55,12 +55,12 @@ class AttentionKVSpec:
 
     @property
     def elements(self) -> int:
-        """Of one head of one token, its scales, in such elements, among them."""
+        """Elements of one head of one token, its scales among them."""
         return self.head_size + self.kept_as.scale_bytes // self.kept_as.element_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Of a column."""
+        """Bytes of one token in a page."""
         return self.num_kv_heads * (self.head_size * self.kept_as.element_bytes + self.kept_as.scale_bytes)
 
 
@@ -72,7 +72,7 @@ class RecurrentStateSpec:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each tensor begins, in bytes, and where all end."""
+        """The byte at which each tensor begins, and the one at which all end."""
         sizes = (-(-FLOAT32.element_bytes * prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes)
         return tuple(accumulate(sizes, initial=0))
 
@@ -90,8 +90,8 @@ class _Kind:
     no_prefix_reason: ClassVar[str | None] = None  # why no cached block is ever a hit
 
     @property
-    def num_columns(self) -> int:
-        """Of a block, that one layer takes."""
+    def num_kv_tensors(self) -> int:
+        """KV tensors in which one layer has a page of a block."""
         return 1
 
     def with_dtype(self, dtype: KVDtype) -> Self:
@@ -102,7 +102,7 @@ class _Kind:
         return _ALL
 
     def num_entries(self, num_tokens: int, block_size: int) -> int:
-        """That `num_tokens` tokens, from the sequence's first on, take."""
+        """Entries that `num_tokens` tokens, from the sequence's first on, take."""
         return -(-num_tokens // self.entry_tokens(block_size))
 
     def num_tokens(self, num_entries: int, block_size: int) -> int:
@@ -110,7 +110,7 @@ class _Kind:
         return min(num_entries * self.entry_tokens(block_size), _ALL)
 
     def max_entries(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
-        """That a sequence of `num_tokens`, computed in steps of up to `max_step_tokens`, has at a time."""
+        """The most entries that a sequence of `num_tokens`, computed in steps of up to `max_step_tokens`, has at a time."""
         return self.num_entries(num_tokens, block_size)
 
     def first_seen(self, position: int) -> int:
@@ -134,8 +134,8 @@ class _Attention(_Kind):
     kv: AttentionKVSpec
 
     @property
-    def num_columns(self) -> int:
-        return self.kv.num_columns
+    def num_kv_tensors(self) -> int:
+        return self.kv.num_kv_tensors
 
 
 class _Tokens(_Attention):
@@ -187,7 +187,7 @@ class Window(_Tokens):
         return max(0, position + 1 - self.window)
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
-        """From there on the window gives back as many as it takes."""
+        """As for all kinds: from there on the window gives back as many as it takes."""
         return min(num_tokens, self.first_seen(start) + self.window - 1 + max_step_tokens)
 
     def longest_prefix(
@@ -238,7 +238,7 @@ class Nothing(_Kind):
     no_prefix_reason = "layers without memory see nothing that was computed before"
 
     @property
-    def num_columns(self) -> int:
+    def num_kv_tensors(self) -> int:
         return 0
 
     def num_entries(self, num_tokens: int, block_size: int) -> int:

@@ -1,6 +1,6 @@
-"""KV cache: the tensors behind block ids, one for each column of a block.
+"""KV cache: the tensors behind block ids, each with a page of every block.
 
-Layers of different groups share a column: which of them a block belongs to, only the block tables tell."""
+Layers of different groups share a tensor: to which of them a block belongs, only the block tables tell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kv.kinds import AttentionKVSpec, MemoryKind, Nothing, RecurrentStateSpec, State
-from runtime.kv.layout import KVLayout, LayerPlace
+from runtime.kv.layout import KVLayout, LayerPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class LayerKV:
     Of attention keys and values, [num_blocks, num_kv_heads, block_size, head_size] each: a block of one head is contiguous,
     which is what attention streams; a cache with scales is wider by the layout's `scale_bytes`. Where values are part of the
     keys, they are the same tensor. Of a recurrent layer its state's tensors, [num_blocks, *shape] float32, of which only a block
-    is contiguous. Of a layer without memory nothing. `table`: which of a step's block tables is this layer's."""
+    is contiguous. Of a layer without any, nothing. `table`: which of a step's block tables is this layer's."""
 
     tensors: tuple[torch.Tensor, ...]
     table: int = 0
@@ -30,44 +30,44 @@ class KVCache:
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self._layout = layout
-        self._columns = [
-            torch.empty(num_blocks * layout.column_bytes, dtype=torch.uint8, device=device)
-            for _ in range(layout.num_columns)
+        self._kv_tensors = [
+            torch.empty(num_blocks * layout.page_bytes, dtype=torch.uint8, device=device)
+            for _ in range(layout.num_kv_tensors)
         ]
         self.layers = [
-            LayerKV(self._tensors(kind, place), place.table)
-            for kind, place in zip(layout.kinds, layout.places, strict=True)
+            LayerKV(self._tensors(kind, placement), placement.table)
+            for kind, placement in zip(layout.kinds, layout.placements, strict=True)
         ]
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Blocks `sources` of the pool to `targets`, both [N] int64 on the cache's device, whatever their layers keep in them:
         all are read before any is written."""
-        for column in self._columns:
-            blocks = column.view(-1, self._layout.column_bytes)
+        for tensor in self._kv_tensors:
+            blocks = tensor.view(-1, self._layout.page_bytes)
             blocks[targets] = blocks[sources]
 
-    def _tensors(self, kind: MemoryKind, place: LayerPlace) -> tuple[torch.Tensor, ...]:
+    def _tensors(self, kind: MemoryKind, placement: LayerPlacement) -> tuple[torch.Tensor, ...]:
         match kind:
             case Nothing():
                 return ()
             case State(state):
-                return self._state(state, place)
+                return self._state(state, placement)
             case _:
-                keys, *values = (self._blocks(kind.kv, place, column) for column in place.columns)
+                keys, *values = (self._blocks(kind.kv, placement, number) for number in placement.kv_tensors)
                 return keys, *(values or [keys])
 
-    def _blocks(self, kv: AttentionKVSpec, place: LayerPlace, column: int) -> torch.Tensor:
-        """Blocks of one layer as kernels count them, of which `place.parts` or more lie in one of the pool's."""
+    def _blocks(self, kv: AttentionKVSpec, placement: LayerPlacement, number: int) -> torch.Tensor:
+        """Blocks of one layer as kernels count them, of which `placement.num_sub_slots` or more lie in one of the pool's."""
         shape = kv.num_kv_heads, self._layout.kernel_block_size, kv.elements
         dtype = getattr(torch, kv.kept_as.name)
-        return self._columns[column].view(dtype).view(-1, *shape)[place.part :]
+        return self._kv_tensors[number].view(dtype).view(-1, *shape)[placement.sub_slot :]
 
-    def _state(self, state: RecurrentStateSpec, place: LayerPlace) -> tuple[torch.Tensor, ...]:
-        slots = self._columns[place.columns[0]].view(-1, self._layout.column_bytes)
-        start = place.part * state.num_bytes
+    def _state(self, state: RecurrentStateSpec, placement: LayerPlacement) -> tuple[torch.Tensor, ...]:
+        states = self._kv_tensors[placement.kv_tensors[0]].view(-1, self._layout.page_bytes)
+        start = placement.sub_slot * state.num_bytes
         tensors = []
         for shape, offset in zip(state.shapes, state.offsets, strict=False):
             size = 4 * torch.Size(shape).numel()
-            flat = slots[:, start + offset : start + offset + size].view(torch.float32)
+            flat = states[:, start + offset : start + offset + size].view(torch.float32)
             tensors.append(flat.view(-1, *shape))
         return tuple(tensors)

@@ -1,10 +1,10 @@
 """KV layout: what one block holds, what that costs in bytes, and which layers share a block table.
 
-A block is a row of columns of equal size. A column holds, of one layer, the keys of `block_size` tokens or their values, or
-the state that a recurrent layer has of a whole sequence. Layers whose memory is of one kind are a group: they keep and free
-blocks together. Any group can use any block of the one pool; a group of more layers than a block has columns takes several
-blocks for the same tokens. Where states are larger than the keys of 16 tokens, blocks are of more tokens, and kernels, which
-know only small blocks, count those in them. Numbers only, no tensors."""
+A block is one page of each of several KV tensors, all pages of equal size. A page holds, of one layer, the keys of `block_size`
+tokens or their values, or the state that a recurrent layer has of a whole sequence. Layers whose memory is of one kind are a group:
+they keep and free blocks together. Any group can use any block of the one pool; a group of more layers than there are KV tensors
+takes several blocks for the same tokens. Where states are larger than the keys of 16 tokens, blocks are of more tokens, and
+kernels, which know only small blocks, count those in them. Numbers only, no tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from math import lcm
 from runtime.kv.kinds import ALIGNMENT, MemoryKind, Nothing, State, Window
 
 BLOCK_SIZE = 16  # tokens in a block as kernels count them
-_MAX_WASTE = 1 / 8  # of a group's columns, for the sake of fewer block tables
+_MAX_WASTE = 1 / 8  # of a group's pages, for the sake of fewer block tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LayerGroup:
         return isinstance(self.kind, State)
 
     def num_blocks(self, num_tokens: int, block_size: int) -> int:
-        """For all tokens of a sequence of `num_tokens`."""
+        """Blocks for all tokens of a sequence of `num_tokens`."""
         return self.kind.num_entries(num_tokens, block_size) * self.width
 
     def first_seen(self, position: int) -> int:
@@ -46,33 +46,33 @@ class LayerGroup:
         return self.kind.reserved_to(start, num_tokens, max_step_tokens)
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
-        """That a sequence of `num_tokens` has at a time."""
+        """The most blocks that a sequence of `num_tokens` has at a time."""
         return self.kind.max_entries(num_tokens, max_step_tokens, block_size) * self.width
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPlace:
-    """Where a layer's memory lies: in the blocks of which of a step's block `table`s, in which of a block's `columns` (that of
-    keys and that of values, or the only one), and in which `part` of the `parts` equal parts of these."""
+class LayerPlacement:
+    """Where a layer's KV cache or state lies: in the blocks of which of a step's block `table`s, in which of the `kv_tensors` (that
+    of keys and that of values, or the only one), and in which `sub_slot` of the `num_sub_slots` equal ones of a page."""
 
     table: int
-    columns: tuple[int, ...]
-    part: int = 0
-    parts: int = 1
+    kv_tensors: tuple[int, ...]
+    sub_slot: int = 0
+    num_sub_slots: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """`kinds` and their `places`, one entry each; a layer of a model has as many entries as it keeps things, be it none. A group
-    has `width` of a step's tables, one behind another; groups of states are the last.
+    """`kinds` and their `placements`, one entry each; a layer of a model has as many entries as it keeps things, be it none. A
+    group has `width` of a step's tables, one behind another; groups of states are the last.
 
-    A block is `num_columns` of `column_bytes`. `block_size` tokens are a whole number of blocks of `kernel_block_size`."""
+    A block is `num_kv_tensors` pages of `page_bytes`. `block_size` tokens are a whole number of blocks of `kernel_block_size`."""
 
     kinds: tuple[MemoryKind, ...]
-    places: tuple[LayerPlace, ...]
+    placements: tuple[LayerPlacement, ...]
     groups: tuple[LayerGroup, ...]
-    num_columns: int
-    column_bytes: int
+    num_kv_tensors: int
+    page_bytes: int
     block_size: int
     kernel_block_size: int
 
@@ -83,33 +83,37 @@ class KVLayout:
         for index, kind in enumerate(kinds):
             members.setdefault(kind, []).append(index)
         distinct = sorted(members, key=lambda kind: kind.order)
-        column_bytes, block_size = _column(distinct, kernel_block_size)
+        page_bytes, block_size = _page(distinct, kernel_block_size)
 
-        def parts(kind: MemoryKind) -> int:
-            """Layers of that kind which share a column."""
+        def num_sub_slots(kind: MemoryKind) -> int:
+            """Layers of that kind which share a page."""
             match kind:
                 case Nothing():
                     return 1
                 case State(state):
-                    return column_bytes // state.num_bytes
+                    return page_bytes // state.num_bytes
                 case _:
-                    return column_bytes // (block_size * kind.kv.token_bytes)
+                    return page_bytes // (block_size * kind.kv.token_bytes)
 
-        num_columns = _columns(
-            [(-(-len(members[kind]) // parts(kind)), kind.num_columns) for kind in distinct if kind.num_columns]
+        num_kv_tensors = _num_kv_tensors(
+            [
+                (-(-len(members[kind]) // num_sub_slots(kind)), kind.num_kv_tensors)
+                for kind in distinct
+                if kind.num_kv_tensors
+            ]
         )
-        places: dict[int, LayerPlace] = {}
+        placements: dict[int, LayerPlacement] = {}
         groups: list[LayerGroup] = []
         for kind in distinct:
-            first_table, taken, table = sum(group.width for group in groups), kind.num_columns, 0
+            first_table, taken, table = sum(group.width for group in groups), kind.num_kv_tensors, 0
             for number, index in enumerate(members[kind]):
-                turn, part = divmod(number, parts(kind))
-                table, turn = divmod(turn, num_columns // taken) if taken else (0, 0)
-                columns = tuple(range(turn * taken, (turn + 1) * taken))
-                places[index] = LayerPlace(first_table + table, columns, part, parts(kind))
+                nth, sub_slot = divmod(number, num_sub_slots(kind))
+                table, nth = divmod(nth, num_kv_tensors // taken) if taken else (0, 0)
+                kv_tensors = tuple(range(nth * taken, (nth + 1) * taken))
+                placements[index] = LayerPlacement(first_table + table, kv_tensors, sub_slot, num_sub_slots(kind))
             groups.append(LayerGroup(kind, table + 1))
         return cls(
-            kinds, tuple(places[index] for index in range(len(kinds))), tuple(groups), num_columns, column_bytes,
+            kinds, tuple(placements[index] for index in range(len(kinds))), tuple(groups), num_kv_tensors, page_bytes,
             block_size, kernel_block_size,
         )  # fmt: skip
 
@@ -128,16 +132,16 @@ class KVLayout:
 
     @property
     def block_bytes(self) -> int:
-        return self.num_columns * self.column_bytes
+        return self.num_kv_tensors * self.page_bytes
 
     @property
-    def parts(self) -> tuple[int, ...]:
-        """Of a column, in each table: kernels count blocks of one layer, which are that many to a block of the pool."""
-        by_table = {place.table: place.parts for place in self.places}
+    def num_sub_slots(self) -> tuple[int, ...]:
+        """Sub-slots of a page, by block table: kernels count blocks of one layer, which are that many to a block of the pool."""
+        by_table = {placement.table: placement.num_sub_slots for placement in self.placements}
         return tuple(by_table[table] for table in range(self.num_tables))
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """That a sequence of `num_tokens` has at a time, computed in steps of up to `max_step_tokens`."""
+        """The most blocks that a sequence of `num_tokens` has at a time, computed in steps of up to `max_step_tokens`."""
         return sum(group.max_blocks(num_tokens, max_step_tokens, self.block_size) for group in self.groups)
 
     def longest(self, num_blocks: int, max_step_tokens: int, limit: int) -> int:
@@ -147,18 +151,18 @@ class KVLayout:
         )
 
     def describe(self) -> str:
-        """For people: who shares blocks."""
+        """One line for people: which layers share blocks."""
         shares, first = [], 0
         for group in self.groups:
-            num = sum(first <= place.table < first + group.width for place in self.places)
+            num = sum(first <= placement.table < first + group.width for placement in self.placements)
             per = f"{self.block_size} tokens" if group.kind.grows else "a sequence"
             shares.append(f"{num} layers {group.kind}: {group.num_blocks(1, self.block_size)} for {per}")
             first += group.width
         return f"KV blocks of {self.block_bytes:,} bytes are shared by groups of layers; {'; '.join(shares)}"
 
 
-def _column(kinds: list[MemoryKind], kernel_block_size: int) -> tuple[int, int]:
-    """Bytes of a column, and tokens of a block: keys of each kind fill one, and the largest state fits in it."""
+def _page(kinds: list[MemoryKind], kernel_block_size: int) -> tuple[int, int]:
+    """Bytes of a page, and tokens of a block: keys of each kind fill one, and the largest state fits in it."""
     tokens = [kind.kv.token_bytes for kind in kinds if not isinstance(kind, State | Nothing)]
     state_bytes = max((kind.state.num_bytes for kind in kinds if isinstance(kind, State)), default=0)
     if not tokens:  # then no token takes any
@@ -168,17 +172,17 @@ def _column(kinds: list[MemoryKind], kernel_block_size: int) -> tuple[int, int]:
     return size * small_bytes, size * kernel_block_size
 
 
-def _columns(kinds: list[tuple[int, int]]) -> int:
-    """How many to a block, for kinds of layers that take so many times so many columns, the latter in one block: those that make
+def _num_kv_tensors(kinds: list[tuple[int, int]]) -> int:
+    """How many KV tensors, for kinds of layers that take so many times so many pages, the latter in one block: as many as make
     the fewest tables among those that waste little, and of them those that waste least."""
 
     def num_tables(num: int) -> list[int]:
-        return [-(-times // (num // columns)) for times, columns in kinds]
+        return [-(-times // (num // pages)) for times, pages in kinds]
 
     def waste(num: int) -> float:
-        """Of the kind that has most of it."""
+        """The share of pages that lie idle, of the kind that has most of them."""
         each = zip(kinds, num_tables(num), strict=True)
-        return max(1 - times * columns / (num * tables) for (times, columns), tables in each)
+        return max(1 - times * pages / (num * tables) for (times, pages), tables in each)
 
     def cost(num: int) -> tuple[float, int, int]:
         tables = sum(num_tables(num))
@@ -186,5 +190,5 @@ def _columns(kinds: list[tuple[int, int]]) -> int:
 
     if not kinds:
         return 0
-    least = max(columns for _, columns in kinds)
-    return min(range(least, max(times * columns for times, columns in kinds) + 1), key=cost)
+    smallest = max(pages for _, pages in kinds)
+    return min(range(smallest, max(times * pages for times, pages in kinds) + 1), key=cost)

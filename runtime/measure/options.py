@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     add("--decode-tokens", type=int, default=128, metavar="N", help="decode: steps that are timed (128)")
     add("--repeat", type=int, default=3, metavar="N", help="decode: the median of this many (3)")
     add("--throughput-requests", type=int, default=256, metavar="N")
-    add("--throughput-lengths", type=int, nargs=2, default=[100, 1024], metavar=("LEAST", "MOST"))
+    add("--throughput-lengths", type=int, nargs=2, default=[100, 1024], metavar=("MIN", "MAX"))
     add("--verbose", action="store_true", help="the engine's log on standard error")
     engine = parser.add_argument_group("engine (runtime.config.EngineConfig)")
     hints = typing.get_type_hints(EngineConfig)

@@ -27,11 +27,11 @@ class Update(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """A block of the pool is `size` blocks of a layer as kernels count them, each beside those of `parts` - 1 other layers."""
+    """A block of the pool is `size` blocks of a layer as kernels count them, each beside `num_sub_slots` - 1 of other layers."""
 
     table: int
     size: int
-    parts: int
+    num_sub_slots: int
 
 
 class TableUpdates:
@@ -45,17 +45,22 @@ class TableUpdates:
             first = sum(map(len, self._tables))
             tables = range(first, first + group.width)
             self._tables.append(
-                [_Table(table, 1, 1) if group.state else _Table(table, size, layout.parts[table]) for table in tables]
+                [
+                    _Table(table, 1, 1) if group.state else _Table(table, size, layout.num_sub_slots[table])
+                    for table in tables
+                ]
             )
 
     def of(self, rows: Iterable[ScheduledRow]) -> Iterator[Update]:
         for row in rows:
             for new in row.new_blocks:
                 tables = self._tables[new.group]
-                for offset, (table, size, parts) in enumerate(tables):
+                for offset, (table, size, num_sub_slots) in enumerate(tables):
                     ids = new.ids if len(tables) == 1 else new.ids[offset :: len(tables)]
-                    if size * parts > 1:
-                        ids = tuple((block_id * size + each) * parts for block_id in ids for each in range(size))
+                    if size * num_sub_slots > 1:
+                        ids = tuple(
+                            (block_id * size + each) * num_sub_slots for block_id in ids for each in range(size)
+                        )
                     yield Update(table, row.row, new.first_entry * size, ids)
 
 

@@ -41,7 +41,7 @@ class DraftRules:
 
     @classmethod
     def of(cls, layout: KVLayout) -> DraftRules:
-        """For a model whose layers keep what `layout` holds: a recurrent state cannot go back behind a wrong guess."""
+        """The check for a model whose layers keep what `layout` holds: a recurrent state cannot go back behind a wrong guess."""
         return cls("its recurrent layers cannot take one back" if layout.num_state_tables else None)
 
     def bind(self, row: int, binding: RowBinding) -> None:
@@ -67,8 +67,8 @@ class DraftRules:
 
 @dataclass(frozen=True, slots=True)
 class DraftCheck:
-    """Of D rows that sample, with up to K guesses each: rows [D] int64; ids [D, K] int64, padded with _NO_ID; counts [D] int64;
-    logits_rows [D, K + 1] int64: which of the step's logits rows each id is checked by, the last repeated as padding."""
+    """Drafts of D rows that sample, with up to K guesses each: rows [D] int64; ids [D, K] int64, padded with _NO_ID; counts [D]
+    int64; logits_rows [D, K + 1] int64: which of the step's logits rows each id is checked by, the last repeated as padding."""
 
     rows: Tensor
     ids: Tensor

@@ -17,8 +17,8 @@ from runtime.transfer import index_on, to_host
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Of n tokens: `own` [n, 2] float32, each one's log-probability and rank; `top` [n, k] float32 and `top_ids` [n, k] int64:
-    others that may be shown beside it."""
+    """Statistics of n tokens: `own` [n, 2] float32, each one's log-probability and rank; `top` [n, k] float32 and `top_ids` [n, k]
+    int64: others that may be shown beside it."""
 
     own: Tensor
     top: Tensor
@@ -55,8 +55,8 @@ class TokenStats:
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Of the tokens sampled at some of a step's logits rows. `rows` and `shown`: whose each is, and which of the stats it asked
-    for; a row's stand side by side, in order."""
+    """Log-probabilities of the tokens sampled at some of a step's logits rows. `rows` and `shown`: whose each is, and which of the
+    stats it asked for; a row's stand side by side, in order."""
 
     rows: tuple[int, ...]
     shown: tuple[slice, ...]
@@ -104,11 +104,11 @@ class LogprobsState:
         ]
         asked = [self._asked[row] for row, _ in chosen]
         count = min(max(count for count, _ in asked), logits.shape[1])
-        most_ids = max(len(ids) for _, ids in asked)
+        max_ids = max(len(ids) for _, ids in asked)
         shown = tuple(slice(count, count + len(ids)) if ids else slice(own) for own, ids in asked)
         asked_ids = None
-        if most_ids:
-            asked_ids = index_on(logits.device, [[*ids, *[0] * (most_ids - len(ids))] for _, ids in asked])
+        if max_ids:
+            asked_ids = index_on(logits.device, [[*ids, *[0] * (max_ids - len(ids))] for _, ids in asked])
         index = index_on(logits.device, [logits_row for _, logits_row in chosen])
         stats = TokenStats.of(logits[index], ids[index].clamp(min=0), count, asked_ids)
         return StepLogprobs(tuple(row for row, _ in chosen), shown, stats)

@@ -68,7 +68,7 @@ def test_recurrent_layers_turn_prefix_caching_off_and_that_is_said():
 def test_a_model_without_memory_takes_no_blocks_and_its_whole_context():
     plan = resolve(layers=(Nothing(),) * 12, model_len=512)
     assert (plan.num_kv_blocks, plan.max_model_len, plan.enable_prefix_caching) == (0, 512, False)
-    assert plan.most_long_sequences == plan.max_num_seqs
+    assert plan.max_concurrency == plan.max_num_seqs
 
 
 def test_layers_with_a_dtype_of_their_own_keep_it():

@@ -30,8 +30,10 @@ def test_layers_of_all_kinds_share_blocks_and_none_writes_where_another_does():
     layout, memories = cache(*layers)
     blocks_of = random.Random(2).sample(range(NUM_BLOCKS), layout.num_tables)
     written = []
-    for number, (layer, memory, place) in enumerate(zip(layers, memories.layers, layout.places, strict=True), start=1):
-        block = blocks_of[place.table]
+    for number, (layer, memory, placement) in enumerate(
+        zip(layers, memories.layers, layout.placements, strict=True), start=1
+    ):
+        block = blocks_of[placement.table]
         for turn, tensor in enumerate(dict.fromkeys(memory.tensors)):
             if isinstance(layer, State):
                 part = tensor[block]
@@ -40,7 +42,11 @@ def test_layers_of_all_kinds_share_blocks_and_none_writes_where_another_does():
                 assert part.data_ptr() % 16 == memory.tensors[0].untyped_storage().data_ptr() % 16
             else:
                 size = layout.block_size // layout.kernel_block_size
-                part = tensor[block * size * place.parts : (block + 1) * size * place.parts : place.parts]
+                part = tensor[
+                    block * size * placement.num_sub_slots : (block + 1)
+                    * size
+                    * placement.num_sub_slots : placement.num_sub_slots
+                ]
                 assert part.shape == (size, layer.kv.num_kv_heads, 4, layer.kv.head_size)
                 assert str(part.dtype) == f"torch.{layer.kv.kept_as.name}"
             value = torch.tensor(float(2 * number + turn)).to(part.dtype)  # which float8 has too
@@ -53,11 +59,11 @@ def test_layers_of_all_kinds_share_blocks_and_none_writes_where_another_does():
 
 def test_lines_with_scales_are_as_wide_as_both_and_lie_apart():
     layout, memories = cache(full(2, 8, INT8), state((3,), (2, 5)), window(1, 8, 4, INT8), full(2, 8, INT8))
-    assert layout.column_bytes == 2 * (8 + 4) * layout.block_size
+    assert layout.page_bytes == 2 * (8 + 4) * layout.block_size
     written = []
-    for number, (memory, place) in enumerate(zip(memories.layers, layout.places, strict=True), start=1):
+    for number, (memory, placement) in enumerate(zip(memories.layers, layout.placements, strict=True), start=1):
         for turn, tensor in enumerate(memory.tensors):
-            part = tensor[(1 + place.table) * place.parts]
+            part = tensor[(1 + placement.table) * placement.num_sub_slots]
             if number != 2:
                 assert tensor.shape[1:] == (2 if number != 3 else 1, 4, 12)
             part.fill_(10 * number + turn)
@@ -86,8 +92,8 @@ def test_copies_read_all_before_they_write_any():
     layout, memories = cache(full(2, 8, BFLOAT16), state((3,), (2, 5)), window(1, 8, 4, INT8), full(2, 8, BFLOAT16))
     held = {**{block: block for block in range(NUM_BLOCKS)}, 5: 3, 7: 5, 0: 7}
     size = layout.block_size // layout.kernel_block_size
-    for kind, kv, place in zip(layout.kinds, memories.layers, layout.places, strict=True):
-        each = 1 if isinstance(kind, State) else size * place.parts  # of the layer's, to one of the pool's
+    for kind, kv, placement in zip(layout.kinds, memories.layers, layout.placements, strict=True):
+        each = 1 if isinstance(kind, State) else size * placement.num_sub_slots  # of the layer's, to one of the pool's
         for tensor in kv.tensors:  # one after the other: layers of other tables have the same bytes
             for block in range(NUM_BLOCKS):
                 tensor[block * each : (block + 1) * each].fill_(block)

@@ -67,11 +67,11 @@ def test_latent_layers_store_no_values():
 
 def test_layers_of_other_sizes_share_a_column():
     model = layout(full(4, 128, BFLOAT16), *[window(2, 128, 64, BFLOAT16)] * 4, full(4, 128, BFLOAT16))
-    assert (model.num_columns, model.parts) == (4, (1, 2))
+    assert (model.num_kv_tensors, model.num_sub_slots) == (4, (1, 2))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_two_layers_share_a_place(seed):
+def test_no_two_layers_share_a_sub_slot(seed):
     rng = random.Random(seed)
     heads, windows = [1, 2, 3, 4], [None, 20, 64]
     kinds = [
@@ -79,13 +79,17 @@ def test_no_two_layers_share_a_place(seed):
         for size in rng.choices(windows, k=3)
     ]
     model = layout(*(rng.choice(kinds) for _ in range(rng.randrange(1, 30))))
-    places = [(place.table, column, place.part) for place in model.places for column in place.columns]
+    places = [
+        (placement.table, tensor, placement.sub_slot)
+        for placement in model.placements
+        for tensor in placement.kv_tensors
+    ]
     assert len(set(places)) == 2 * len(model.kinds)
-    for place, layer in zip(model.places, model.kinds, strict=True):
-        assert len(place.columns) == 2
-        assert max(place.columns) < model.num_columns
-        assert place.part < place.parts == model.parts[place.table]
-        assert place.parts * layer.kv.num_kv_heads * 64 * 16 * 2 == model.column_bytes
+    for placement, layer in zip(model.placements, model.kinds, strict=True):
+        assert len(placement.kv_tensors) == 2
+        assert max(placement.kv_tensors) < model.num_kv_tensors
+        assert placement.sub_slot < placement.num_sub_slots == model.num_sub_slots[placement.table]
+        assert placement.num_sub_slots * layer.kv.num_kv_heads * 64 * 16 * 2 == model.page_bytes
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 100])
@@ -101,7 +105,7 @@ def test_max_blocks_are_those_that_some_step_needs(size, step):
 
 def test_blocks_are_large_enough_for_a_state_and_a_whole_number_of_small_ones():
     assert [(type(group.kind), group.width) for group in GRANITE.groups] == [(Full, 1), (State, 4)]
-    assert GRANITE.column_bytes == GRANITE.block_size * 4 * 128 * 2 >= 4 * (3328 * 3 + 48 * 64 * 128)
+    assert GRANITE.page_bytes == GRANITE.block_size * 4 * 128 * 2 >= 4 * (3328 * 3 + 48 * 64 * 128)
     assert GRANITE.block_size % 16 == 0
     assert GRANITE.block_size * 4 * 128 * 2 - 16 * 4 * 128 * 2 < 4 * (3328 * 3 + 48 * 64 * 128)
     assert GRANITE.max_blocks(1, BUDGET) == 4 + 1
@@ -126,13 +130,13 @@ def test_layers_without_memory_cost_those_beside_them_nothing():
     alone, beside = layout(full(2, 8), state((4,))), layout(Nothing(), full(2, 8), Nothing(), state((4,)))
     assert (beside.block_bytes, beside.block_size) == (alone.block_bytes, alone.block_size)
     assert beside.max_blocks(100, BUDGET) == alone.max_blocks(100, BUDGET)
-    assert [place.table for place in beside.places] == [1, 0, 1, 2]
+    assert [placement.table for placement in beside.placements] == [1, 0, 1, 2]
 
 
 def test_layers_may_differ_in_dtype_and_those_of_fewer_bytes_share_a_column():
     model = layout(*[full(2, 64, BFLOAT16)] * 2, *[full(2, 64, KVDtype("float8_e4m3fn", 1))] * 4)
-    assert (model.num_tables, model.parts) == (2, (1, 2))
-    assert model.column_bytes == 16 * 2 * 64 * 2
+    assert (model.num_tables, model.num_sub_slots) == (2, (1, 2))
+    assert model.page_bytes == 16 * 2 * 64 * 2
 
 
 def test_an_open_dtype_is_no_layout():

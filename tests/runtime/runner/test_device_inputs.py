@@ -136,7 +136,7 @@ def test_groups_of_layers_have_tables_and_slots_of_their_own(make):
 
 
 def test_states_have_a_slot_a_line_and_lie_beside_blocks_of_many_small_ones(make):
-    assert (RECURRENT.block_size, RECURRENT.num_columns, RECURRENT.num_state_tables) == (2 * BLOCK, 4, 2)
+    assert (RECURRENT.block_size, RECURRENT.num_kv_tensors, RECURRENT.num_state_tables) == (2 * BLOCK, 4, 2)
     inputs = make(RECURRENT)
     keys, states = range(2)
     first = (NewBlocks(keys, 0, (5,)), NewBlocks(states, 0, (7, 3)))
