@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 
 class AddressRefused(ValueError):
-    """Not a loopback address, or not a base URL at all."""
+    """The address is no loopback address, or not a base URL at all."""
 
 
 @dataclass(frozen=True, slots=True)

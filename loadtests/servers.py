@@ -61,7 +61,8 @@ class Server:
 
 
 def read_servers(path: Path, only: Collection[str] = (), environment: Mapping[str, str] | None = None) -> list[Server]:
-    """In the file's order; `only` picks by name. Raises BadServersFile naming what is wrong, AddressRefused."""
+    """Read the servers of a file, in its order; `only` picks by name. Raises BadServersFile naming what is wrong,
+    AddressRefused."""
     try:
         tables = tomllib.loads(path.read_text())["server"]
     except OSError as error:

@@ -62,7 +62,7 @@ def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def figures_of(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """By the keys of `targets.ROWS`; a figure that could not be taken is not there."""
+    """Figures by the keys of `targets.ROWS`; one that could not be taken is not there."""
     figures: dict[str, float] = {}
     for record in records:
         if "error" in record:

@@ -137,7 +137,7 @@ class Op:
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """Of a CUDA device; None of any other, and where no such device is there."""
+    """Compute capability of a CUDA device; None of any other, and where no such device is there."""
     known = device.type == "cuda" and torch.cuda.is_available()
     return torch.cuda.get_device_capability(device) if known else None
 

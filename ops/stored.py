@@ -24,7 +24,7 @@ class WeightFormat:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of plain numbers; None of any other format."""
+        """The torch dtype of plain numbers; None of any other format."""
         return DENSE.get(self.name)
 
     def __str__(self) -> str:

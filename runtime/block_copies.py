@@ -20,11 +20,11 @@ class BlockCopies:
 
     @property
     def block_ids(self) -> list[int]:
-        """That copies keep alive, as often as they do."""
+        """Ids of blocks that copies keep alive, as often as they do."""
         return [block_id for copy in (*self._unsent, *self._unsettled) for block_id in copy]
 
     def add(self, source: int, target: int) -> None:
-        """In the next batch. What `target` held is gone for the prefix cache."""
+        """Copy in the next batch. What `target` held is gone for the prefix cache."""
         self._pool.share((source, target))
         self._cache.forget((target,))
         self._unsent.append(BlockCopy(source, target))

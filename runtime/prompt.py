@@ -23,7 +23,7 @@ def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
 
 
 def prepare(cache: PrefixCache, vocab_size: int, token_ids: Sequence[int], cache_salt: str | None) -> PreparedPrompt:
-    """On any thread. Raises ValueError as `check_ids` does."""
+    """Check and hash a prompt, on any thread. Raises ValueError as `check_ids` does."""
     size = max(1, _PIECE // cache.block_size) * cache.block_size
     hashes: list[BlockHash] = []
     for start in range(0, max(1, len(token_ids)), size):

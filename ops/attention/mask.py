@@ -13,5 +13,5 @@ MASKS = (CAUSAL, FULL, PREFIX_FULL)
 
 
 def causal_only(case: ShapeClass) -> str | None:
-    """For kernels that compute nothing else."""
+    """The refusal of kernels that compute nothing but causal masks."""
     return None if case.mask == CAUSAL else "computes causal attention only"

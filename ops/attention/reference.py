@@ -48,7 +48,8 @@ def packed_attention(
 
 
 def _prefixes(meta: AttentionMeta, mask: str) -> list[int]:
-    """Of each row, the tokens that see each other all. Raises ValueError where the mask needs what `meta` has not."""
+    """Prefix lengths, of each request the tokens that all see each other. Raises ValueError where the mask needs what `meta` has
+    not."""
     if mask != PREFIX_FULL:
         return [0] * (len(meta.query_start_loc) - 1)
     if meta.prefix_lens is None:

@@ -22,6 +22,6 @@ class DeltaHeads:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Of q, k and v of a token, all heads."""
+        """Sizes of q, k and v of a token, all heads."""
         keys = self.num_key_heads * self.key_size
         return keys, keys, self.num_value_heads * self.value_size

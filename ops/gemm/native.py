@@ -77,7 +77,7 @@ class NativeLinearWeight(LinearWeight):
         return out
 
     def matmul_into(self, x: Tensor, out: Tensor) -> None:
-        """Both with their last dim contiguous."""
+        """Write x @ weight.T into out; both have their last dim contiguous."""
         self._packed.matmul(x, out)
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def _place(
 
 
 def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, uniform: bool) -> None:
-    """At home in a captured graph: how many tokens and rows there are without padding is read from the tensors. Launched
+    """Kernel for captured graphs: how many tokens and rows there are without padding is read from the tensors. Launched
     without overlap: kernels behind it may read positions and slots before they wait for the one before them."""
     num_tables, max_rows, width = to.block_tables.shape
     _place[(triton.cdiv(max(padded_tokens, padded_rows), _LANES),)](

@@ -72,8 +72,8 @@ class NativeExpertWeights(ExpertWeights):
 
 
 def _groups(ids: Tensor) -> Iterator[tuple[Tensor, list[_Span]]]:
-    """Of chosen experts [T, top_k]: where they stand in the flattened ids, ascending by expert, then by place; some experts at
-    a time, so that what is between their layers stays in the cache, and who has which."""
+    """Groups of chosen experts [T, top_k]: where they stand in the flattened ids, ascending by expert, then by place; some experts
+    at a time, so that what is between their layers stays in the cache, and who has which."""
     flat = ids.flatten()
     order = flat.argsort(stable=True)
     spans: list[_Span] = []

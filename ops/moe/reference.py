@@ -70,7 +70,7 @@ def clamped_swiglu(gate_up: Tensor, activation: ClampedActivation) -> Tensor:
 
 
 def by_expert(ids: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Of chosen experts [T, top_k]: each that was chosen, ascending, and where it stands in the flattened ids, ascending."""
+    """Chosen experts [T, top_k] by expert: each that was chosen, ascending, and where it stands in the flattened ids, ascending."""
     flat = ids.flatten()
     order = flat.argsort(stable=True)
     counts = flat.bincount().tolist()

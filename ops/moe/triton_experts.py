@@ -63,7 +63,7 @@ def mix(
     experts: StackedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None,
     plus: Tensor | None, choice: ExpertTiles,
 ) -> Tensor:  # fmt: skip
-    """As `ops.moe`, of one token at least, by the chosen kernels."""
+    """Compute `ops.moe`, of one token at least, by the chosen kernels."""
     x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
     routed = route(logits, routing, e_score_correction_bias)
     inner = triton_grouped.product(experts, "gate_up", x, routed, choice.gate_up)

@@ -22,7 +22,7 @@ class DeferredSampling:
         self._snapshots.append(snapshot)
 
     def take_ready(self) -> tuple[ForwardOutput, ScheduledBatch] | None:
-        """Of one step those rows whose masks have come, to be sampled now."""
+        """Take those rows of one step whose masks have come, to be sampled now."""
         is_current = self._scheduler.is_current
         self._snapshots = [snapshot for snapshot in self._snapshots if any(map(is_current, snapshot.batch.rows))]
         for snapshot in self._snapshots:

@@ -55,7 +55,7 @@ class ParameterReader:
             log.info(line)
 
     def formats(self, name: str) -> frozenset[str]:
-        """In which the weight of this name will come, by the names of `ops.WeightFormat`."""
+        """Formats in which the weight of this name will come, by the names of `ops.WeightFormat`."""
         if self.storage[name] == AS_STORED:
             return frozenset(self._types[name])
         return frozenset({"int8" if name in self._rounded else self.storage[name]})

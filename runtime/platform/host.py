@@ -22,7 +22,7 @@ def total_host_bytes() -> int:
 
 
 def num_cores() -> int:
-    """That this process may use, where the system tells (Linux); else all there are."""
+    """Cores that this process may use, where the system tells (Linux); else all there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -48,7 +48,7 @@ class Platform(Protocol):
         ...
 
     def describe(self) -> str:
-        """For people: which device."""
+        """A name of the device for people."""
         ...
 
     def refuse(self, config: EngineConfig) -> None:

@@ -93,7 +93,7 @@ class DeviceInputs:
 
     @property
     def sample_positions(self) -> Tensor:
-        """Of the step filled last, by batch index."""
+        """Sample positions of the step filled last, by batch index."""
         return self._tensors.sample_positions
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
@@ -166,7 +166,7 @@ class DeviceInputs:
         )
 
     def _new_entries(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
-        """Of the block tables: which of all tables of all rows, index, block id."""
+        """New entries of the block tables: which of all tables of all rows, index, block id."""
         tables: list[int] = []
         indices: list[int] = []
         values: list[int] = []

@@ -84,7 +84,7 @@ class InputBuffers:
         )
 
     def _starts(self, rows: Sequence[ScheduledRow], row_ids: Longs) -> Longs:
-        """Where each row's tokens begin [B]."""
+        """The token at which each row begins, [B]."""
         for row in rows:
             if row.binding is not None:
                 self._num_computed[row.row] = row.binding.num_computed

@@ -44,16 +44,16 @@ class Lane(Protocol):
         ...
 
     def ids_to_host(self, ids: Tensor) -> Tensor:
-        """In a step's work: its ids [n] int64 on their way to the host, to be read before as many steps more as can be in
-        flight have been launched."""
+        """Start a copy, in a step's work: its ids [n] int64 on their way to the host, to be read before as many steps more as can
+        be in flight have been launched."""
         ...
 
     def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:
-        """In a step's work: what gives, once the step is done, what `read` makes of tensors on the host."""
+        """Make a reader, in a step's work: what gives, once the step is done, what `read` makes of tensors on the host."""
         ...
 
     def synchronize(self) -> None:
-        """On the thread that builds: wait for all that was computed there."""
+        """Wait, on the thread that builds, for all that was computed there."""
         ...
 
     async def close(self) -> None: ...

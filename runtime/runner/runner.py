@@ -256,7 +256,7 @@ def _result(
 
 
 def _first_logits_rows(rows: Sequence[ScheduledRow]) -> Sequence[int]:
-    """Of each of `rows`, where its logits rows begin; and, last, how many there are."""
+    """The index at which the logits rows of each of `rows` begin; and, last, how many there are."""
     if not any(row.draft_ids for row in rows):
         return range(len(rows) + 1)
     return list(accumulate((1 + num_drafts(row) for row in rows), initial=0))

@@ -45,7 +45,7 @@ class Inputs(Protocol):
     def num_computed(self) -> Tensor: ...
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-        """In the order in which a step has them."""
+        """`rows` in the order in which a step has them."""
         ...
 
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
@@ -54,8 +54,8 @@ class Inputs(Protocol):
 
 
 class LogitsRows(NamedTuple):
-    """Of a step with guesses: the rows that sample, `tokens`, those whose logits they want, `rows`, whose they are, -1 where a
-    mask is still to come."""
+    """The logits rows of a step with guesses: the rows that sample, `tokens`, those whose logits they want, `rows`, whose they are,
+    -1 where a mask is still to come."""
 
     logits_of: tuple[ScheduledRow, ...]
     tokens: list[int]

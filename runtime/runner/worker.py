@@ -21,7 +21,7 @@ class Worker:
         return WorkerEvent(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     async def run(self, work: Callable[[], T]) -> T:
-        """For loading and warm-up, which want the result."""
+        """Run `work` for loading and warm-up, which want the result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def close(self) -> None:

@@ -94,7 +94,7 @@ _LINES_OF_PIP = 8
 
 
 def cache_folder() -> Path:
-    """Where oneloop keeps what it downloads: $XDG_CACHE_HOME/oneloop, by default ~/.cache/oneloop."""
+    """The folder for what oneloop downloads: $XDG_CACHE_HOME/oneloop, by default ~/.cache/oneloop."""
     asked = os.environ.get("XDG_CACHE_HOME", "")
     # The specification wants a relative path ignored.
     return (Path(asked) if os.path.isabs(asked) else Path.home() / ".cache") / "oneloop"

@@ -69,8 +69,8 @@ def _q8_0(blocks: Bytes, out: Floats) -> None:
 
 
 def _scales_and_mins(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Of Q4_K and Q5_K: scale and minimum of the 8 sub-blocks, each [n, 8, 1]. Bytes 4 to 15 pack 16 six-bit numbers: four
-    scales, four minima, then the nibbles of the other eight, whose upper bits sit atop the first."""
+    """Parameters of Q4_K and Q5_K: scale and minimum of the 8 sub-blocks, each [n, 8, 1]. Bytes 4 to 15 pack 16 six-bit numbers:
+    four scales, four minima, then the nibbles of the other eight, whose upper bits sit atop the first."""
     scales, mins, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     six_bits = np.concatenate([scales & 63, (rest & 15) | ((scales >> 2) & 48)], axis=1)
     min_bits = np.concatenate([mins & 63, (rest >> 4) | ((mins >> 2) & 48)], axis=1)

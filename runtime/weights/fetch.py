@@ -54,7 +54,7 @@ class ModelFiles:
 
     @property
     def stored_bytes(self) -> int:
-        """Of the weights, as they are on this disk."""
+        """Bytes of the weights, as they are on this disk."""
         if self.gguf is not None:
             return sum(tensor.nbytes for tensor in self.gguf.tensors.values())
         return sum(path.stat().st_size for path in self.path.glob("*.safetensors"))

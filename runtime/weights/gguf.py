@@ -61,7 +61,7 @@ class GgufTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Of one index of the first dimension."""
+        """Bytes of one index of the first dimension."""
         return self.nbytes // self.shape[0]
 
 

@@ -161,7 +161,7 @@ def transform(ours: str, how: Transform) -> Rule:
 
 
 class Span(NamedTuple):
-    """From `start` up to `stop`, without it."""
+    """Indices from `start` up to `stop`, without it."""
 
     start: int
     stop: int
@@ -214,7 +214,7 @@ class Load:
 
 
 def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
-    """Where a checkpoint keeps the parameter, by name and shape, if it follows the rules."""
+    """The tensor in which a checkpoint has the parameter, by name and shape, if it follows the rules."""
     own_name = tuple(parameter.name.split("."))
     names, index, how = [own_name], None, None
     for rule in rules:
@@ -259,7 +259,7 @@ def reduced(load: Load, parameter: Parameter, cut: Cut) -> Load:
 def fitting(
     parameters: Sequence[Parameter], ways: Sequence[Sequence[Rule]], stored: Mapping[str, Shape]
 ) -> Sequence[Rule]:
-    """Of several ways to write a checkpoint the one that explains this one best, the first of equals."""
+    """That one of several ways to write a checkpoint which explains this one best, the first of equals."""
 
     def explained(rules: Sequence[Rule]) -> int:
         loads = (stored_as(parameter, rules) for parameter in parameters)

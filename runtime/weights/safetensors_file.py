@@ -51,7 +51,7 @@ class _Stored:
 
     @property
     def row_bytes(self) -> int:
-        """Of one index of the first dimension."""
+        """Bytes of one index of the first dimension."""
         return self.nbytes // (self.shape[0] if self.shape else 1)
 
 

@@ -198,7 +198,7 @@ class TensorStream:
         return {role: np.ascontiguousarray(each[:, columns]) for role, each in arrays.items()}
 
     def _stored_bytes(self, shard: Shard) -> int:
-        """That are read of it: whole rows."""
+        """Bytes that are read of it: whole rows."""
         whole = self._checkpoint.stored_bytes(shard.name)
         whole = whole if shard.index is None else whole // shard.shape[0]
         return whole if shard.taken is None else whole * shard.rows[0] // shard.whole[0]

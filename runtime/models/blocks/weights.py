@@ -46,7 +46,7 @@ class Weights(NamedTuple):
 
 
 class ExpertHalf(NamedTuple):
-    """Where a matrix of one expert belongs."""
+    """The place where a matrix of one expert belongs."""
 
     experts: str
     half: Literal["gate_up", "down"]
@@ -54,7 +54,7 @@ class ExpertHalf(NamedTuple):
 
 
 def expert_halves(spec: DecoderSpec) -> dict[str, ExpertHalf]:
-    """By the names of the parameters."""
+    """Halves of expert weights by the names of the parameters."""
     found = {}
     for experts in spec.experts():
         for number in range(experts.num_experts):

@@ -47,7 +47,8 @@ def mpt(config: HfConfig) -> DecoderSpec:
 
 
 def _slopes(num_heads: int) -> tuple[float, ...]:
-    """Where their number is no power of two: of the next one, first every other slope from the second on, then the rest."""
+    """ALiBi slopes of heads; where their number is no power of two, those of the next one: first every other slope from the second
+    on, then the rest."""
     whole = 1 << (num_heads - 1).bit_length()
     found = geometric(whole, 8)
     return found if whole == num_heads else (*found[1::2], *found[::2])[:num_heads]

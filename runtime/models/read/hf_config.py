@@ -177,7 +177,8 @@ def decoder(
 
 
 def rope(config: HfConfig, head_size: int, layer_type: str | None = None) -> Rope:
-    """Of `rope_parameters` (transformers 5), which may differ by layer type, or of `rope_theta` and `rope_scaling` (4)."""
+    """The rotary embedding of `rope_parameters` (transformers 5), which may differ by layer type, or of `rope_theta` and
+    `rope_scaling` (4)."""
     parameters = rope_parameters(config, layer_type).with_defaults(
         rope_theta=config.number("rope_theta", 10000.0),
         partial_rotary_factor=config.number("partial_rotary_factor", 1.0),
@@ -192,7 +193,7 @@ def rope(config: HfConfig, head_size: int, layer_type: str | None = None) -> Rop
 
 
 def local_rope(config: HfConfig, head_size: int, theta: float) -> Rope:
-    """Of windowed layers, where a scaling is for the others alone: by layer type, or plain with this theta."""
+    """The rotary embedding of windowed layers, where a scaling is for the others alone: by layer type, or plain with this theta."""
     by_type = SLIDING in config.section("rope_parameters")
     return rope(config, head_size, SLIDING) if by_type else Rope(head_size, theta)
 
@@ -288,7 +289,7 @@ def _yarn(config: HfConfig, parameters: HfConfig, positions: int) -> YarnScaling
 
 
 def mscale(factor: float, weight: float) -> float:
-    """By how much YaRN sharpens attention (Peng et al. 2023)."""
+    """The factor by which YaRN sharpens attention (Peng et al. 2023)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

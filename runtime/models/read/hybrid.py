@@ -70,7 +70,7 @@ def check_silu(config: HfConfig, key: str = "hidden_act") -> None:
 
 
 def bamba_mixer(config: HfConfig) -> Mamba2:
-    """As Bamba's configs spell it, and those that came after it."""
+    """Mamba-2's mixer as Bamba's configs spell it, and those that came after it."""
     inner = config.count("mamba_d_ssm", config.count("mamba_expand", 2) * config.count("hidden_size"))
     num_heads = config.count("mamba_n_heads", 128)
     head_size = (

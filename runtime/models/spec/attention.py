@@ -129,7 +129,7 @@ class LatentAttention(Attention):
     latent: ClassVar[bool] = True
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Into the latent, out of all heads, and one or two that make queries."""
+        """Projections into the latent, out of all heads, and one or two that make queries."""
         name, rotary_dim = f"{layer}.self_attn", self.head_size - self.rank
         queries, values = self.num_heads * (self.key_size + rotary_dim), self.num_heads * self.value_size
         ends = (

@@ -101,16 +101,16 @@ class DecoderSpec:
 
     @property
     def vocab_rows(self) -> int:
-        """Of the embedding and of the head."""
+        """Rows of the embedding and of the head."""
         return self.vocab_size if self.shard_of is None else self.vocab_size // self.shard_of.size
 
     @property
     def attention(self) -> Attention:
-        """Of the first layer that has it."""
+        """The attention of the first layer that has it."""
         return next(self.attentions())
 
     def attentions(self) -> Iterator[Attention]:
-        """Of all layers that have it."""
+        """The attention of all layers that have it."""
         yield from (mixer for mixer in self._mixers() if isinstance(mixer, Attention))
 
     def _mixers(self) -> Iterator[Mixer]:
@@ -124,7 +124,7 @@ class DecoderSpec:
 
     @property
     def projections(self) -> tuple[Linear, ...]:
-        """From the embedding to the hidden size, and back; none where they are the same."""
+        """Projections from the embedding to the hidden size, and back; none where they are the same."""
         if self.embedding_size is None:
             return ()
         return (
@@ -144,7 +144,7 @@ class DecoderSpec:
                 yield block.experts(name, self.hidden_size)
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
-        """With the names of their layers."""
+        """Blocks with the names of their layers."""
         for index, layer in enumerate(self.layers):
             yield from ((layer_name(index), block) for block in layer.blocks)
 
@@ -164,7 +164,7 @@ class DecoderSpec:
         yield from self.head.parameters()
 
     def weights_bytes(self, dtype: str) -> int:
-        """Of all parameters, stored as `dtype`."""
+        """Bytes of all parameters, stored as `dtype`."""
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:

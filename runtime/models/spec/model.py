@@ -23,7 +23,7 @@ class ModelSpec(Protocol):
     def max_model_len(self) -> int: ...
 
     def weights_bytes(self, dtype: str) -> int:
-        """Of all parameters, stored as `dtype`."""
+        """Bytes of all parameters, stored as `dtype`."""
         ...
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:

@@ -98,7 +98,7 @@ class MoE:
         )  # fmt: skip
 
     def latent_linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Into the experts' space and out of it, if they have one."""
+        """Projections into the experts' space and out of it, if they have one."""
         if self.latent is None:
             return ()
         size, bias = self.latent.size, self.latent.bias

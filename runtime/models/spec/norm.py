@@ -15,7 +15,7 @@ class RMSNorm:
     eps: float
 
     def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
-        """Of norms over vectors of these sizes, side by side."""
+        """Parameters of norms over vectors of these sizes, side by side."""
         yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
 
 

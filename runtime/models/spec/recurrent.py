@@ -12,7 +12,7 @@ from runtime.weights.rules import Parameter
 
 
 def _conv_parameters(name: str, channels: int, conv_kernel: int, bias: bool) -> Iterator[Parameter]:
-    """Of a convolution over time, each channel by itself."""
+    """Parameters of a convolution over time, each channel by itself."""
     if bias:
         yield Parameter(f"{name}.bias", (channels,))
     yield Parameter(f"{name}.weight", (channels, 1, conv_kernel))
@@ -43,7 +43,7 @@ class Mamba2:
 
     @property
     def channels(self) -> int:
-        """That are convolved: of x, B and C."""
+        """Number of convolved channels: those of x, B and C."""
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     @property
@@ -175,7 +175,7 @@ class ShortConv:
         return State(RecurrentStateSpec(((self.conv_kernel - 1, self.size),)))
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Into b, c and x; and out."""
+        """The projection into b, c and x; and the one out."""
         return (
             Linear(f"{layer}.conv.in_proj", 3 * self.size, hidden_size, self.bias),
             Linear(f"{layer}.conv.out_proj", hidden_size, self.size, self.bias),

@@ -50,7 +50,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Only the first `rotary_pairs` pairs are rotated, as they would be if all were; frequencies divided by `factor`."""
+    """RoPE that rotates only the first `rotary_pairs` pairs, as they would be if all were; frequencies divided by `factor`."""
 
     rotary_pairs: int
     factor: float
@@ -61,7 +61,7 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | Long
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Turns the first `dim` of a head's dims, which is even. None scales nothing."""
+    """Rotates the first `dim` of a head's dims, which is even. None scales nothing."""
 
     dim: int
     theta: float

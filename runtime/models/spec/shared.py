@@ -41,7 +41,7 @@ class SharedTransformer:
         return Linear(f"{layer}.linear", hidden_size, hidden_size)
 
     def attention_adapters(self, hidden_size: int) -> tuple[Adapter, ...]:
-        """Of q, k and v."""
+        """Adapters of q, k and v."""
         if not self.adapts_attention:
             return ()
         size = self.attention.num_heads * self.attention.head_size

@@ -85,7 +85,7 @@ def config_refusal(own: Any) -> str | None:
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """Of a config's rope parameters, be they of all layers or by kind of layer."""
+    """The types of a config's rope parameters, be they of all layers or by kind of layer."""
     if not isinstance(parameters, Mapping):
         return set()
     if isinstance(kind := parameters.get("rope_type"), str):

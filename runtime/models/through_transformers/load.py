@@ -84,7 +84,7 @@ def _kept(weights: WeightPolicy, dtype: str, types: set[str], device: str) -> st
 
 
 def _state_shapes(model: nn.Module) -> dict[str, Shape]:
-    """By the modules' own names, tied tensors once."""
+    """Shapes by the modules' own names, tied tensors once."""
     parameters = dict(model.named_parameters())
     own = set(parameters) | (set(model.state_dict()) & {name for name, _ in model.named_buffers()})
     return {name: tuple(each.shape) for name, each in model.state_dict().items() if name in own}

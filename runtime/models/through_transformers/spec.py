@@ -26,7 +26,7 @@ class AttentionCall:
 
     @property
     def head_size(self) -> int:
-        """In the cache, where the narrower of the two is padded."""
+        """The head size in the cache, where the narrower of the two is padded."""
         return max(self.key_size, self.value_size)
 
     @property

@@ -37,7 +37,7 @@ def window_of(sees: MaskFunction) -> int | None:
 
 
 def _first_seen(seen: Callable[[int, int], bool], query: int) -> int:
-    """By halving: key 0 is hidden, and the query sees itself if it sees anything."""
+    """The first key that a query sees, found by halving: key 0 is hidden, and the query sees itself if it sees anything."""
     hidden, shown = 0, query
     while shown - hidden > 1:
         middle = (hidden + shown) // 2
