@@ -119,19 +119,19 @@ class ScheduledBatch:
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple(row for row in self.rows if type(row.work) is Sample)
+        return tuple([row for row in self.rows if type(row.work) is Sample])
 
     @property
     def masked_rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple(row for row in self.rows if type(row.work) is Sample and row.work.masked)
+        return tuple([row for row in self.rows if type(row.work) is Sample and row.work.masked])
 
     @property
     def pooling_rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple(row for row in self.rows if type(row.work) is Pool)
+        return tuple([row for row in self.rows if type(row.work) is Pool])
 
     @property
     def prompt_logprobs_rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple(row for row in self.rows if row.prompt_logprobs is not None)
+        return tuple([row for row in self.rows if row.prompt_logprobs is not None])
 
     def split(self, late: Collection[int]) -> tuple[ScheduledBatch, ScheduledBatch]:
         """This step without the sampling of the device rows `late`, and their sampling alone."""

@@ -119,6 +119,9 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self._sequences[sequence.number] = sequence
+        params = sequence.sampling
+        eos_token_ids = frozenset() if params.ignore_eos else self.limits.eos_token_ids
+        sequence.ending_ids = params.stop_token_ids | eos_token_ids | {NOT_FINITE}
         insort(self.waiting, sequence, key=self.policy)
 
     def schedule(self) -> ScheduledBatch | None:
@@ -126,7 +129,13 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens
         preemptions_before = self.num_preemptions
         rows: list[ScheduledRow] = []
-        wishes = [sequence.num_to_compute for sequence in self.running]
+        # Tokens between what is computed and what is known or in flight; none where nothing more is wanted.
+        wishes = [
+            num_tokens - sequence.num_computed_tokens
+            if (num_tokens := sequence.num_known_tokens + sequence.num_in_flight) < sequence.max_tokens_total
+            else 0
+            for sequence in self.running
+        ]
         decodes = wishes.count(1)
         if decodes and self.limits.max_num_mixed_tokens is not None:
             budget = min(budget, _whole_tiles(decodes, self.limits.max_num_mixed_tokens))
@@ -144,7 +153,8 @@ class Scheduler:
                     if guess is None:
                         continue
                     draft_ids, num_tokens = guess, 1 + len(guess)
-                if not self._grow(sequence, num_tokens):
+                end = sequence.num_computed_tokens + num_tokens
+                if (end > sequence.num_slots or self._has_windows) and not self._grow(sequence, end):
                     break  # it was the last in line and preempted itself
                 rows.append(self._advance(sequence, num_tokens, draft_ids))
                 budget -= num_tokens
@@ -154,7 +164,7 @@ class Scheduler:
         if not rows and not copies:
             return None
         num_preempted = self.num_preemptions - preemptions_before
-        return ScheduledBatch(tuple(rows), sum(row.num_tokens for row in rows), num_preempted, copies)
+        return ScheduledBatch(tuple(rows), sum([row.num_tokens for row in rows]), num_preempted, copies)
 
     def sequence(self, number: int) -> Sequence | None:
         """None where it has finished."""
@@ -172,19 +182,20 @@ class Scheduler:
             if sequence is None:
                 continue  # it ended while this step ran: tokens too many were computed
             assert type(work) is Sample
-            num_reserved, num_before = 1 + work.num_drafts, len(sequence.output_ids)
+            num_reserved = 1 + work.num_drafts
             sequence.num_in_flight -= num_reserved
             if len(token_ids) != num_reserved:
                 self._roll_back(sequence, num_reserved - len(token_ids))
                 if not token_ids:
                     continue
-            finish = None
+            finish, num_before = None, sequence.num_known_tokens
             for token_id in token_ids:
-                finish = self._take_in(sequence, token_id)
-                if finish is not None:
-                    self.finish(sequence, finish)
-                    token_ids = sequence.output_ids[num_before:]
+                if token_id in sequence.ending_ids or sequence.num_known_tokens + 1 >= sequence.max_tokens_total:
+                    finish = self._end_with(sequence, token_id)
+                    token_ids = token_ids[: sequence.num_known_tokens - num_before]
                     break
+                sequence.output_ids.append(token_id)
+                sequence.num_known_tokens += 1
             settled.append(Settled(sequence, token_ids, finish, place))
         if len(sampling) < len(batch.rows):
             settled += self._settle_pooled(batch, pooled)
@@ -200,21 +211,18 @@ class Scheduler:
                 settled.append(Settled(sequence, [], finish, place, vector))
         return settled
 
-    def _take_in(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        """Whether, with `token_id`, it has ended; where it failed, or wanted none, it has no further token."""
-        params = sequence.sampling
+    def _end_with(self, sequence: Sequence, token_id: int) -> FinishReason:
+        """It has ended with `token_id`, which is its last token; but where it failed, or wanted none, it has no further one."""
         if token_id == NOT_FINITE:
-            return FinishReason.ERROR
-        if not params.max_tokens:
-            return FinishReason.LENGTH
-        sequence.output_ids.append(token_id)
-        if token_id in params.stop_token_ids:
-            return FinishReason.STOP
-        if token_id in self.limits.eos_token_ids and not params.ignore_eos:
-            return FinishReason.STOP
-        if sequence.num_prompt_tokens + len(sequence.output_ids) >= sequence.max_tokens_total:
-            return FinishReason.LENGTH
-        return None
+            finish = FinishReason.ERROR
+        elif not sequence.sampling.max_tokens:
+            finish = FinishReason.LENGTH
+        else:
+            finish = FinishReason.STOP if token_id in sequence.ending_ids else FinishReason.LENGTH
+            sequence.output_ids.append(token_id)
+            sequence.num_known_tokens += 1
+        self.finish(sequence, finish)
+        return finish
 
     def _roll_back(self, sequence: Sequence, num_tokens: int) -> None:
         """So many fewer than were reserved came. One that has been preempted meanwhile starts over anyway."""
@@ -290,11 +298,10 @@ class Scheduler:
         missing = sum(max(0, table.num_missing(end) - table.num_reserved) for table in sequence.tables)
         return draft_ids if missing <= self.pool.num_free else ()
 
-    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Blocks for `num_tokens` more, at the cost of sequences later in line; False where it had to go itself."""
+    def _grow(self, sequence: Sequence, end: int) -> bool:
+        """Blocks for its tokens up to `end`, at the cost of sequences later in line; False where it had to go itself."""
         if self._has_windows:
             self._give_up_unseen(sequence)
-        end = sequence.num_computed_tokens + num_tokens
         grows, missing = False, 0
         for table in sequence.tables:
             if end > table.num_slots:
@@ -327,10 +334,11 @@ class Scheduler:
                 self.cache.forget(block_ids)
                 table.append(block_ids)
                 sequence.has_new_blocks = True
+        sequence.num_slots = min(table.num_slots for table in sequence.tables)
 
     def _advance(self, sequence: Sequence, num_tokens: int, draft_ids: tuple[int, ...] = ()) -> ScheduledRow:
         assert sequence.row is not None
-        start, num_known = sequence.num_computed_tokens, sequence.num_prompt_tokens + len(sequence.output_ids)
+        start, num_known = sequence.num_computed_tokens, sequence.num_known_tokens
         end = start + num_tokens
         known_end = end - len(draft_ids)
         work: Work = None
@@ -353,7 +361,7 @@ class Scheduler:
         if type(work) is Sample:
             sequence.num_in_flight += 1 + work.num_drafts
         if self.cache.enabled:
-            full = min(end, num_known) // self.cache.block_size
+            full = (end if end < num_known else num_known) // self.cache.block_size
             if full > sequence.num_registered_blocks:
                 self._register_blocks(sequence, full)
         return row

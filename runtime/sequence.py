@@ -45,16 +45,21 @@ class Sequence:
         self.max_tokens_total = (
             min(self.num_prompt_tokens + max_tokens, max_model_len) if max_tokens else 1 + self.num_prompt_tokens
         )
+        self.num_known_tokens = (
+            self.num_prompt_tokens
+        )  # with those of the output: counted, since it is asked for all the time
         self.num_computed_tokens = 0
         # The first token of the prompt whose log-probability is wanted and which no step has been asked for.
         self.next_prompt_logprob = self.num_prompt_tokens if self.sampling.prompt_logprobs is None else 1
         self.num_in_flight = 0
+        self.ending_ids: frozenset[int] = frozenset()  # it has ended once it samples one of these
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
         self.status = Status.WAITING
         self.finish: FinishReason | None = None
         self.row: int | None = None
         self.tables: tuple[BlockTable, ...] = ()  # while it has a row: one for each group of layers
+        self.num_slots = 0  # tokens that fit in all of these without another block
         self.has_new_blocks = False  # that the device has not been told of
         # Hashes of the full blocks of what is known, as far as they were needed.
         self.chain = [] if request.prepared is None else cast("list[BlockHash]", [*request.prepared.block_hashes])
@@ -79,23 +84,13 @@ class Sequence:
         return (*self.prompt_ids[start:], *self.output_ids[: end - num_prompt])
 
     @property
-    def num_known_tokens(self) -> int:
-        return self.num_prompt_tokens + len(self.output_ids)
-
-    @property
     def num_output_tokens(self) -> int:
         return len(self.output_ids)
 
     @property
     def num_tokens(self) -> int:
         """Known or in flight: at most so many when all has settled."""
-        return self.num_prompt_tokens + len(self.output_ids) + self.num_in_flight
-
-    @property
-    def num_to_compute(self) -> int:
-        """Tokens between what is computed and what is known; 0 where nothing more is wanted."""
-        num_tokens = self.num_prompt_tokens + len(self.output_ids) + self.num_in_flight
-        return 0 if num_tokens >= self.max_tokens_total else num_tokens - self.num_computed_tokens
+        return self.num_known_tokens + self.num_in_flight
 
     @property
     def num_reusable(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -909,6 +911,39 @@ def test_a_preempted_sequence_is_not_admitted_while_an_id_of_it_is_in_flight():
     scheduler.settle(first, [[40]])
     (row,) = scheduler.schedule().rows
     assert (row.start + row.num_tokens, row.binding.output_ids) == (7, (40,))
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Of functions written in Python. Without collections, whose callbacks are some too."""
+    num = 0
+
+    def note(_frame, event, _arg) -> None:
+        nonlocal num
+        num += event == "call"
+
+    gc.disable()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return num
+
+
+def test_a_decoded_token_costs_three_calls_from_its_schedule_to_its_settling():
+    """One to advance its row, one to make that, one to make what it brought."""
+
+    def of_step(num_rows: int) -> int:
+        scheduler = make(num_blocks=1000, seqs=num_rows, budget=1000)
+        for number in range(num_rows):
+            scheduler.add(sequence(number, [number + 10], max_tokens=9))
+        first, tokens = scheduler.schedule(), [[50]] * num_rows
+        found = calls(lambda: (scheduler.schedule(), scheduler.settle(first, tokens)))
+        assert all(seq.output_ids == [50] for seq in scheduler.running)
+        return found
+
+    assert of_step(100) - of_step(40) == 60 * 3
 
 
 def test_prompts_take_smaller_pieces_while_others_decode():
