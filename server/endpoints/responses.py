@@ -11,10 +11,11 @@ from server.errors import InvalidRequest, clip
 from server.generate.collect import collect
 from server.http.body import json_response, read_request
 from server.http.sse import ClientWatch, EventStream
-from server.responses.background import BackgroundRun, Replay, ReplayFrames
+from server.responses.background import BackgroundRun
 from server.responses.body import render
 from server.responses.prepare import Asked, ask, caller_of
 from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
+from server.responses.replay import Replay, ReplayResponse
 from server.responses.store import Entry, ResponseStore
 from server.responses.streaming import BegunStream, EventFrames
 from server.responses.wire import RESPONSES
@@ -132,8 +133,7 @@ async def _stop(entry: Entry) -> None:
 
 def _replay(service: Service, entry: Entry, first: int) -> ASGIApp:
     assert entry.events is not None, "who asks has looked"
-    source = Replay(entry.events, first, entry.ongoing)
-    return EventStream(lambda: source, ReplayFrames(), ping_interval_s=service.config.ping_interval, done=b"")
+    return ReplayResponse(Replay(entry.events, first, entry.ongoing), service.config.ping_interval)
 
 
 def _json(body: bytes) -> Response:

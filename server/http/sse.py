@@ -6,7 +6,8 @@ several frames in one chunk, and a blocked `send` holds back nobody but itself. 
 discovery, made while no token flows too; the same task sends a comment as ping after a silent interval, also before the
 first token. What ends a stream is always last: `data: [DONE]`, or what an API has in its place.
 
-A plain ASGI response, not a subclass of sse-starlette's EventSourceResponse: that one starts four tasks per stream, polls
+A plain ASGI response, not a subclass of sse-starlette's EventSourceResponse, which sends what no token waits for
+(responses/replay.py): that one starts four tasks per stream, polls
 for shutdown every half second, replaces uvicorn's signal handling on import and cuts streams off at the first signal,
 where we drain. What was worth keeping (ping, disconnect race, HEAD) is below. Knows nothing of tokens or JSON."""
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from runtime.api import TokenStream
 from server.responses.body import render
 from server.responses.events import ResponseEvents, frame
-from server.responses.store import Ongoing
 from server.schema import Json
 
 logger = logging.getLogger("oneloop.http")
@@ -78,46 +75,3 @@ class BackgroundRun:
         for waiter in waiting:
             if not waiter.done():  # done: its reader was cancelled where it waited
                 waiter.set_result(None)
-
-
-class Replay:
-    """The events of a response from number `first` on: those there are at once, further ones as they come."""
-
-    def __init__(self, events: list[bytes], first: int, run: Ongoing | None) -> None:
-        """`run`: which still adds to `events`."""
-        self._events = events
-        self._next = first
-        self._run = run
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while self._next >= len(self._events):
-            if self._run is None or self._run.is_over:
-                raise StopAsyncIteration
-            await self._run.news()
-        found = self._events[self._next :]
-        self._next = len(self._events)
-        return b"".join(found)
-
-
-class ReplayFrames:
-    """Events that are bytes already."""
-
-    def feed(self, item: bytes) -> bytes:
-        return item
-
-    def end(self) -> bytes:
-        return b""
-
-    def fail(self, error: Exception) -> bytes:
-        raise error

@@ -252,6 +252,33 @@ async def test_a_stream_that_is_cancelled_ends_with_what_there_was(serve):
     assert cancelled["output"][0]["content"][0]["text"] == "Hel"
 
 
+async def test_a_replay_pings_while_nothing_happens_and_has_the_headers_of_other_streams(serve):
+    server = await serve(paused=True, ping_interval=0.01)
+    background, whole = [
+        await server.open_stream("/v1/responses", input="Hi", stream=True, **more)
+        for more in ({"background": True}, {})
+    ]
+    heads = [sorted((await stream.head()).lower().split("\r\n")) for stream in (background, whole)]
+    differing = {line.partition(":")[0] for line in set(heads[0]) ^ set(heads[1])}
+    assert differing <= {"connection", "x-request-id", "date"}
+    assert b"response.queued" in await background.chunk()
+    assert await background.chunk() == b": ping\n\n"
+    background.leave()
+    whole.leave()
+
+
+async def test_a_replay_leaves_nothing_running_behind_its_reader(serve):
+    """sse-starlette alone would go on looking for a shutdown twice a second."""
+    server = await serve(paused=True)
+    stream = await server.open_stream("/v1/responses", input="Hi", background=True, stream=True)
+    await stream.head()
+    body = frames((await stream.chunk()).decode())[0]["response"]
+    assert not [task for task in asyncio.all_tasks() if "_shutdown_watcher" in repr(task.get_coro())]
+    stream.leave()
+    server.engine.step(30)
+    assert (await once(server, body, "completed"))["status"] == "completed"
+
+
 async def test_only_what_was_streamed_in_the_background_is_streamed_again(serve):
     server = await serve()
     body = (await server.respond()).json()
