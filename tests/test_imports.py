@@ -1,0 +1,60 @@
+"""What is not imported until something needs it: so a start pays for nothing that this model or this machine does not use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("transformers", "accelerate", "safetensors", "triton")  # safetensors.torch is for tests and for transformers
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}  # fmt: skip
+START = """
+import asyncio, sys
+import server.app, server.load
+from runtime.config import EngineConfig
+from runtime.start import start_engine
+from runtime.weights.fetch import resolve
+
+async def start(folder):
+    config = EngineConfig(device="cpu", load_format="dummy", num_kv_blocks=8, max_model_len=64)
+    engine = await start_engine(config, resolve(folder, None, print), lambda progress: None)
+    await engine.close()
+
+asyncio.run(start(sys.argv[1]))
+"""
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """The modules that a Python of its own has loaded at the end."""
+    code += "\nimport sys; print('LOADED', *(name for name in sys.modules if '.' not in name))"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.partition("LOADED ")[2].split())
+
+
+HELP = """
+import contextlib, sys
+from server.__main__ import main
+sys.argv[1:] = ["--help"]
+with contextlib.suppress(SystemExit):
+    main()
+"""
+
+
+@pytest.mark.parametrize("code", ["import server", HELP], ids=["import", "help"])
+def test_the_door_and_its_help_load_nothing_heavy(code):
+    assert not loaded_by(code) & {"torch", "numpy", "tokenizers", *HEAVY}
+
+
+def test_a_native_start_on_a_cpu_loads_no_other_backend(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    loaded = loaded_by(START, str(tmp_path))
+    assert {"torch", "runtime", "server"} <= loaded
+    assert not loaded & set(HEAVY)
