@@ -41,5 +41,5 @@ def test_what_is_neither_is_refused(sees):
 
 def test_a_mask_that_looks_at_tokens_is_refused():
     kinds = torch.zeros(1, 5)
-    with pytest.raises(UnsupportedModel, match="depend on more than positions"):
+    with pytest.raises(UnsupportedModel, match="depends on more than positions"):
         window_of(lambda batch, head, query, key: kinds[batch, query] == kinds[batch, key])
