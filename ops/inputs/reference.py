@@ -41,8 +41,8 @@ def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, unifo
     rows = to.rows[:padded_rows].long()
     token_rows = rows[index].clamp(min=0)
     first_state = len(to.slot_mapping) - to.num_state_tables
-    for table, slots in zip(to.block_tables[:first_state], to.slot_mapping, strict=False):
+    for table, mapping in zip(to.block_tables[:first_state], to.slot_mapping, strict=False):
         blocks = table[token_rows, positions // to.block_size].long()
-        slots[:padded_tokens] = torch.where(inside, blocks * to.block_size + positions % to.block_size, -1)
-    for table, slots in zip(to.block_tables[first_state:], to.slot_mapping[first_state:], strict=True):
-        slots[:padded_rows] = torch.where(rows >= 0, table[rows.clamp(min=0), 0].long(), -1)
+        mapping[:padded_tokens] = torch.where(inside, blocks * to.block_size + positions % to.block_size, -1)
+    for table, mapping in zip(to.block_tables[first_state:], to.slot_mapping[first_state:], strict=True):
+        mapping[:padded_rows] = torch.where(rows >= 0, table[rows.clamp(min=0), 0].long(), -1)

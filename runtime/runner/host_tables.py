@@ -65,7 +65,7 @@ class TableUpdates:
 
 
 class HostTables:
-    """`entries` [tables, max_num_seqs, entries of the longest context] int32; tells in which slots tokens go and states lie."""
+    """`entries` [tables, max_num_seqs, entries of the longest context] int32; gives tokens' slot_mapping, rows' states."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
@@ -80,7 +80,7 @@ class HostTables:
         for table, row, first, ids in self._updates.of(rows):
             self.entries[table, row, first : first + len(ids)] = ids
 
-    def slots(self, token_rows: Longs, positions: Longs) -> Longs:
+    def slot_mapping(self, token_rows: Longs, positions: Longs) -> Longs:
         """[tables of no states, T]: where tokens of these rows and positions, both [T], are stored."""
         entries = positions // self._block_size
         blocks = self._flat.take(token_rows * self.entries.shape[2] + entries, axis=1)

@@ -52,14 +52,14 @@ class InputBuffers:
             positions = np.arange(num_tokens) + np.repeat(contexts - ends, lens)
             token_rows = np.repeat(row_ids, lens)
         self._num_computed[row_ids] = contexts
-        slots, states = self._tables.slots(token_rows, positions), self._tables.states(row_ids)
+        slot_mapping, states = self._tables.slot_mapping(token_rows, positions), self._tables.states(row_ids)
         query_start_loc, seq_lens = _int32([0, *ends]), torch.from_numpy(contexts.astype(np.int32))
         max_seq_len = max(contexts.tolist())
         num_entries = -(-max_seq_len // self._block_size)
         forward = ForwardStep(
             input_ids=torch.from_numpy(self._ids(rows, ends, row_ids)),
             positions=torch.from_numpy(positions),
-            slot_mapping=tuple(map(torch.from_numpy, (*slots, *states))),
+            slot_mapping=tuple(map(torch.from_numpy, (*slot_mapping, *states))),
             attn_metadata=tuple(
                 ops.AttentionMeta(
                     query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), longest, max_seq_len

@@ -32,7 +32,7 @@ class Case:
     heads: LatentHeads
     positions: Tensor
     cache: Tensor
-    slots: Tensor
+    slot_mapping: Tensor
     meta: AttentionMeta
     contexts: list[Tensor]
 
@@ -45,7 +45,7 @@ class Case:
         )
         meta = AttentionMeta(starts, lens, tables, self.meta.max_query_len, self.meta.max_seq_len)
         q, latent, cache = (tensor.to(device, dtype) for tensor in (self.q, self.latent, self.cache))
-        return q, latent, heads, self.positions.to(device), cache, self.slots.to(device), meta
+        return q, latent, heads, self.positions.to(device), cache, self.slot_mapping.to(device), meta
 
     def expected(self) -> Tensor:
         rank = self.heads.rank
