@@ -51,7 +51,7 @@ class MessageFrames:
         self._choice = generation.choices[0]
         self._context_was_short = context_was_short
         self._shows_thinking = shows_thinking
-        self._begun = False
+        self._started = False
         self._kind: str | None = None  # of the open block
         self._index = -1  # of the last block
         self._around = b"", b""  # what stands around the text of the open block's deltas
@@ -72,8 +72,8 @@ class MessageFrames:
     def _frames(self, events: list[Event]) -> Iterator[bytes]:
         if self._choice.finish_reason == FinishReason.ABORT:
             raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             yield self._start()
         for event in events:
             yield from self._event(event)
@@ -83,8 +83,8 @@ class MessageFrames:
             yield frame("message_delta", delta=stopped, usage=usage(self._generation))
 
     def _start(self) -> bytes:
-        begun = message(self._id, self._model, [], NOT_STOPPED, usage(self._generation))
-        return frame("message_start", message=begun)
+        started = message(self._id, self._model, [], NOT_STOPPED, usage(self._generation))
+        return frame("message_start", message=started)
 
     def _event(self, event: Event) -> Iterator[bytes]:
         match event:

@@ -17,7 +17,7 @@ from server.responses.prepare import Asked, ask, caller_of
 from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
 from server.responses.replay import Replay, ReplayResponse
 from server.responses.store import Entry, ResponseStore
-from server.responses.streaming import BegunStream, EventFrames
+from server.responses.streaming import AnnouncedStream, EventFrames
 from server.responses.wire import RESPONSES
 from server.service import Service
 
@@ -48,7 +48,7 @@ class Responses:
             if asked.entry is not None:
                 self._store.note(asked.entry.id, caller_of(http), ENDED)  # until it is there
             return EventStream(
-                lambda: BegunStream(asked.generation.open()), EventFrames(asked.narration, finished),
+                lambda: AnnouncedStream(asked.generation.open()), EventFrames(asked.narration, finished),
                 ping_interval_s=service.config.ping_interval, done=b"",
             )  # fmt: skip
         await collect(asked.generation, ClientWatch(http.receive), asked.narration.feed)

@@ -14,7 +14,7 @@ from server.loaded.chat_format import OutputParser
 from server.loaded.model import Grammar, LoadedModel
 from server.schema import StructuredOutputs
 from server.structured.after_reasoning import after_reasoning
-from server.structured.budget import Marks, thinking_budget
+from server.structured.budget import ReasoningMarkers, thinking_budget
 from server.structured.chats import ChatForm, Function
 from server.structured.grammar import (
     ANY_OBJECT,
@@ -49,26 +49,26 @@ def structured_grammar(asked: StructuredOutputs) -> Grammar:
 
 
 async def constraints_for(
-    served: LoadedModel, request: GenerateRequest, reading: OutputParser | None = None
+    served: LoadedModel, request: GenerateRequest, output_parser: OutputParser | None = None
 ) -> tuple[MatcherFactory, ...]:
-    """What holds an answer to what `request` wants of it, none where it leaves that open. `reading`: how it will be read, where it
-    is more than text.
+    """What holds an answer to what `request` wants of it, none where it leaves that open. `output_parser`: how it will be
+    read, where it is more than text.
 
     Raises InvalidRequest."""
     constraint = request.constraint
-    if reading is not None and isinstance(request.prompt, Chat):
-        constraint = _in_chat(request.prompt, reading, constraint)
+    if output_parser is not None and isinstance(request.prompt, Chat):
+        constraint = _in_chat(request.prompt, output_parser, constraint)
     found: list[MatcherFactory] = []
     if constraint is not None:
         try:
-            found.append(_held_back(await served.grammars.factory(constraint.grammar), served, reading))
+            found.append(_after_reasoning(await served.grammars.factory(constraint.grammar), served, output_parser))
         except GrammarError as error:
             raise InvalidRequest(constraint.param, f": {error}", param=constraint.param) from None
     budget = request.thinking_token_budget
     if budget is not None and budget >= 0:
-        marks = None if reading is None else _marks(reading)
-        if marks is not None:
-            found.append(thinking_budget(budget, marks, served.tokenizer, served.engine.model.vocab_size))
+        markers = None if output_parser is None else _reasoning_markers(output_parser)
+        if markers is not None:
+            found.append(thinking_budget(budget, markers, served.tokenizer, served.engine.model.vocab_size))
     if request.sampling.bad_words:
         encode = partial(served.tokenizer.encode, add_special_tokens=False)
         found.append(forbid(request.sampling.bad_words, encode, served.engine.model.vocab_size))
@@ -78,14 +78,14 @@ async def constraints_for(
 # --- chats --------------------------------------------------------------------------------------------------------
 
 
-def _in_chat(chat: Chat, reading: OutputParser, answer: OutputConstraint | None) -> OutputConstraint | None:
+def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint | None) -> OutputConstraint | None:
     """The constraint of a message, which may hold calls. `answer`: of its text."""
-    dialect, must_call = reading.dialect, chat.must_call
+    dialect, must_call = output_parser.dialect, chat.must_call
     if dialect is None:
         return answer
     if must_call and answer is not None:
         raise InvalidRequest(TOOL_CHOICE, " wants a call and ", answer.param, " a text", param=TOOL_CHOICE)
-    called = chat.callable_functions if reading.tools else ()
+    called = chat.callable_functions if output_parser.tools else ()
     strict = any(function.strict for function in called)
     param: Field | None = TOOL_CHOICE if must_call else TOOLS if strict else None
     if dialect.channels and chat.continue_final_message:
@@ -98,27 +98,26 @@ def _in_chat(chat: Chat, reading: OutputParser, answer: OutputConstraint | None)
         name_of(dialect),
         tuple(Function(function.name, function.parameters or {"type": "object"}) for function in called),
         must_call,
-        reading.parallel and not isinstance(chat.tool_choice, OnlyFunction),
+        output_parser.parallel and not isinstance(chat.tool_choice, OnlyFunction),
         None if answer is None else answer.grammar,
     )
     return OutputConstraint(form, answer.param if answer is not None else param or TOOLS)
 
 
-def _held_back(make: MatcherFactory, served: LoadedModel, reading: OutputParser | None) -> MatcherFactory:
-    """Until the reasoning is over."""
-    if reading is None or reading.tags is None:
+def _after_reasoning(make: MatcherFactory, served: LoadedModel, output_parser: OutputParser | None) -> MatcherFactory:
+    """`make`'s matchers, which let reasoning pass."""
+    if output_parser is None or output_parser.tags is None:
         return make
-    tags = reading.tags
-    return after_reasoning(
-        make, served.tokenizer, served.engine.model, opens=tags.opens, closes=tags.closes, begun=reading.begun
-    )
+    tags = output_parser.tags
+    model, is_open = served.engine.model, output_parser.reasoning_open
+    return after_reasoning(make, served.tokenizer, model, opens=tags.opens, closes=tags.closes, reasoning_open=is_open)
 
 
-def _marks(reading: OutputParser) -> Marks | None:
-    if reading.tags is not None:
-        pairs = tuple(zip(reading.tags.opens, reading.tags.closes, strict=True))
-        return Marks(pairs, begun=reading.begun)
-    channels = None if reading.dialect is None else reading.dialect.channels
+def _reasoning_markers(output_parser: OutputParser) -> ReasoningMarkers | None:
+    if output_parser.tags is not None:
+        pairs = tuple(zip(output_parser.tags.opens, output_parser.tags.closes, strict=True))
+        return ReasoningMarkers(pairs, reasoning_open=output_parser.reasoning_open)
+    channels = None if output_parser.dialect is None else output_parser.dialect.channels
     if channels is None:
         return None
-    return Marks(((channels.reasoning, channels.end),), again=channels.begin)
+    return ReasoningMarkers(((channels.reasoning, channels.end),), again=channels.begin)

@@ -29,11 +29,11 @@ _EFFORT, _KWARGS, _SWITCHES = Field("reasoning_effort"), Field("chat_template_kw
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The ids of a conversation. `reading` None: answers are text. `ignored`: fields of the request that this model's template
-    does not look at, of which the client has to be told."""
+    """The ids of a conversation. `output_parser` None: answers are text. `ignored`: fields of the request that this model's
+    template does not read; the client has to learn of them."""
 
     ids: list[int]
-    reading: OutputParser | None = None
+    output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
 
 
@@ -51,13 +51,13 @@ async def chat_prompt(
             ": start it with --tool-parser NAME", param=TOOLS,
         )  # fmt: skip
     text, ids, ignored = await _render(served, offload, chat, tools, fits=fits)
-    reading = served.chat_format.reading(
+    output_parser = served.chat_format.output_parser(
         tools,
-        begun=_reasoning_has_begun(served.chat_format, text, chat),
+        reasoning_open=_is_reasoning_open(served.chat_format, text, chat),
         parallel=chat.parallel_tool_calls,
         show_reasoning=show_reasoning,
     )
-    return ChatPrompt(ids, reading, ignored)
+    return ChatPrompt(ids, output_parser, ignored)
 
 
 async def chat_ids(served: LoadedModel, offload: Offload, chat: Chat) -> list[int]:
@@ -117,14 +117,14 @@ def _effort(
     return heard, () if heard else (_EFFORT,)
 
 
-def _reasoning_has_begun(chat_format: ChatFormat, text: str, chat: Chat) -> bool:
+def _is_reasoning_open(chat_format: ChatFormat, text: str, chat: Chat) -> bool:
     tags = chat_format.tags
     if tags is None:
         return False
     if not chat.continue_final_message:
-        return tags.begun_by(text)
+        return tags.opened_by(text)
     content = chat.messages[-1].content or ""
-    return tags.begun_in(content if isinstance(content, str) else "".join(content))
+    return tags.opened_in(content if isinstance(content, str) else "".join(content))
 
 
 # --- as templates read it -----------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class TextOptions:
     logprobs: int | None = None  # so many alternatives beside each token; None shows no log-probabilities
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     tokens_as_ids: bool = False
-    reading: OutputParser | None = None  # what the text may hold beside text
+    output_parser: OutputParser | None = None  # what the text may hold beside text
 
 
 class Choice:
@@ -66,13 +66,13 @@ class Choice:
     )  # fmt: skip
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions, end: Callable[[], None]) -> None:
-        reading = options.reading
+        output_parser = options.output_parser
         self._detokenizer: Detokenizer = tokenizer.detokenizer(
             skip_special_tokens=options.skip_special_tokens,
-            keep_ids=reading.keep_ids if reading is not None else frozenset(),
+            keep_ids=output_parser.keep_ids if output_parser is not None else frozenset(),
             continues=options.continues_prompt,
         )
-        self._codec = None if reading is None else reading.codec()
+        self._codec = None if output_parser is None else output_parser.codec()
         self._call_ids: set[str] = set()
         self._num_calls = 0  # whole so far, and the one that has begun
         self._called_enough = False  # a call too many has begun, and nobody listens any more
@@ -164,11 +164,11 @@ class Choice:
 
     def _heard(self, events: list[Event]) -> Iterator[Event]:
         """Of `events`, what the request wants to know. A call too many ends the answer."""
-        reading = self._options.reading
-        assert reading is not None, "there is a codec"
+        output_parser = self._options.output_parser
+        assert output_parser is not None, "there is a codec"
         for event in events:
             if isinstance(event, ToolCall):
-                if self._num_calls and not reading.parallel:
+                if self._num_calls and not output_parser.parallel:
                     self._called_enough = True
                     self.finish_reason = FinishReason.STOP.value
                     self._end()
@@ -178,17 +178,17 @@ class Choice:
                 continue
             if isinstance(event, Malformed):
                 self._num_calls -= 1
-            if reading.show_reasoning or not isinstance(event, Reasoning):
+            if output_parser.show_reasoning or not isinstance(event, Reasoning):
                 yield event
 
     def _call_id(self, call: ToolCall) -> str:
         """The model's own name for the call, if no other has it."""
-        reading = self._options.reading
-        assert reading is not None, "there is a codec"
-        assert reading.dialect is not None, "there is a call"
+        output_parser = self._options.output_parser
+        assert output_parser is not None, "there is a codec"
+        assert output_parser.dialect is not None, "there is a call"
         id = call.id
         while id is None or id in self._call_ids:
-            id = reading.dialect.new_id()
+            id = output_parser.dialect.new_id()
         self._call_ids.add(id)
         return id
 
@@ -287,8 +287,8 @@ class Generation:
     ) -> None:  # fmt: skip
         self.requests = requests
         self.options = options
-        self.reads_events = options.reading is not None
-        self.reasons = options.reading is not None and options.reading.reasons
+        self.reads_events = options.output_parser is not None
+        self.reasons = options.output_parser is not None and options.output_parser.reasons
         self.tokenizer = served.tokenizer
         self.choices: list[Choice] = []
         self._engine = served.engine

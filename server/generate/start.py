@@ -39,16 +39,16 @@ async def start(
 
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
     fits = request.truncation is None
-    reading: OutputParser | None = None
+    output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
     continues = True
     if isinstance(request.prompt, Chat):
         prompt = await chat_prompt(served, offload, request.prompt, show_reasoning=request.shown.reasoning, fits=fits)
-        prompts, reading, ignored = [prompt.ids], prompt.reading, prompt.ignored
+        prompts, output_parser, ignored = [prompt.ids], prompt.output_parser, prompt.ignored
         continues = request.prompt.continue_final_message
     else:
         prompts = await prompt_ids(served, offload, request.prompt, fits=fits)
-    matchers = await constraints_for(served, request, reading)
+    matchers = await constraints_for(served, request, output_parser)
     _check(config, served, request, len(prompts))
     beams = _beams(request, served.engine.model)
     requests: list[api.Request] = []
@@ -72,7 +72,7 @@ async def start(
             )
             for choice, params in enumerate(choices)
         )
-    options = _text_options(request, continues_prompt=continues, reading=reading)
+    options = _text_options(request, continues_prompt=continues, output_parser=output_parser)
     generation = Generation(served, requests, len(prompts), request.n, options, echoes, beams)
     if config.log_requests:
         logger.info(
@@ -121,7 +121,9 @@ async def _prepared(
     return await offload.run(len(ids), partial(served.engine.prepare, ids, cache_salt))
 
 
-def _text_options(request: GenerateRequest, *, continues_prompt: bool, reading: OutputParser | None) -> TextOptions:
+def _text_options(
+    request: GenerateRequest, *, continues_prompt: bool, output_parser: OutputParser | None
+) -> TextOptions:
     shown = request.shown
     return TextOptions(
         stop=tuple(shown.stop),
@@ -133,7 +135,7 @@ def _text_options(request: GenerateRequest, *, continues_prompt: bool, reading: 
         logprobs=shown.logprobs,
         prompt_logprobs=shown.prompt_logprobs,
         tokens_as_ids=shown.tokens_as_ids,
-        reading=reading,
+        output_parser=output_parser,
     )
 
 

@@ -23,11 +23,11 @@ Part = Text | Reasoning | Call
 
 
 class Transcript:
-    __slots__ = ("_begun", "_heads", "_places")
+    __slots__ = ("_heads", "_places", "_texts")
 
     def __init__(self) -> None:
         self._heads: list[Text | Reasoning | ToolCall] = []  # what begins each part
-        self._begun: list[list[str]] = []  # the pieces of each
+        self._texts: list[list[str]] = []  # the pieces of each
         self._places: dict[int, int] = {}  # call to part
 
     def add(self, events: Iterable[Event]) -> None:
@@ -37,23 +37,23 @@ class Transcript:
                     self._places[index] = len(self._heads)
                     self._begin(event)
                 case ToolArguments(index, text):
-                    self._begun[self._places[index]].append(text)
+                    self._texts[self._places[index]].append(text)
                 case Malformed(index, text):
                     place = self._places[index]
-                    self._heads[place], self._begun[place] = Text(""), [text]
+                    self._heads[place], self._texts[place] = Text(""), [text]
                 case Text(text) | Reasoning(text):
                     if not self._heads or type(self._heads[-1]) is not type(event):
                         self._begin(event)
-                    self._begun[-1].append(text)
+                    self._texts[-1].append(text)
 
     def _begin(self, head: Text | Reasoning | ToolCall) -> None:
         self._heads.append(head)
-        self._begun.append([])
+        self._texts.append([])
 
     @property
     def parts(self) -> list[Part]:
         found: list[Part] = []
-        for head, pieces in zip(self._heads, self._begun, strict=True):
+        for head, pieces in zip(self._heads, self._texts, strict=True):
             text = "".join(pieces)
             match head:
                 case ToolCall(_, name, id):

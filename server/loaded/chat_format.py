@@ -1,6 +1,6 @@
 """ChatFormat: how a model marks calls and reasoning in its answers; OutputParser: how one request's answers are read.
 
-The format is chosen once, at start, from the chat template and the tokenizer or by flag. A OutputParser makes a fresh chain of
+The format is chosen once, at start, from the chat template and the tokenizer or by flag. An OutputParser makes a fresh chain of
 codecs for every answer, and knows which special tokens those have to see. Nothing here knows HTTP."""
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _OWN_REASONING: Final[Mapping[str, type[ToolParser]]] = {
 
 @dataclass(frozen=True, slots=True)
 class OutputParser:
-    """How the answers to one request are read. `begun`: the prompt ends inside reasoning. `keep_ids`: special tokens that
+    """How the answers to one request are read. `reasoning_open`: the prompt ends inside reasoning. `keep_ids`: special tokens that
     are text to the codecs. `parallel`: an answer may hold several calls."""
 
     dialect: type[ToolParser] | None = None
     tools: Tools = ()
     tags: ReasoningTags | None = None
-    begun: bool = False
+    reasoning_open: bool = False
     keep_ids: frozenset[int] = frozenset()
     parallel: bool = True
     show_reasoning: bool = True
@@ -48,7 +48,7 @@ class OutputParser:
         if self.tags is None:
             assert dialect is not None, "there is no OutputParser where there is nothing to read"
             return dialect
-        reasoning = ReasoningCodec(self.tags, begun=self.begun)
+        reasoning = ReasoningCodec(self.tags, reasoning_open=self.reasoning_open)
         return reasoning if dialect is None else Chain(reasoning, dialect)
 
 
@@ -96,15 +96,15 @@ class ChatFormat:
             stop_ids=tokenizer.ids_of(dialect.stops) if dialect else frozenset(),
         )
 
-    def reading(
-        self, tools: Tools, *, begun: bool, parallel: bool = True, show_reasoning: bool = True
+    def output_parser(
+        self, tools: Tools, *, reasoning_open: bool, parallel: bool = True, show_reasoning: bool = True
     ) -> OutputParser | None:
-        """For a request with `tools` the model may call; None where its answers are nothing but text."""
+        """Makes the parser for a request with `tools` the model may call; None where its answers are nothing but text."""
         dialect = self.dialect if tools or (self.dialect is not None and self.dialect.reasons) else None
         if dialect is None and self.tags is None:
             return None
         keep_ids = self.reasoning_ids | (self.call_ids if dialect is not None else frozenset())
-        return OutputParser(dialect, tools, self.tags, begun, keep_ids, parallel, show_reasoning)
+        return OutputParser(dialect, tools, self.tags, reasoning_open, keep_ids, parallel, show_reasoning)
 
     def __str__(self) -> str:
         calls = next((name for name, dialect in TOOL_PARSERS.items() if dialect is self.dialect), "not looked for")

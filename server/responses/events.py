@@ -29,7 +29,7 @@ _FINAL_EVENTS = {
 }  # fmt: skip
 
 
-Begun = TypeVar("Begun", MessageItem, ReasoningItem, CallItem)
+NewItem = TypeVar("NewItem", MessageItem, ReasoningItem, CallItem)
 
 
 class ResponseEvents:
@@ -153,7 +153,7 @@ class ResponseEvents:
             self._item = self._open(MessageItem())
         self._tell(self._item.add(text, self._pending))
 
-    def _open(self, item: Begun) -> Begun:
+    def _open(self, item: NewItem) -> NewItem:
         self._close("completed")
         self._item = item
         for event in item.begin():
@@ -206,9 +206,9 @@ def _by_token(output: Output) -> Iterator[Output]:
 
 def frame(event: Json) -> bytes:
     """As a server-sent event."""
-    return _begun(event["type"]) + dumps(event) + b"\n\n"
+    return _event_head(event["type"]) + dumps(event) + b"\n\n"
 
 
 @cache
-def _begun(type: str) -> bytes:
+def _event_head(type: str) -> bytes:
     return f"event: {type}\ndata: ".encode("ascii")

@@ -13,12 +13,12 @@ from server.responses.events import ResponseEvents, frame
 logger = logging.getLogger("oneloop.http")
 
 
-class BegunStream:
-    """A TokenStream before whose first Outputs comes an empty batch: what there is to say of a beginning can be said."""
+class AnnouncedStream:
+    """A TokenStream before whose first Outputs comes an empty batch, so that the first events go out before there is a token."""
 
     def __init__(self, stream: TokenStream) -> None:
         self._stream = stream
-        self._begun = False
+        self._announced = False
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
@@ -33,8 +33,8 @@ class BegunStream:
         return self
 
     async def __anext__(self) -> Sequence[Output]:
-        if not self._begun:
-            self._begun = True
+        if not self._announced:
+            self._announced = True
             return ()
         return await self._stream.__anext__()
 

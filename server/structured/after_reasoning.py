@@ -1,5 +1,5 @@
-"""Gate: a matcher that waits until the model has done reasoning, which has no form, before it holds the answer to one. Only the end
-of it all may not stand in the reasoning: an answer was asked for."""
+"""Reasoning-aware matchers: reasoning is free, and the answer behind it keeps to its grammar. Only the end of everything may not
+stand in the reasoning, since an answer is wanted."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ def after_reasoning(
     *,
     opens: Sequence[str],
     closes: Sequence[str],
-    begun: bool,
+    reasoning_open: bool,
 ) -> MatcherFactory:
-    """`make`'s matchers, asked only about what follows the first of `closes`.
+    """Matchers that use those of `make` only for what follows the first of `closes`.
 
-    `begun`: the prompt has opened the reasoning, so that the model writes no more than its end. Otherwise it may begin with one of
-    `opens`, and if it does not, it is answering from its first token on."""
+    `reasoning_open`: the prompt has opened the reasoning, so that the model writes no more than its end. Otherwise it may
+    begin with one of `opens`, and if it does not, it is answering from its first token on."""
     markers = tuple(close.encode() for close in closes)
-    beginnings = () if begun else tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in opens)
+    beginnings = (
+        () if reasoning_open else tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in opens)
+    )
     unended = all_but(model.eos_token_ids, model.vocab_size)
-    return lambda: _AfterReasoning(make, tokenizer, beginnings, markers, begun, unended)
+    return lambda: _ReasoningAwareMatcher(make, tokenizer, beginnings, markers, reasoning_open, unended)
 
 
-class _AfterReasoning:
+class _ReasoningAwareMatcher:
     def __init__(
         self,
         make: MatcherFactory,
         tokenizer: Tokenizer,
         opens: Sequence[tuple[int, ...]],
         closes: Sequence[bytes],
-        begun: bool,
+        reasoning_open: bool,
         unended: Bitmask,
     ) -> None:
         self._make = make
@@ -53,7 +55,7 @@ class _AfterReasoning:
         self._opens = [open for open in opens if open]  # those that what is written may still become
         self._closes = closes
         self._longest = max(map(len, closes))
-        self._phase = _Phase.REASONING if begun else _Phase.OPENING
+        self._phase = _Phase.REASONING if reasoning_open else _Phase.OPENING
         self._num_written = 0  # tokens, while that is open
         self._tail = b""  # of the reasoning, as long as a marker may still begin in it
 

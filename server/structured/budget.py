@@ -11,27 +11,27 @@ from server.structured.bitmask import all_but, only
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """`pairs`: what opens reasoning and what then ends it. `begun`: the prompt has opened it, with the first of them. `again`:
-    what every opening begins with, where reasoning may be opened more than once, and at any place: when there is none left,
+class ReasoningMarkers:
+    """`pairs`: what opens reasoning and what then ends it. `reasoning_open`: the prompt has opened it, with the first of them.
+    `again`: what every opening begins with, where reasoning may be opened more than once, and at any place: when there is none left,
     nothing that opens may follow this. None: it stands at the beginning, or nowhere."""
 
     pairs: tuple[tuple[str, str], ...]
-    begun: bool = False
+    reasoning_open: bool = False
     again: str | None = None
 
 
-def thinking_budget(limit: int, marks: Marks, tokenizer: Tokenizer, vocab_size: int) -> MatcherFactory:
+def thinking_budget(limit: int, markers: ReasoningMarkers, tokenizer: Tokenizer, vocab_size: int) -> MatcherFactory:
     """`limit`: tokens between the marks, all blocks together."""
     pairs = [
         (open.encode(), close.encode(), tokenizer.encode(close, add_special_tokens=False))
-        for open, close in marks.pairs
+        for open, close in markers.pairs
     ]
     banned: dict[bytes, list[int]] = {}
-    if marks.again is not None:
-        openings = [open.removeprefix(marks.again) for open, _ in marks.pairs]
-        banned[marks.again.encode()] = [tokenizer.encode(text, add_special_tokens=False)[0] for text in openings]
-    return lambda: _Budget(limit, pairs, banned, tokenizer, vocab_size, begun=marks.begun)
+    if markers.again is not None:
+        openings = [open.removeprefix(markers.again) for open, _ in markers.pairs]
+        banned[markers.again.encode()] = [tokenizer.encode(text, add_special_tokens=False)[0] for text in openings]
+    return lambda: _Budget(limit, pairs, banned, tokenizer, vocab_size, reasoning_open=markers.reasoning_open)
 
 
 class _Budget:
@@ -45,7 +45,7 @@ class _Budget:
         tokenizer: Tokenizer,
         vocab_size: int,
         *,
-        begun: bool,
+        reasoning_open: bool,
     ) -> None:
         self._left = limit
         self._pairs = pairs
@@ -58,7 +58,7 @@ class _Budget:
         self._tail = b""
         self._closes = b""  # of the block that is open, else b""
         self._forced: list[int] = []  # what has to come next, last first
-        if begun:
+        if reasoning_open:
             self._open(*pairs[0][1:])
 
     def allowed(self) -> Bitmask | None:
@@ -93,8 +93,8 @@ class _Budget:
             if self._tail.endswith(open):
                 self._open(close, close_ids)
                 return
-        begun = self._tail.lstrip()
-        self._over = self._only_first and not any(open.startswith(begun) for open, _, _ in self._pairs)
+        written = self._tail.lstrip()
+        self._over = self._only_first and not any(open.startswith(written) for open, _, _ in self._pairs)
 
     def _open(self, close: bytes, close_ids: Sequence[int]) -> None:
         self._closes, self._close_ids = close, close_ids

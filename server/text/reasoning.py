@@ -26,11 +26,11 @@ class ReasoningTags:
     closes: tuple[str, ...]
     answer: tuple[str, str] | None = None
 
-    def begun_by(self, prompt: str) -> bool:
+    def opened_by(self, prompt: str) -> bool:
         """Whether the template opened the block already: then the model writes only its end."""
         return prompt.rstrip().endswith(self.opens)
 
-    def begun_in(self, answer: str) -> bool:
+    def opened_in(self, answer: str) -> bool:
         """Whether the beginning of an answer ends inside the block."""
         opened = answer.lstrip().startswith(self.opens)
         return opened and not any(close in answer for close in self.closes)
@@ -64,22 +64,22 @@ def detect_reasoning(template: str) -> str | None:
 
 
 class ReasoningCodec(ParsingCodec):
-    """`begun`: the prompt ends inside a block (`ReasoningTags.begun_by`)."""
+    """`reasoning_open`: the prompt ends inside a block (`ReasoningTags.opened_by`)."""
 
-    def __init__(self, tags: ReasoningTags, *, begun: bool = False) -> None:
+    def __init__(self, tags: ReasoningTags, *, reasoning_open: bool = False) -> None:
         self._tags = tags
-        self._begun = begun
+        self._reasoning_open = reasoning_open
         self._space: list[str] = []  # at the end of the reasoning so far
         super().__init__()
 
     def _parse(self) -> Parse[None]:
         source, tags = self.source, self._tags
-        self.reasoning = self._begun
+        self.reasoning = self._reasoning_open
         source.record()
         yield from source.space()
         opened = yield from self._any(tags.opens)
         white = source.recorded()
-        self.reasoning = opened or self._begun
+        self.reasoning = opened or self._reasoning_open
         if not self.reasoning:
             self._say(white)
             yield from source.rest(self._say)

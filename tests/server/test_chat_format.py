@@ -64,12 +64,12 @@ def test_only_the_special_tokens_of_the_format_are_text():
     special = ("<tool_call>", "<think>", "</think>", "<|other|>")
     tokenizer = tiny_tokenizer(*special)
     found = chosen(HERMES + "<think>", *special)
-    plain = found.reading([], begun=False)
-    calling = found.reading([{"function": {"name": "f"}}], begun=False)
+    plain = found.output_parser([], reasoning_open=False)
+    calling = found.output_parser([{"function": {"name": "f"}}], reasoning_open=False)
     assert {tokenizer.token_string(id) for id in plain.keep_ids} == {"<think>", "</think>"}
     assert {tokenizer.token_string(id) for id in calling.keep_ids} == {"<think>", "</think>", "<tool_call>"}
     assert EOS not in calling.keep_ids
-    assert chosen(HERMES).reading([], begun=False) is None
+    assert chosen(HERMES).output_parser([], reasoning_open=False) is None
 
 
 def test_what_it_chose_can_be_read_in_the_log():

@@ -187,7 +187,7 @@ async def test_a_last_message_goes_on_in_the_midst_of_its_reasoning_or_its_answe
 
 # --- however tokens fall into outputs -----------------------------------------------------------------------------
 
-READINGS = {
+OUTPUT_PARSERS = {
     "think": OutputParser(tags=THINK),
     "think and hermes": OutputParser(Hermes, TOOLS, THINK),
     "one call": OutputParser(Hermes, TOOLS, parallel=False),
@@ -203,10 +203,12 @@ TEXTS = [
 ]
 
 
-def heard(reading: OutputParser, ids: list[int], cuts: list[int], stop: tuple[str, ...]) -> tuple[list[Event], object]:
+def heard(
+    output_parser: OutputParser, ids: list[int], cuts: list[int], stop: tuple[str, ...]
+) -> tuple[list[Event], object]:
     bounds = [0, *sorted({cut % len(ids) for cut in cuts} - {0}), len(ids)]
     ended: list[bool] = []
-    choice = Choice(TOKENIZER, TextOptions(stop=stop, reading=reading), lambda: ended.append(True))
+    choice = Choice(TOKENIZER, TextOptions(stop=stop, output_parser=output_parser), lambda: ended.append(True))
     events: list[Event] = []
     for start, end in itertools.pairwise(bounds):
         events += choice.events(Output(0, ids[start:end], FinishReason.STOP if end == len(ids) else None))
@@ -221,15 +223,15 @@ def heard(reading: OutputParser, ids: list[int], cuts: list[int], stop: tuple[st
 TOKENIZER = tiny_tokenizer()
 
 
-@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
+@pytest.mark.parametrize("output_parser", OUTPUT_PARSERS.values(), ids=OUTPUT_PARSERS)
 @given(
     text=st.sampled_from(TEXTS),
     cuts=st.lists(st.integers(1, 1000), max_size=12),
     stop=st.sampled_from(["", "a", "x\n"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_events_counts_and_ends_do_not_depend_on_how_tokens_come(reading, text, cuts, stop):
+def test_events_counts_and_ends_do_not_depend_on_how_tokens_come(output_parser, text, cuts, stop):
     ids = [*TOKENIZER.encode(text), EOS]
     stops = (stop,) if stop else ()
-    one_by_one = heard(reading, ids, list(range(1, len(ids))), stops)
-    assert heard(reading, ids, cuts, stops) == one_by_one
+    one_by_one = heard(output_parser, ids, list(range(1, len(ids))), stops)
+    assert heard(output_parser, ids, cuts, stops) == one_by_one

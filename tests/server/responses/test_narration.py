@@ -7,6 +7,7 @@ from functools import cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.server.responses.output_parser import both, frames, without_ids
 
 from runtime.api import FinishReason, Output, Request, SamplingParams
 from server.generate.generation import Generation, TextOptions
@@ -17,7 +18,6 @@ from server.loaded.prompt import ChatTemplate
 from server.responses.body import Head, render
 from server.responses.events import ResponseEvents, frame
 from tests.fakes import FakeEngine, fake_logprobs, fake_model
-from tests.server.responses.reading import both, frames, without_ids
 from tests.server.test_tool_calls import ROOM, every_sample, speaker
 from tests.server.text.tool_samples import SAMPLES, TOOLS, Sample
 from tests.server.tiny import EOS, loaded_model
@@ -63,10 +63,10 @@ def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | Non
     there = served(sample.dialect)
     ids = [*there.tokenizer.encode(sample.written), EOS][:cut]
     finish = FinishReason.STOP if ids[-1] == EOS else FinishReason.LENGTH
-    reading: OutputParser | None = there.chat_format.reading(TOOLS, begun=False)
+    output_parser: OutputParser | None = there.chat_format.output_parser(TOOLS, reasoning_open=False)
     params = SamplingParams(max_tokens=10_000, logprobs=1 if logprobs else None)
     request = Request("r", [1], params)
-    generation = Generation(there, [request], 1, 1, TextOptions(reading=reading, logprobs=params.logprobs))
+    generation = Generation(there, [request], 1, 1, TextOptions(output_parser=output_parser, logprobs=params.logprobs))
     narration = ResponseEvents(Head("resp_1", dict.fromkeys(REPEATED), 0), generation, in_background=False)
     told, at = narration.begin(), 0
     while at < len(ids):

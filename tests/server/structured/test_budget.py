@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from server.structured.budget import Marks, thinking_budget
+from server.structured.budget import ReasoningMarkers, thinking_budget
 from server.text.reasoning import GRANITE
 from tests.server.structured.reading import TOKENIZER, has
 from tests.server.tiny import VOCAB_SIZE, tiny_tokenizer
 
-THINK = Marks((("<think>", "</think>"),))
-BEGUN = Marks(THINK.pairs, begun=True)
-CHANNELS = Marks((("<|channel|>analysis<|message|>", "<|end|>"),), again="<|channel|>")
+THINK = ReasoningMarkers((("<think>", "</think>"),))
+BEGUN = ReasoningMarkers(THINK.pairs, reasoning_open=True)
+CHANNELS = ReasoningMarkers((("<|channel|>analysis<|message|>", "<|end|>"),), again="<|channel|>")
 
 
-def written(limit: int, marks: Marks, wants: str, tokenizer=TOKENIZER) -> str:
+def written(limit: int, markers: ReasoningMarkers, wants: str, tokenizer=TOKENIZER) -> str:
     """What comes of a model that wants to write `wants`, and goes on with it wherever it may."""
-    matcher = thinking_budget(limit, marks, tokenizer, tokenizer.vocab_size)()
+    matcher = thinking_budget(limit, markers, tokenizer, tokenizer.vocab_size)()
     wanted, ids = tokenizer.encode(wants, add_special_tokens=False), []
     while wanted:
         mask = matcher.allowed()
@@ -57,10 +57,10 @@ def test_reasoning_that_the_prompt_began_counts_from_the_first_token():
 
 
 def test_each_way_to_begin_has_its_own_way_to_end():
-    marks = Marks(tuple(zip(GRANITE.opens, GRANITE.closes, strict=True)))
-    assert written(2, marks, "Here is my thought process:abc") == "Here is my thought process:abHere is my response:c"
-    assert written(2, marks, "<think>abc") == "<think>ab</think>c"
-    assert written(2, marks, "Here is my answer") == "Here is my answer"
+    markers = ReasoningMarkers(tuple(zip(GRANITE.opens, GRANITE.closes, strict=True)))
+    assert written(2, markers, "Here is my thought process:abc") == "Here is my thought process:abHere is my response:c"
+    assert written(2, markers, "<think>abc") == "<think>ab</think>c"
+    assert written(2, markers, "Here is my answer") == "Here is my answer"
 
 
 @pytest.mark.parametrize("special", [(), ("<|channel|>", "<|message|>", "<|end|>")])

@@ -26,16 +26,16 @@ SAMPLES = [
     (GRANITE, False, "<think>a</think>\n<response>b</response>", "a", "b"),
     (GRANITE, False, "Here is my dog.", "", "Here is my dog."),
 ]
-every_sample = pytest.mark.parametrize(("tags", "begun", "written", "reasoning", "text"), SAMPLES)
+every_sample = pytest.mark.parametrize(("tags", "reasoning_open", "written", "reasoning", "text"), SAMPLES)
 
 
 @every_sample
-def test_a_sample_is_split_whichever_way_it_is_cut(tags: ReasoningTags, begun, written, reasoning, text):
-    whole = meaning(ReasoningCodec(tags, begun=begun), [written])
+def test_a_sample_is_split_whichever_way_it_is_cut(tags: ReasoningTags, reasoning_open, written, reasoning, text):
+    whole = meaning(ReasoningCodec(tags, reasoning_open=reasoning_open), [written])
     assert (whole.reasoning, whole.text) == (reasoning, text)
-    assert meaning(ReasoningCodec(tags, begun=begun), list(written)) == whole
+    assert meaning(ReasoningCodec(tags, reasoning_open=reasoning_open), list(written)) == whole
     for at in range(len(written)):
-        assert meaning(ReasoningCodec(tags, begun=begun), [written[:at], written[at:]]) == whole
+        assert meaning(ReasoningCodec(tags, reasoning_open=reasoning_open), [written[:at], written[at:]]) == whole
 
 
 FRAGMENTS = [
@@ -46,18 +46,18 @@ FRAGMENTS = [
 
 @given(
     tags=st.sampled_from([THINK, MISTRAL, GRANITE]),
-    begun=st.booleans(),
+    reasoning_open=st.booleans(),
     fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14),
     places=st.lists(st.integers(0, 400), max_size=6),
 )
 @settings(max_examples=800, deadline=None)
-def test_any_text_is_split_the_same_in_any_cuts(tags, begun, fragments, places):
+def test_any_text_is_split_the_same_in_any_cuts(tags, reasoning_open, fragments, places):
     written = "".join(fragments)
     bounds = [0, *sorted(place % (len(written) + 1) for place in places), len(written)]
     feeds = [written[start:stop] for start, stop in itertools.pairwise(bounds)]
 
     def chain() -> Chain:
-        return Chain(ReasoningCodec(tags, begun=begun), create("hermes", TOOLS))
+        return Chain(ReasoningCodec(tags, reasoning_open=reasoning_open), create("hermes", TOOLS))
 
     whole = meaning(chain(), [written])
     assert meaning(chain(), feeds) == whole
@@ -74,8 +74,8 @@ def test_calls_in_reasoning_are_reasoning():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "begun"),
+    ("prompt", "reasoning_open"),
     [("<|im_start|>assistant\n<think>\n", True), ("assistant\n<think>\n\n</think>\n\n", False), ("assistant\n", False)],
 )
-def test_a_prompt_tells_whether_it_began_the_reasoning(prompt, begun):
-    assert FAMILIES["qwen3"].begun_by(prompt) is begun
+def test_a_prompt_tells_whether_it_began_the_reasoning(prompt, reasoning_open):
+    assert FAMILIES["qwen3"].opened_by(prompt) is reasoning_open

@@ -15,9 +15,9 @@ MODEL = fake_model(vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset({EOS
 THINK = {"opens": ("<think>",), "closes": ("</think>",)}
 
 
-async def gate(grammar=Choice(("yes", "no")), *, begun=False, opens=THINK["opens"], closes=THINK["closes"]):
+async def gate(grammar=Choice(("yes", "no")), *, reasoning_open=False, opens=THINK["opens"], closes=THINK["closes"]):
     make = await Grammars(TOKENIZER, frozenset({EOS})).factory(grammar)
-    return after_reasoning(make, TOKENIZER, MODEL, opens=opens, closes=closes, begun=begun)
+    return after_reasoning(make, TOKENIZER, MODEL, opens=opens, closes=closes, reasoning_open=reasoning_open)
 
 
 def takes(make, text: str) -> bool:
@@ -25,7 +25,7 @@ def takes(make, text: str) -> bool:
 
 
 async def test_reasoning_that_the_prompt_began_may_be_anything_until_its_end():
-    make = await gate(begun=True)
+    make = await gate(reasoning_open=True)
     assert takes(make, "hm, <think> < </thin </think>yes")
     assert takes(make, "</think>no")
     assert not takes(make, "hm</think>maybe")
@@ -35,10 +35,10 @@ async def test_reasoning_that_the_prompt_began_may_be_anything_until_its_end():
 
 
 @pytest.mark.parametrize(
-    ("begun", "written"), [(True, ""), (True, "hm <th"), (False, "<think>"), (False, "<think>yes")]
+    ("reasoning_open", "written"), [(True, ""), (True, "hm <th"), (False, "<think>"), (False, "<think>yes")]
 )
-async def test_nothing_ends_in_the_midst_of_reasoning(begun, written):
-    matcher = (await gate(begun=begun))()
+async def test_nothing_ends_in_the_midst_of_reasoning(reasoning_open, written):
+    matcher = (await gate(reasoning_open=reasoning_open))()
     for token_id in TOKENIZER.encode(written):
         matcher.accept(token_id)
     assert [token_id for token_id in range(MODEL.vocab_size) if not has(matcher.allowed(), token_id)] == [EOS]
@@ -85,12 +85,12 @@ async def test_words_that_may_begin_either_are_what_they_become():
     assert not takes(tags, "<thool>")
 
 
-@pytest.mark.parametrize("begun", [True, False])
-async def test_the_first_token_of_an_opening_is_allowed_only_where_the_model_may_still_open_it(begun):
-    matcher = (await gate(begun=begun))()
+@pytest.mark.parametrize("reasoning_open", [True, False])
+async def test_the_first_token_of_an_opening_is_allowed_only_where_the_model_may_still_open_it(reasoning_open):
+    matcher = (await gate(reasoning_open=reasoning_open))()
     opening = TOKENIZER.encode("<")[0]
     assert has(matcher.allowed(), opening)
-    if begun:
+    if reasoning_open:
         for token_id in TOKENIZER.encode("</think>"):
             matcher.accept(token_id)
     else:
