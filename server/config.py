@@ -61,7 +61,7 @@ class ServerConfig(EngineOptions):
     )
     tool_parser: str = option(
         "auto",
-        "how the model writes tool calls: a dialect such as hermes, none, or auto to see it in the chat template",
+        "how the model writes tool calls: a parser such as hermes, none, or auto to find it by the chat template",
         group=MODEL,
         metavar="NAME",
         aliases=("--tool-call-parser",),

@@ -1,6 +1,6 @@
 """Output constraints: what a request asks of its answer's text, calls, reasoning and words, as the matchers that hold it to that.
 
-A constraint of a chat is one of what follows the reasoning; calls in it are in the model's own dialect."""
+A constraint of a chat is one of what follows the reasoning; calls in it are in the model's own format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.loaded.model import Grammar, LoadedModel
 from server.schema import StructuredOutputs
 from server.structured.after_reasoning import after_reasoning
 from server.structured.budget import ReasoningMarkers, thinking_budget
-from server.structured.chats import ChatForm, Function
+from server.structured.chats import ChatGrammar, Function
 from server.structured.grammar import (
     ANY_OBJECT,
     WHITESPACE,
@@ -80,28 +80,28 @@ async def constraints_for(
 
 def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint | None) -> OutputConstraint | None:
     """The constraint of a message, which may hold calls. `answer`: of its text."""
-    dialect, must_call = output_parser.dialect, chat.must_call
-    if dialect is None:
+    tool_parser, must_call = output_parser.tool_parser, chat.must_call
+    if tool_parser is None:
         return answer
     if must_call and answer is not None:
         raise InvalidRequest(TOOL_CHOICE, " wants a call and ", answer.param, " a text", param=TOOL_CHOICE)
     called = chat.callable_functions if output_parser.tools else ()
     strict = any(function.strict for function in called)
     param: Field | None = TOOL_CHOICE if must_call else TOOLS if strict else None
-    if dialect.channels and chat.continue_final_message:
+    if tool_parser.channels and chat.continue_final_message:
         if param is not None:
             raise InvalidRequest(param, " wants a call where ", CONTINUE, " wants more of an answer", param=param)
         return answer
     if param is None and answer is None:
         return None
-    form = ChatForm(
-        name_of(dialect),
+    grammar = ChatGrammar(
+        name_of(tool_parser),
         tuple(Function(function.name, function.parameters or {"type": "object"}) for function in called),
         must_call,
         output_parser.parallel and not isinstance(chat.tool_choice, OnlyFunction),
         None if answer is None else answer.grammar,
     )
-    return OutputConstraint(form, answer.param if answer is not None else param or TOOLS)
+    return OutputConstraint(grammar, answer.param if answer is not None else param or TOOLS)
 
 
 def _after_reasoning(make: MatcherFactory, served: LoadedModel, output_parser: OutputParser | None) -> MatcherFactory:
@@ -117,7 +117,7 @@ def _reasoning_markers(output_parser: OutputParser) -> ReasoningMarkers | None:
     if output_parser.tags is not None:
         pairs = tuple(zip(output_parser.tags.opens, output_parser.tags.closes, strict=True))
         return ReasoningMarkers(pairs, reasoning_open=output_parser.reasoning_open)
-    channels = None if output_parser.dialect is None else output_parser.dialect.channels
+    channels = None if output_parser.tool_parser is None else output_parser.tool_parser.channels
     if channels is None:
         return None
     return ReasoningMarkers(((channels.reasoning, channels.end),), again=channels.begin)

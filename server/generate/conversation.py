@@ -45,7 +45,7 @@ async def chat_prompt(
     Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could read
     the calls of the tools."""
     tools = tools_json(chat.shown_tools)
-    if tools and served.chat_format.dialect is None:
+    if tools and served.chat_format.tool_parser is None:
         raise InvalidRequest(
             "this server does not know how the model writes tool calls, so it takes no ", TOOLS,
             ": start it with --tool-parser NAME", param=TOOLS,
@@ -81,7 +81,7 @@ async def _render(
     def render() -> tuple[str, list[int]]:
         seen = messages_json(messages)
         if served.chat_format.prompted:
-            seen = prompted.told(seen, tools)
+            seen = prompted.with_tools(seen, tools)
         text = template.render(
             seen,
             tools=None if served.chat_format.prompted else tools or None,
@@ -108,7 +108,7 @@ def _effort(
     """What the template is told of reasoning_effort, and the names of what it would not listen to."""
     if effort is None or not template:
         return {}, ()
-    words = chat_format.dialect.efforts if chat_format.dialect is not None else None
+    words = chat_format.tool_parser.efforts if chat_format.tool_parser is not None else None
     if words is not None and effort not in words:
         raise InvalidRequest(_EFFORT, f" {effort!r} is unknown to this model; it has {', '.join(words)}", param=_EFFORT)
     told: dict[str, Any] = {_EFFORT: words[effort] if words else effort}
@@ -131,7 +131,7 @@ def _is_reasoning_open(chat_format: ChatFormat, text: str, chat: Chat) -> bool:
 
 
 def tools_json(tools: Sequence[Function]) -> list[Json]:
-    """As templates and dialects read them: nothing is missing, and nothing stands there that is for the server alone."""
+    """The tools as templates and tool parsers read them: nothing is missing, and nothing stands there for the server alone."""
     return [
         {
             "type": "function",

@@ -185,10 +185,10 @@ class Choice:
         """The model's own name for the call, if no other has it."""
         output_parser = self._options.output_parser
         assert output_parser is not None, "there is a codec"
-        assert output_parser.dialect is not None, "there is a call"
+        assert output_parser.tool_parser is not None, "there is a call"
         id = call.id
         while id is None or id in self._call_ids:
-            id = output_parser.dialect.new_id()
+            id = output_parser.tool_parser.new_id()
         self._call_ids.add(id)
         return id
 

@@ -19,7 +19,7 @@ from server.text.tools.registry import TOOL_PARSERS, detect, named
 from server.text.tools.tool_parser import ToolParser, Tools
 
 AUTO, NONE = "auto", "none"
-# Other servers' names for reasoning that the dialect reads itself.
+# Other servers' names for reasoning that a tool parser reads itself.
 _OWN_REASONING: Final[Mapping[str, type[ToolParser]]] = {
     "harmony": Harmony, "gpt_oss": Harmony, "openai_gptoss": Harmony,
 }  # fmt: skip
@@ -30,7 +30,7 @@ class OutputParser:
     """How the answers to one request are read. `reasoning_open`: the prompt ends inside reasoning. `keep_ids`: special tokens that
     are text to the codecs. `parallel`: an answer may hold several calls."""
 
-    dialect: type[ToolParser] | None = None
+    tool_parser: type[ToolParser] | None = None
     tools: Tools = ()
     tags: ReasoningTags | None = None
     reasoning_open: bool = False
@@ -41,23 +41,23 @@ class OutputParser:
     @property
     def reasons(self) -> bool:
         """Whether an answer may hold reasoning."""
-        return self.tags is not None or (self.dialect is not None and self.dialect.reasons)
+        return self.tags is not None or (self.tool_parser is not None and self.tool_parser.reasons)
 
     def codec(self) -> Codec:
-        dialect = None if self.dialect is None else self.dialect(self.tools)
+        tool_parser = None if self.tool_parser is None else self.tool_parser(self.tools)
         if self.tags is None:
-            assert dialect is not None, "there is no OutputParser where there is nothing to read"
-            return dialect
+            assert tool_parser is not None, "there is no OutputParser where there is nothing to read"
+            return tool_parser
         reasoning = ReasoningCodec(self.tags, reasoning_open=self.reasoning_open)
-        return reasoning if dialect is None else Chain(reasoning, dialect)
+        return reasoning if tool_parser is None else Chain(reasoning, tool_parser)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """`prompted`: the template knows no tools, so the model is told of them in the messages. `keep_ids`: special tokens of
+    """`prompted`: the template knows no tools, so the messages explain them. `keep_ids`: special tokens of
     the calls and of the reasoning. `stop_ids`: tokens at which the model waits, whatever its files say of ends."""
 
-    dialect: type[ToolParser] | None = None
+    tool_parser: type[ToolParser] | None = None
     tags: ReasoningTags | None = None
     prompted: bool = False
     call_ids: frozenset[int] = frozenset()
@@ -81,43 +81,45 @@ class ChatFormat:
         found = detect(source, special) if tool_parser == AUTO else tool_parser
         if tool_parser == AUTO and reasoning_parser in _OWN_REASONING:
             found = reasoning_parser
-        dialect = None if found in (None, NONE) else _OWN_REASONING.get(found) or named(found)
-        untold = bool(template) and not template.reads("tools", with_tools=True)
-        if untold and tool_parser == AUTO and not (dialect and dialect.reasons):
-            dialect = prompted.DIALECT
-        tags = _tags(source, dialect, reasoning_parser)
+        parser = None if found in (None, NONE) else _OWN_REASONING.get(found) or named(found)
+        is_prompted = bool(template) and not template.reads("tools", with_tools=True)
+        if is_prompted and tool_parser == AUTO and not (parser and parser.reasons):
+            parser = prompted.TOOL_PARSER
+        tags = _tags(source, parser, reasoning_parser)
         shown = tokenizer.special_ids - tokenizer.eos_token_ids
         return cls(
-            dialect,
+            parser,
             tags,
-            prompted=untold and dialect is prompted.DIALECT,
-            call_ids=tokenizer.ids_of(dialect.strings()) & shown if dialect else frozenset(),
+            prompted=is_prompted and parser is prompted.TOOL_PARSER,
+            call_ids=tokenizer.ids_of(parser.strings()) & shown if parser else frozenset(),
             reasoning_ids=tokenizer.ids_of(tags.strings()) & shown if tags else frozenset(),
-            stop_ids=tokenizer.ids_of(dialect.stops) if dialect else frozenset(),
+            stop_ids=tokenizer.ids_of(parser.stops) if parser else frozenset(),
         )
 
     def output_parser(
         self, tools: Tools, *, reasoning_open: bool, parallel: bool = True, show_reasoning: bool = True
     ) -> OutputParser | None:
         """Makes the parser for a request with `tools` the model may call; None where its answers are nothing but text."""
-        dialect = self.dialect if tools or (self.dialect is not None and self.dialect.reasons) else None
-        if dialect is None and self.tags is None:
+        tool_parser = self.tool_parser if tools or (self.tool_parser is not None and self.tool_parser.reasons) else None
+        if tool_parser is None and self.tags is None:
             return None
-        keep_ids = self.reasoning_ids | (self.call_ids if dialect is not None else frozenset())
-        return OutputParser(dialect, tools, self.tags, reasoning_open, keep_ids, parallel, show_reasoning)
+        keep_ids = self.reasoning_ids | (self.call_ids if tool_parser is not None else frozenset())
+        return OutputParser(tool_parser, tools, self.tags, reasoning_open, keep_ids, parallel, show_reasoning)
 
     def __str__(self) -> str:
-        calls = next((name for name, dialect in TOOL_PARSERS.items() if dialect is self.dialect), "not looked for")
-        told = ", which the system message explains since the chat template knows no tools" if self.prompted else ""
-        own = self.dialect is not None and self.dialect.reasons
+        calls = next((name for name, parser in TOOL_PARSERS.items() if parser is self.tool_parser), "not looked for")
+        explained = (
+            ", which the system message explains since the chat template knows no tools" if self.prompted else ""
+        )
+        own = self.tool_parser is not None and self.tool_parser.reasons
         thoughts = calls if own else "not looked for" if self.tags is None else self.tags.opens[0]
-        return f"tool calls: {calls}{told}; reasoning: {thoughts}"
+        return f"tool calls: {calls}{explained}; reasoning: {thoughts}"
 
 
 def _tags(
-    source: str | Mapping[str, str] | None, dialect: type[ToolParser] | None, parser: str
+    source: str | Mapping[str, str] | None, tool_parser: type[ToolParser] | None, parser: str
 ) -> ReasoningTags | None:
-    reasons = dialect is not None and dialect.reasons
+    reasons = tool_parser is not None and tool_parser.reasons
     if parser in _OWN_REASONING and not reasons:
         raise ValueError(f"reasoning is read as {parser} only where calls are as well: choose the tool parser harmony")
     if parser in (AUTO, NONE, *_OWN_REASONING) and reasons:

@@ -13,8 +13,8 @@ from server.structured.bitmask import all_but, only
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
     """`pairs`: what opens reasoning and what then ends it. `reasoning_open`: the prompt has opened it, with the first of them.
-    `again`: what every opening begins with, where reasoning may be opened more than once, and at any place: when there is none left,
-    nothing that opens may follow this. None: it stands at the beginning, or nowhere."""
+    `again`: what every opening begins with, where reasoning may be opened more than once, and at any place: when there is none
+    left, nothing that opens may follow this. None: it stands at the beginning, or nowhere."""
 
     pairs: tuple[tuple[str, str], ...]
     reasoning_open: bool = False

@@ -1,8 +1,8 @@
-"""The form of an answer in a chat: calls in the model's own dialect, with arguments that keep to their schemas, and where they
+"""The grammar of an answer in a chat: calls in the model's own format, with arguments that keep to their schemas, and where they
 are not all there is, what else may stand in it.
 
-What a dialect writes it says itself (`text/tools/`, as a CallFormat); here that becomes a Lark grammar, whose rules a RuleWriter
-writes."""
+What a tool parser reads it describes itself (`text/tools/`, as a CallFormat); here that becomes a Lark grammar,
+whose rules a RuleWriter writes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Function(Struct, frozen=True):
     schema: Any
 
 
-class ChatForm(Struct, frozen=True, tag=True):
-    """`functions`: that may be called, each call held to its schema. `must_call`: an answer is calls and nothing else. `answer`:
-    the form of an answer that calls nothing, None for any text. `several`: calls in one answer."""
+class ChatGrammar(Struct, frozen=True, tag=True):
+    """`functions`: that may be called, each call keeping to its schema. `must_call`: an answer is calls and nothing else. `answer`:
+    the grammar of an answer that calls nothing, None for any text. `several`: calls in one answer."""
 
-    dialect: str
+    tool_parser: str
     functions: tuple[Function, ...]
     must_call: bool
     several: bool
@@ -44,11 +44,11 @@ class ChatForm(Struct, frozen=True, tag=True):
 
     def source(self, tokenizer: Tokenizer) -> str:
         check_length("the tools", json.dumps([function.schema for function in self.functions]), MAX_CHARS)
-        dialect = named(self.dialect)
+        tool_parser = named(self.tool_parser)
         writer = RuleWriter(tokenizer)
         try:
-            calls = _Calls(writer, dialect, self.functions, several=self.several)
-            start = self._channels(calls, writer) if dialect.channels else self._text(calls, writer, dialect)
+            calls = _Calls(writer, tool_parser, self.functions, several=self.several)
+            start = self._channels(calls, writer) if tool_parser.channels else self._text(calls, writer, tool_parser)
         except GrammarError:
             raise
         except ValueError as error:
@@ -56,19 +56,19 @@ class ChatForm(Struct, frozen=True, tag=True):
         others = [] if self.answer is None else _named("answer", self.answer.source(tokenizer))
         return json.dumps({"grammars": [{"lark_grammar": writer.grammar(start)}, *others]})
 
-    def _text(self, calls: _Calls, writer: RuleWriter, dialect: type[ToolParser]) -> str:
+    def _text(self, calls: _Calls, writer: RuleWriter, tool_parser: type[ToolParser]) -> str:
         if self.must_call:
             return calls.whole()
         if self.answer is not None:
             return f"({calls.whole()}) | @answer"
         if calls.trigger is None:
-            return f"({calls.whole()}) | {writer.free(dialect.starts.strings, not_first=dialect.bare)}?"
-        others = [string for string in dialect.starts.strings if string != calls.trigger]
+            return f"({calls.whole()}) | {writer.free(tool_parser.starts.strings, not_first=tool_parser.bare)}?"
+        others = [string for string in tool_parser.starts.strings if string != calls.trigger]
         head = writer.until(calls.trigger, others)
-        return f"({head} {calls.whole(opened=True)})* {writer.free(dialect.starts.strings)}"
+        return f"({head} {calls.whole(opened=True)})* {writer.free(tool_parser.starts.strings)}"
 
     def _channels(self, calls: _Calls, writer: RuleWriter) -> str:
-        channels = named(self.dialect).channels
+        channels = named(self.tool_parser).channels
         assert channels is not None, "the caller has looked"
         end = channels.end + channels.again
         asides = [
@@ -90,29 +90,29 @@ class _Calls:
     """`trigger`: the marker a list of calls begins with, None where it has none."""
 
     def __init__(
-        self, writer: RuleWriter, dialect: type[ToolParser], functions: Sequence[Function], *, several: bool
+        self, writer: RuleWriter, tool_parser: type[ToolParser], functions: Sequence[Function], *, several: bool
     ) -> None:
         self._writer = writer
-        self._form = form = writer.fitting(dialect.forms)
-        self._several = several and form.several
-        self._calls = [(function.name, _arguments(writer, dialect, function.schema)) for function in functions]
-        beginning = form.before or form.begin
-        self.trigger = next((start for start in dialect.starts.strings if beginning.startswith(start)), None)
+        self._format = call_format = writer.fitting(tool_parser.call_formats)
+        self._several = several and call_format.several
+        self._calls = [(function.name, _arguments(writer, tool_parser, function.schema)) for function in functions]
+        beginning = call_format.before or call_format.begin
+        self.trigger = next((start for start in tool_parser.starts.strings if beginning.startswith(start)), None)
 
     def whole(self, *, opened: bool = False) -> str:
         """`opened`: the trigger has been written."""
-        form, taken = self._form, self.trigger if opened else None
-        before, begin = form.before, form.begin
+        call_format, taken = self._format, self.trigger if opened else None
+        before, begin = call_format.before, call_format.begin
         if taken is not None:
             before, begin = (before.removeprefix(taken), begin) if before else ("", begin.removeprefix(taken))
         calls = self._one(begin)
         if self._several:
-            calls = f"{calls} ({self._text(form.between)} {self._one(form.begin)})*"
-        return f"{self._text(before)} {calls} {self._text(form.after)}"
+            calls = f"{calls} ({self._text(call_format.between)} {self._one(call_format.begin)})*"
+        return f"{self._text(before)} {calls} {self._text(call_format.after)}"
 
     def _one(self, begin: str) -> str:
         calls = [
-            f"{self._begin(begin, name)} {arguments} {self._text(self._form.end)}" for name, arguments in self._calls
+            f"{self._begin(begin, name)} {arguments} {self._text(self._format.end)}" for name, arguments in self._calls
         ]
         return self._writer.rule(" | ".join(calls))
 
@@ -123,7 +123,7 @@ class _Calls:
         return self._writer.text(text) if text else ""
 
 
-def _arguments(writer: RuleWriter, dialect: type[ToolParser], schema: Schema) -> str:
+def _arguments(writer: RuleWriter, tool_parser: type[ToolParser], schema: Schema) -> str:
     schema = {"type": "object", **schema}
     if schema["type"] != "object":
         raise GrammarError(f"the parameters of a function are an object, not {clip(json.dumps(schema['type']))}")
@@ -131,4 +131,4 @@ def _arguments(writer: RuleWriter, dialect: type[ToolParser], schema: Schema) ->
         schema["additionalProperties"] = False  # what a function does not name it would not understand
     check_schema(schema)
     writer.root = schema
-    return dialect.arguments(writer, schema)
+    return tool_parser.arguments(writer, schema)

@@ -1,4 +1,4 @@
-"""RuleWriter: rules of a Lark grammar as they come up while a dialect writes its calls.
+"""RuleWriter: rules of a Lark grammar as they come up while a tool parser describes its calls.
 
 Free text goes up to the next marker, values between tags are held to what a schema says of them. One limit is left: a string
 inside JSON between tags may spell the closing tag, unless that is a special token."""
@@ -27,7 +27,7 @@ _MAX_ALTERNATIVES_DEPTH = 32
 
 
 class RuleWriter:
-    """The rules as they come up. `text.tools.forms.Writer` has more to say of its methods."""
+    """The rules as they come up. `text.tools.call_format.Writer` has more to say of its methods."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._literals = Literals(tokenizer)
@@ -39,8 +39,8 @@ class RuleWriter:
     def grammar(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._rules])
 
-    def fitting(self, forms: Sequence[CallFormat]) -> CallFormat:
-        return next(form for form in forms if form.only_with is None or form.only_with in self._literals)
+    def fitting(self, call_formats: Sequence[CallFormat]) -> CallFormat:
+        return next(one for one in call_formats if one.only_with is None or one.only_with in self._literals)
 
     # --- expressions ----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 The tags count only where a block may stand: before the answer. A tag the answer itself mentions is text. White space around
 a block belongs to the tags and is dropped; without a block the text comes out unchanged. A block that never ends is all
-reasoning. Stands before a tool dialect (`Chain`): calls are not looked for in reasoning.
+reasoning. Stands before a tool parser (`Chain`): calls are not looked for in reasoning.
 
 gpt-oss is not here: its channels are reasoning and calls at once (tools/harmony.py)."""
 

@@ -21,10 +21,10 @@ def chosen(source, *special: str, **parsers) -> ChatFormat:
 
 
 def test_template_and_special_tokens_tell():
-    assert chosen(HERMES).dialect is Hermes
+    assert chosen(HERMES).tool_parser is Hermes
     assert not chosen(HERMES).prompted
-    assert chosen("{{ tools }}", "[TOOL_CALLS]").dialect is Mistral
-    assert chosen("{{ tools }}").dialect is None
+    assert chosen("{{ tools }}", "[TOOL_CALLS]").tool_parser is Mistral
+    assert chosen("{{ tools }}").tool_parser is None
     assert chosen(HERMES + "<think>").tags is THINK
     assert chosen(HERMES).tags is None
     assert chosen({"default": "<think>", "tool_use": HERMES}).tags is THINK
@@ -32,18 +32,18 @@ def test_template_and_special_tokens_tell():
 
 def test_where_the_template_knows_no_tools_the_system_message_tells_of_them():
     found = chosen(CHATML)
-    assert (found.dialect, found.prompted) == (Hermes, True)
+    assert (found.tool_parser, found.prompted) == (Hermes, True)
     assert chosen(CHATML, tool_parser="qwen3").prompted
     assert not chosen(CHATML, tool_parser="mistral").prompted
-    assert chosen(CHATML, tool_parser="none").dialect is None
+    assert chosen(CHATML, tool_parser="none").tool_parser is None
     assert not chosen(None).prompted
 
 
 def test_channels_hold_the_reasoning_and_take_no_tags():
     found = chosen(HARMONY + "<think>")
-    assert (found.dialect, found.tags) == (Harmony, None)
-    assert chosen(HERMES, reasoning_parser="openai_gptoss").dialect is Harmony
-    assert chosen(HARMONY, reasoning_parser="none").dialect is Harmony
+    assert (found.tool_parser, found.tags) == (Harmony, None)
+    assert chosen(HERMES, reasoning_parser="openai_gptoss").tool_parser is Harmony
+    assert chosen(HARMONY, reasoning_parser="none").tool_parser is Harmony
     with pytest.raises(ValueError, match="reads its own reasoning"):
         chosen(HARMONY, reasoning_parser="qwen3")
     with pytest.raises(ValueError, match="choose the tool parser harmony"):
@@ -51,7 +51,7 @@ def test_channels_hold_the_reasoning_and_take_no_tags():
 
 
 def test_flags_win_and_a_wrong_name_tells_the_right_ones():
-    assert chosen(HERMES, tool_parser="mistral").dialect is Mistral
+    assert chosen(HERMES, tool_parser="mistral").tool_parser is Mistral
     assert chosen(HERMES, reasoning_parser="granite").tags is GRANITE
     assert chosen(HERMES + "<think>", reasoning_parser="none").tags is None
     with pytest.raises(ValueError, match=r"no tool parser 'herms': choose one of .*hermes"):

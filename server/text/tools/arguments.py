@@ -1,4 +1,4 @@
-"""Arguments that a dialect writes one by one and without types: as one JSON object, typed by the tool's schema.
+"""Arguments that a model writes one by one and without types: as one JSON object, typed by the tool's schema.
 
 A parameter that can only be a string streams. Any other waits for its end and becomes what its schema allows: JSON if it is
 of an allowed type, Python's spelling of it, or else a string. Where the schema is silent, JSON is taken at its word."""

@@ -1,4 +1,4 @@
-"""How a dialect writes calls, as data: for whoever holds a model to its format.
+"""How a model writes calls, as data: for whoever holds a model to its format.
 
 The whole is an expression in Lark's syntax, put together by a Writer, which alone knows tokens and what a JSON schema allows."""
 

@@ -19,7 +19,7 @@ class DeepSeekV3(Section):
     starts = Markers(section_begin, call_begin)
     ends = Markers(CALL_END, section_end)
     inner = (SEPARATOR,)
-    forms = (
+    call_formats = (
         CallFormat(
             f"{call_begin}function{SEPARATOR}NAME\n```json\n",
             f"\n```{CALL_END}",

@@ -10,7 +10,7 @@ from server.text.tools.deepseek_v3 import CALL_END, SEPARATOR, DeepSeekV3
 
 
 class DeepSeekV31(DeepSeekV3):
-    forms = (
+    call_formats = (
         CallFormat(
             f"{DeepSeekV3.call_begin}NAME{SEPARATOR}",
             CALL_END,

@@ -28,7 +28,7 @@ class FunctionGemma(ToolParser):
     ends = Markers("<end_function_call>")
     inner = (_ESCAPE, "<start_function_response>")
     stops = ("<start_function_response>",)
-    forms = (CallFormat("<start_function_call>call:NAME{", "}<end_function_call>"),)
+    call_formats = (CallFormat("<start_function_call>call:NAME{", "}<end_function_call>"),)
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:

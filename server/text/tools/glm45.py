@@ -18,7 +18,7 @@ class Glm45(ToolParser):
     starts = Markers("<tool_call>")
     ends = Markers("</tool_call>")
     inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-    forms = (CallFormat("<tool_call>NAME\n", "</tool_call>", between="\n"),)
+    call_formats = (CallFormat("<tool_call>NAME\n", "</tool_call>", between="\n"),)
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:

@@ -10,7 +10,7 @@ from server.text.tools.json_calls import JsonCalls
 class Granite(JsonCalls):
     starts = Markers("<|tool_call|>", "<tool_call>")
     ends = Markers("</tool_call>", "<|end_of_text|>")
-    forms = (
+    call_formats = (
         CallFormat(JSON_CALL, "}", before="<|tool_call|>[", between=", ", after="]", only_with="<|tool_call|>"),
         CallFormat(f"<tool_call>\n{JSON_CALL}", "}\n</tool_call>", between="\n"),
     )

@@ -28,7 +28,7 @@ class Harmony(ToolParser):
     inner = (_MESSAGE, "<|constrain|>")
     stops = ("<|call|>", "<|return|>")
     reasons = True
-    forms = (CallFormat("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", several=False),)
+    call_formats = (CallFormat("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", several=False),)
     channels = Channels(
         begin="<|channel|>",
         reasoning="<|channel|>analysis<|message|>",

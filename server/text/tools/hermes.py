@@ -10,7 +10,7 @@ from server.text.tools.json_calls import JsonCalls
 class Hermes(JsonCalls):
     starts = Markers("<tool_call>")
     ends = Markers("</tool_call>")
-    forms = (CallFormat(f"<tool_call>\n{JSON_CALL}", "}\n</tool_call>", between="\n"),)
+    call_formats = (CallFormat(f"<tool_call>\n{JSON_CALL}", "}\n</tool_call>", between="\n"),)
 
     def _call(self, marker: str) -> Parse[None]:
         if (yield from self._objects()):

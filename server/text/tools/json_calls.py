@@ -14,7 +14,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCalls(ToolParser):
-    """Reads objects and lists of them; what stands around those is the dialect's business."""
+    """Reads objects and lists of them; what stands around those is the tool parser's business."""
 
     any_keys = True  # an object may hold more than a call does
     any_name = True  # a call may name what is no tool of the request

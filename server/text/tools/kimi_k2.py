@@ -19,7 +19,7 @@ class KimiK2(Section):
     starts = Markers(section_begin, call_begin)
     ends = Markers("<|tool_call_end|>", section_end)
     inner = ("<|tool_call_argument_begin|>",)
-    forms = (
+    call_formats = (
         CallFormat(
             f"{call_begin}functions.NAME:NUMBER<|tool_call_argument_begin|>",
             "<|tool_call_end|>",

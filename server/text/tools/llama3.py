@@ -14,7 +14,7 @@ class Llama3(JsonCalls):
     starts = Markers("<|python_tag|>")
     ends = Markers("<|eom_id|>", "<|eot_id|>")
     stops = ("<|eom_id|>", "<|eot_id|>")
-    forms = (CallFormat('{"name": "NAME", "parameters": ', "}", between="; "),)
+    call_formats = (CallFormat('{"name": "NAME", "parameters": ', "}", between="; "),)
     bare = "{["
     any_keys = False
     any_name = False

@@ -16,7 +16,7 @@ class Mistral(JsonCalls):
     starts = Markers("[TOOL_CALLS]")
     ends = Markers("</s>")
     inner = ("[CALL_ID]", "[ARGS]")
-    forms = (
+    call_formats = (
         CallFormat("[TOOL_CALLS]NAME[ARGS]", only_with="[ARGS]"),
         CallFormat(JSON_CALL, "}", before="[TOOL_CALLS] [", between=", ", after="]"),
     )

@@ -10,7 +10,7 @@ from server.text.tools.json_calls import JsonCalls
 class Phi4(JsonCalls):
     starts = Markers("functools[", "<|tool_call|>", "<|tool_calls|>")
     ends = Markers("<|/tool_call|>", "<|/tool_calls|>", "<|end|>")
-    forms = (
+    call_formats = (
         CallFormat(
             JSON_CALL, "}", before="<|tool_call|>[", between=", ", after="]<|/tool_call|>", only_with="<|tool_call|>"
         ),

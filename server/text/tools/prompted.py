@@ -1,6 +1,6 @@
 """Tools for a model whose chat template knows none: told in the system message, calls and results written into the turns.
 
-In the form most models have met in training, Hermes': so its dialect reads the answers. Messages are plain JSON, OpenAI's,
+In the form most models have met in training, Hermes': so its parser reads the answers. Messages are plain JSON, OpenAI's,
 and are not changed; only text is added, for any template that has a system, a user and an assistant."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from server.text.tools.hermes import Hermes
 
 Message = Mapping[str, Any]
 
-DIALECT: Final = Hermes
+TOOL_PARSER: Final = Hermes
 
 _INSTRUCTIONS: Final = """\
 # Tools
@@ -29,7 +29,7 @@ To call one, write its name and its arguments as a JSON object between tags, and
 </tool_call>"""
 
 
-def told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The conversation with `tools` in its system message, which is made if there is none, and without roles and keys that
     only tools need."""
     seen: list[dict[str, Any]] = []

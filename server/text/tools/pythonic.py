@@ -21,7 +21,7 @@ _END_TAGS = {"<function_calls>": "</function_calls>", "<|python_start|>": "<|pyt
 class Pythonic(ToolParser):
     starts = Markers(*_END_TAGS)
     ends = Markers(*_END_TAGS.values())
-    forms = (CallFormat("NAME(", ")", before="[", between=", ", after="]"),)
+    call_formats = (CallFormat("NAME(", ")", before="[", between=", ", after="]"),)
     bare = "["
 
     @classmethod

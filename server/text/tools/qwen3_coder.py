@@ -19,7 +19,7 @@ _VALUE_END = Markers("\n</parameter>", "</parameter>")
 class Qwen3Coder(ToolParser):
     starts = Markers("<tool_call>", "<function=")
     ends = Markers("</tool_call>", "</function>")
-    forms = (CallFormat("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", between="\n"),)
+    call_formats = (CallFormat("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", between="\n"),)
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:

@@ -1,7 +1,7 @@
-"""The dialects by name, and the one that a model's chat template gives away.
+"""The tool parsers by name, and the one that a model's chat template gives away.
 
 A template shows how calls of earlier turns are written, which is how the model will write new ones. The marks are looked for
-from the most telling to the least: several dialects share <tool_call>. Where a template says nothing of calls (Kimi K2's
+from the most telling to the least: several formats share <tool_call>. Where a template says nothing of calls (Kimi K2's
 first), the tokenizer's special tokens may."""
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def named(name: str) -> type[ToolParser]:
         raise ValueError(f"there is no tool parser {name!r}: choose one of {names}") from None
 
 
-def name_of(dialect: type[ToolParser]) -> str:
-    return next(name for name, kind in TOOL_PARSERS.items() if kind is dialect)
+def name_of(parser: type[ToolParser]) -> str:
+    return next(name for name, kind in TOOL_PARSERS.items() if kind is parser)
 
 
 def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[str] = ()) -> str | None:
-    """The dialect of a model, by its chat template (of several, the one for tools) and its special tokens' names.
+    """The name of a model's tool parser, by its chat template (of several, the one for tools) and its special tokens' names.
 
     None where nothing gives one away: then calls are not looked for."""
     if template is not None and not isinstance(template, str):

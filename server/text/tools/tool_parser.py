@@ -1,4 +1,4 @@
-"""What all dialects of tool calls share: text passes until a marker, a call is announced, its arguments stream.
+"""What all tool parsers share: text passes until a marker, a call is announced, its arguments stream.
 
 - A call is announced (ToolCall) once its name is certain and its arguments begin. What breaks before that was no call: it
   comes out as Text, every character of it. What breaks later, or is cut off, ends in Malformed with all that was written.
@@ -25,14 +25,14 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ToolParser(ParsingCodec):
-    """`tools`: the request's, as in OpenAI's API: names, and the types of arguments for dialects that write none."""
+    """`tools`: the request's, as in OpenAI's API: names, and the types of arguments for formats that write none."""
 
     starts: ClassVar[Markers]  # what begins a call, or a list of them
     ends: ClassVar[Markers]  # what ends one that is broken
     inner: ClassVar[tuple[str, ...]] = ()  # further strings of the format that may be special tokens
     stops: ClassVar[tuple[str, ...]] = ()  # tokens behind which the model waits for somebody else
     reasons: ClassVar[bool] = False  # the format has reasoning too: no ReasoningCodec stands before it
-    forms: ClassVar[tuple[CallFormat, ...]]  # how calls are written; the first that fits the tokenizer
+    call_formats: ClassVar[tuple[CallFormat, ...]]  # how calls are written; the first that fits the tokenizer
     bare: ClassVar[str] = ""  # characters with which a call without a marker may begin, at the start of the text
     channels: ClassVar[Channels | None] = None
     efforts: ClassVar[Mapping[str, str] | None] = None  # reasoning_effort in the model's words; None: any goes
@@ -52,7 +52,7 @@ class ToolParser(ParsingCodec):
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:
-        """A call's arguments, as the dialect writes them."""
+        """A call's arguments, as the model writes them."""
         return write.json(schema)
 
     @staticmethod
@@ -68,7 +68,7 @@ class ToolParser(ParsingCodec):
         events = super()._drain()
         return list(joined(events)) if len(events) > 1 else events
 
-    # --- what a dialect does -------------------------------------------------------------------------------------
+    # --- what a parser does --------------------------------------------------------------------------------------
 
     def _parse(self) -> Parse[None]:
         while marker := (yield from self.source.until(self.starts, self._emit_text)):
@@ -83,15 +83,15 @@ class ToolParser(ParsingCodec):
     # --- what it does it with ------------------------------------------------------------------------------------
 
     def _emit_text(self, text: str) -> None:
-        said = text.rstrip()
-        if said:
-            self._events.append(Text("".join(self._space) + said))
+        shown = text.rstrip()
+        if shown:
+            self._events.append(Text("".join(self._space) + shown))
             self._space, self._behind_call = [], False
-        if len(said) < len(text):
-            self._space.append(text[len(said) :])
+        if len(shown) < len(text):
+            self._space.append(text[len(shown) :])
 
     def _is_tool(self, name: str) -> bool:
-        """For dialects without a marker: whether this is a tool's name, so that what looks like a call is one."""
+        """Whether this is a tool's name, so that what looks like a call is one, in a format without a marker."""
         return name in self._parameters
 
     def _begin(self, name: str, id: str | None = None) -> None:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from server.loaded.tokenizer import Tokenizer
-from server.structured.chats import ChatForm, Function
+from server.structured.chats import ChatGrammar, Function
 from server.structured.compiler import Grammars
 from server.structured.grammar import ANY_OBJECT, Choice, GrammarError
 from server.text.tools.registry import TOOL_PARSERS, create
@@ -73,13 +73,13 @@ class Caller(Writer):
         return super().next(mask, num_drawn)
 
 
-async def drawn(form: ChatForm, tokenizer: Tokenizer, seed: int) -> str:
+async def drawn(form: ChatGrammar, tokenizer: Tokenizer, seed: int) -> str:
     make = await Grammars(tokenizer, frozenset({EOS})).factory(form)
     ids = Caller(tokenizer, random.Random(seed), form.dialect).write(make())
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def read(form: ChatForm, text: str) -> Meaning:
+def read(form: ChatGrammar, text: str) -> Meaning:
     tools = [
         {"type": "function", "function": {"name": function.name, "parameters": function.schema}}
         for function in form.functions
@@ -87,7 +87,7 @@ def read(form: ChatForm, text: str) -> Meaning:
     return meaning(create(form.dialect, tools), [text])
 
 
-def check_calls(form: ChatForm, found: Meaning) -> None:
+def check_calls(form: ChatGrammar, found: Meaning) -> None:
     assert not found.malformed
     schemas = {function.name: function.schema for function in form.functions}
     for (name, _), arguments in zip(found.calls, found.arguments, strict=True):
@@ -97,7 +97,7 @@ def check_calls(form: ChatForm, found: Meaning) -> None:
 @every_dialect
 @special_or_spelled
 async def test_whatever_is_drawn_is_read_back_as_calls_that_follow_their_schemas(dialect, special):
-    form = ChatForm(dialect, FUNCTIONS, must_call=True, several=True)
+    form = ChatGrammar(dialect, FUNCTIONS, must_call=True, several=True)
     for seed in range(20):
         text = await drawn(form, speaker(dialect, special=special), seed)
         found = read(form, text)
@@ -111,7 +111,7 @@ async def test_random_schemas_are_followed_or_refused_in_words(dialect):
     tokenizer, refusals = speaker(dialect), []
     for seed in range(60):
         functions = (Function("f", random_parameters(random.Random(seed))),)
-        form = ChatForm(dialect, functions, must_call=True, several=False)
+        form = ChatGrammar(dialect, functions, must_call=True, several=False)
         try:
             text = await drawn(form, tokenizer, seed)
         except GrammarError as error:
@@ -168,7 +168,7 @@ def broken(text: str) -> list[str]:
 @every_dialect
 async def test_what_the_models_template_writes_is_taken_and_what_is_no_such_call_is_not(dialect):
     text = WRITTEN[dialect]
-    form = ChatForm(dialect, TWO, must_call=True, several=True)
+    form = ChatGrammar(dialect, TWO, must_call=True, several=True)
     others = [other for other in broken(text) if other != text]
     assert await accepted(form, text, *others, "", tokenizer=speaker(dialect)) == {text}
     check_calls(form, read(form, text))
@@ -183,14 +183,14 @@ async def test_what_the_models_template_writes_is_taken_and_what_is_no_such_call
     ],
 )
 async def test_a_tokenizer_without_the_newer_marks_gets_the_older_form(dialect, text):
-    form = ChatForm(dialect, TWO, must_call=True, several=True)
+    form = ChatGrammar(dialect, TWO, must_call=True, several=True)
     assert await accepted(form, text, WRITTEN[dialect]) == {text}
 
 
 @pytest.mark.parametrize("dialect", sorted(TOOL_PARSERS.keys() - {"harmony"}))
 async def test_one_call_where_only_one_is_wanted(dialect):
-    several = ChatForm(dialect, TWO, must_call=True, several=True)
-    one = ChatForm(dialect, TWO[1:], must_call=True, several=False)
+    several = ChatGrammar(dialect, TWO, must_call=True, several=True)
+    one = ChatGrammar(dialect, TWO[1:], must_call=True, several=False)
     tokenizer = speaker(dialect)
     text = await drawn(one, tokenizer, 1)
     assert [name for name, _ in read(one, text).calls] == ["time"]
@@ -205,8 +205,8 @@ async def test_one_call_where_only_one_is_wanted(dialect):
 @special_or_spelled
 async def test_where_no_call_is_wanted_any_text_is_taken_but_no_call_that_breaks_its_schema(dialect, special):
     tokenizer = speaker(dialect, special=special)
-    form = ChatForm(dialect, TWO, must_call=False, several=True)
-    calls = await drawn(ChatForm(dialect, TWO[1:], must_call=True, several=True), tokenizer, 3)
+    form = ChatGrammar(dialect, TWO, must_call=False, several=True)
+    calls = await drawn(ChatGrammar(dialect, TWO[1:], must_call=True, several=True), tokenizer, 3)
     marked = not TOOL_PARSERS[dialect].bare
     texts = {"", "Hi. [1] {} <b>", "The answer is no."}
     with_call = {calls, *([f"Let me see. {calls}", f"{calls}\nDone."] if marked else [])}
@@ -215,7 +215,7 @@ async def test_where_no_call_is_wanted_any_text_is_taken_but_no_call_that_breaks
 
 
 async def test_in_harmony_an_answer_on_its_channel_is_as_good_as_a_call():
-    form = ChatForm("harmony", TWO, must_call=False, several=True)
+    form = ChatGrammar("harmony", TWO, must_call=False, several=True)
     answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi."
     wrong = WRITTEN["harmony"].replace("1", '"one"')
     assert await accepted(form, answer, WRITTEN["harmony"], wrong, tokenizer=speaker("harmony")) == {
@@ -226,14 +226,14 @@ async def test_in_harmony_an_answer_on_its_channel_is_as_good_as_a_call():
 
 @every_dialect
 async def test_an_answer_with_a_form_of_its_own_stands_beside_the_calls(dialect):
-    form = ChatForm(dialect, TWO, must_call=False, several=True, answer=Choice(("yes", "no")))
+    form = ChatGrammar(dialect, TWO, must_call=False, several=True, answer=Choice(("yes", "no")))
     lead = "<|channel|>final<|message|>" if dialect == "harmony" else ""
     texts = {f"{lead}yes", f"{lead}no", WRITTEN[dialect]}
     assert await accepted(form, *texts, f"{lead}maybe", "", tokenizer=speaker(dialect)) == texts
 
 
 async def test_harmony_without_tools_holds_the_final_channel_alone_to_the_form():
-    form = ChatForm("harmony", (), must_call=False, several=True, answer=ANY_OBJECT)
+    form = ChatGrammar("harmony", (), must_call=False, several=True, answer=ANY_OBJECT)
     thought, final = "<|channel|>analysis<|message|>anything<|end|><|start|>assistant", "<|channel|>final<|message|>{}"
     tokenizer = speaker("harmony")
     assert await accepted(form, thought + final, final, "{}", thought + final + "x", tokenizer=tokenizer) == {
@@ -298,7 +298,7 @@ def doubling(levels: int) -> dict[str, Any]:
     ],
 )  # fmt: skip
 async def test_a_schema_that_cannot_be_followed_is_refused_in_words(dialect, schema, words):
-    form = ChatForm(dialect, (Function("f", schema),), must_call=True, several=False)
+    form = ChatGrammar(dialect, (Function("f", schema),), must_call=True, several=False)
     with pytest.raises(GrammarError, match=words) as caught:
         await Grammars(speaker(dialect), frozenset({EOS})).factory(form)
     assert len(str(caught.value)) < 500
@@ -309,4 +309,4 @@ async def test_many_tools_compile_within_the_limits_beside_a_thousand_special_to
     for dialect in ("hermes", "qwen3_coder"):
         reserved = [f"<|reserved_{number}|>" for number in range(1000)]
         tokenizer = tiny_tokenizer(*sorted(TOOL_PARSERS[dialect].strings() - set(SPECIAL)), *reserved)
-        assert await Grammars(tokenizer, frozenset({EOS})).factory(ChatForm(dialect, functions, True, True))
+        assert await Grammars(tokenizer, frozenset({EOS})).factory(ChatGrammar(dialect, functions, True, True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from server.text.tools.prompted import DIALECT, told
+from server.text.tools.prompted import TOOL_PARSER, with_tools
 from tests.server.text.tool_samples import PARIS, TOOLS, meaning
 
 USER = {"role": "user", "content": "Hi"}
@@ -20,7 +20,7 @@ def test_tools_stand_in_the_system_message_that_is_there_or_in_a_new_one():
         [{"role": "system", "content": "Be brief."}],
         [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}],
     ):
-        system, *rest = told([*first, USER], TOOLS)
+        system, *rest = with_tools([*first, USER], TOOLS)
         assert system["role"] == "system"
         assert system["content"].startswith("Be brief.\n\n#" if first else "#")
         assert all(json.dumps(tool) in system["content"] for tool in TOOLS)
@@ -28,7 +28,7 @@ def test_tools_stand_in_the_system_message_that_is_there_or_in_a_new_one():
 
 
 def test_without_tools_only_history_is_rewritten():
-    assert told([USER], []) == [USER]
+    assert with_tools([USER], []) == [USER]
 
 
 def test_calls_of_earlier_turns_are_written_as_the_dialect_reads_them():
@@ -38,9 +38,9 @@ def test_calls_of_earlier_turns_are_written_as_the_dialect_reads_them():
             "content": "Well.",
             "tool_calls": [call("get_weather", arguments), call("time", "")],
         }
-        (seen,) = told([message], [])
+        (seen,) = with_tools([message], [])
         assert seen.keys() == {"role", "content"}
-        found = meaning(DIALECT(TOOLS), [seen["content"]])
+        found = meaning(TOOL_PARSER(TOOLS), [seen["content"]])
         assert found.text == "Well."
         assert [name for name, _ in found.calls] == ["get_weather", "time"]
         assert [json.loads(each) for each in found.arguments] == [PARIS, {}]
@@ -48,7 +48,7 @@ def test_calls_of_earlier_turns_are_written_as_the_dialect_reads_them():
 
 def test_results_that_follow_each_other_are_one_turn_of_the_user():
     results = [{"role": "tool", "tool_call_id": str(n), "content": f"r{n}"} for n in range(3)]
-    seen = told([USER, *results[:2], {"role": "assistant", "content": "a"}, results[2]], [])
+    seen = with_tools([USER, *results[:2], {"role": "assistant", "content": "a"}, results[2]], [])
     assert [message["role"] for message in seen] == ["user", "user", "assistant", "user"]
     assert seen[1]["content"] == "<tool_response>\nr0\n</tool_response>\n<tool_response>\nr1\n</tool_response>"
     assert seen[3]["content"] == "<tool_response>\nr2\n</tool_response>"
