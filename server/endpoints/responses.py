@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what can be asked of a response that is stored: retrieve, cancel, delete, input items."""
+"""POST /v1/responses, and what can be done with a stored response: retrieve, cancel, delete, input items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.http.body import json_response, read_request
 from server.http.sse import ClientWatch, EventStream
 from server.responses.background import BackgroundRun
 from server.responses.body import render
-from server.responses.prepare import Asked, ask, caller_of
+from server.responses.prepare import Prepared, caller_of, prepare
 from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
 from server.responses.replay import Replay, ReplayResponse
 from server.responses.store import Entry, ResponseStore
@@ -34,37 +34,37 @@ class Responses:
         served = service.lifecycle.served()
         wire = await read_request(http, RESPONSES, service.config)
         served.check_name(wire.model)
-        asked = await ask(service, self._store, served, http, wire)
+        prepared = await prepare(service, self._store, served, http, wire)
         if wire.background:
-            return self._in_background(service, asked, streams=bool(wire.stream))
+            return self._in_background(service, prepared, streams=bool(wire.stream))
 
         def finished() -> bytes:
-            body = asked.settle()
-            if asked.entry is not None:
-                self._store.add(asked.entry)
+            body = prepared.settle()
+            if prepared.entry is not None:
+                self._store.add(prepared.entry)
             return body
 
         if wire.stream:
-            if asked.entry is not None:
-                self._store.note(asked.entry.id, caller_of(http), ENDED)  # until it is there
+            if prepared.entry is not None:
+                self._store.note(prepared.entry.id, caller_of(http), ENDED)  # until it is there
             return EventStream(
-                lambda: AnnouncedStream(asked.generation.open()), EventFrames(asked.narration, finished),
+                lambda: AnnouncedStream(prepared.generation.open()), EventFrames(prepared.response_events, finished),
                 ping_interval_s=service.config.ping_interval, done=b"",
             )  # fmt: skip
-        await collect(asked.generation, ClientWatch(http.receive), asked.narration.feed)
-        asked.narration.end()
+        await collect(prepared.generation, ClientWatch(http.receive), prepared.response_events.feed)
+        prepared.response_events.end()
         return _json(finished())
 
-    def _in_background(self, service: Service, asked: Asked, *, streams: bool) -> ASGIApp:
-        entry = asked.entry
+    def _in_background(self, service: Service, prepared: Prepared, *, streams: bool) -> ASGIApp:
+        entry = prepared.entry
         assert entry is not None, "what is in the background is stored"
 
         def finished() -> None:
-            asked.settle()
+            prepared.settle()
             self._store.finish(entry)
 
-        stream = asked.generation.open()
-        run = entry.ongoing = BackgroundRun(asked.narration, stream, keeps_events=streams, finished=finished)
+        stream = prepared.generation.open()
+        run = entry.ongoing = BackgroundRun(prepared.response_events, stream, keeps_events=streams, finished=finished)
         entry.events = run.events
         self._store.add(entry)
         return _replay(service, entry, 0) if streams else _json(run.body)
@@ -84,7 +84,7 @@ class Responses:
         return _replay(service, entry, 0 if query.starting_after is None else query.starting_after + 1)
 
     async def cancel(self, service: Service, http: Request) -> ASGIApp:
-        """Of one that has ended, the response as it is."""
+        """Ends a response that is being made; one that has ended is returned as it is."""
         entry = self._entry(http)
         if not entry.is_background:
             raise InvalidRequest("Cannot cancel a synchronous response.")
@@ -98,7 +98,7 @@ class Responses:
         return json_response({"id": entry.id, "object": "response", "deleted": True})
 
     async def input_items(self, service: Service, http: Request) -> ASGIApp:
-        """All that the model was told beside the instructions: of an earlier response, its input and output come first."""
+        """Lists what the model has read beside the instructions: the input and output of earlier responses come first."""
         query = read_query(http, InputItemsQuery, service.config)
         items = [*self._entry(http).conversation()]
         if query.order == "desc":

@@ -1,8 +1,8 @@
 """BackgroundRun: a response that is made whether or not anybody waits for it.
 
-A task reads the engine's stream to its end and keeps the events, if the response was asked to be streamed; any number of clients
+A task reads the engine's stream to its end and keeps the events, if the response is to be streamed; any number of clients
 read them, each from where it wants to and at its own speed, and leaving ends nothing. It ends once: finished, failed or
-cancelled; then `finished` is told."""
+cancelled; then `finished` is called."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ logger = logging.getLogger("oneloop.http")
 
 class BackgroundRun:
     def __init__(
-        self, narration: ResponseEvents, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
+        self, response_events: ResponseEvents, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
     ) -> None:
         """`stream`: not yet entered. Needs the running loop."""
         self.is_over = False
         self.events: list[bytes] | None = [] if keeps_events else None  # by sequence number
-        self._narration = narration
+        self._response_events = response_events
         self._finished = finished
         self._waiting: list[asyncio.Future[None]] = []
-        self._note(narration.begin())
+        self._note(response_events.begin())
         # Nobody can cancel it before its first step, in which it takes charge of the stream: nobody knows its id yet.
         self._task = asyncio.create_task(self._live(stream))
 
     @property
     def body(self) -> bytes:
         """The response as it is now."""
-        return render(self._narration.body)
+        return render(self._response_events.body)
 
     @property
     def status(self) -> str:
-        return self._narration.status
+        return self._response_events.status
 
     async def cancel(self) -> None:
         """What is generated so far stays. Returns once it has ended."""
@@ -57,13 +57,13 @@ class BackgroundRun:
             async with stream:
                 async for outputs in stream:
                     for output in outputs:
-                        self._note(self._narration.feed(output))
-            last = self._narration.end()
+                        self._note(self._response_events.feed(output))
+            last = self._response_events.end()
         except asyncio.CancelledError:
-            last = self._narration.cancel()
+            last = self._response_events.cancel()
         except Exception:
-            logger.exception("%s failed in the background", self._narration.id)
-            last = self._narration.fail("The server had an error while it made the response")
+            logger.exception("%s failed in the background", self._response_events.id)
+            last = self._response_events.fail("The server had an error while it made the response")
         self.is_over = True
         self._note(last)
         self._finished()

@@ -21,7 +21,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`repeated`: what was asked, as every version of the response says it."""
+    """`repeated`: fields of the request, as every version of the response says it."""
 
     id: str
     repeated: Json

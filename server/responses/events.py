@@ -41,13 +41,13 @@ class ResponseEvents:
         self._write = None
         if generation.options.logprobs is not None:
             self._write = chat_writer(generation.tokenizer, generation.style(0))
-        self._pending: list[bytes] = []  # log-probabilities of tokens of which nothing was said yet
+        self._pending: list[bytes] = []  # log-probabilities of tokens that no event has shown yet
         self._done: list[Json] = []
         self._item: OutputItem | None = None  # which is being written
         self._error: Json | None = None
         self._completed_at: int | None = None
         self._num_events = 0
-        self._told: list[Json] = []  # and not yet taken
+        self._untaken: list[Json] = []  # and not yet taken
 
     @property
     def id(self) -> str:
@@ -74,15 +74,15 @@ class ResponseEvents:
     # --- what happens, as events ----------------------------------------------------------------------------------
 
     def begin(self) -> list[Json]:
-        self._tell_of_response("response.created")
-        self._tell_of_response("response.queued" if self.status == "queued" else "response.in_progress")
+        self._add_of_response("response.created")
+        self._add_of_response("response.queued" if self.status == "queued" else "response.in_progress")
         return self._taken()
 
     def feed(self, output: Output) -> list[Json]:
         """Raises EngineFailed."""
         if self.status == "queued":
             self.status = "in_progress"
-            self._tell_of_response("response.in_progress")
+            self._add_of_response("response.in_progress")
         if self._write is None:
             for event in self._choice.events(output):
                 self._hear(event)
@@ -136,12 +136,12 @@ class ResponseEvents:
             case Reasoning(text):
                 if not isinstance(self._item, ReasoningItem):
                     self._item = self._open(ReasoningItem())
-                self._tell(self._item.add(text))
+                self._add(self._item.add(text))
             case ToolCall(_, name, id):
                 self._open(CallItem(id or "", name))
             case ToolArguments(_, text):
                 assert isinstance(self._item, CallItem), "a call is whole before the next one begins"
-                self._tell(self._item.add(text))
+                self._add(self._item.add(text))
             case Malformed(_, text):
                 self._close("incomplete")
                 self._add_text(text)
@@ -151,42 +151,42 @@ class ResponseEvents:
             return
         if not isinstance(self._item, MessageItem):
             self._item = self._open(MessageItem())
-        self._tell(self._item.add(text, self._pending))
+        self._add(self._item.add(text, self._pending))
 
     def _open(self, item: NewItem) -> NewItem:
         self._close("completed")
         self._item = item
         for event in item.begin():
-            self._tell(event)
+            self._add(event)
         return item
 
     def _close(self, status: ItemStatus) -> None:
         item = self._item
         if item is not None:
             for event in item.end(status):
-                self._tell(event)
+                self._add(event)
             self._done.append(item.json(status))
             self._item = None
 
-    def _tell(self, event: Json) -> None:
-        """Of the item that is being written."""
+    def _add(self, event: Json) -> None:
+        """Adds an event of the item that is being written."""
         event["output_index"], event["sequence_number"] = len(self._done), self._num_events
         self._num_events += 1
-        self._told.append(event)
+        self._untaken.append(event)
 
-    def _tell_of_response(self, type: str) -> None:
-        self._told.append({"type": type, "response": self.body, "sequence_number": self._num_events})
+    def _add_of_response(self, type: str) -> None:
+        self._untaken.append({"type": type, "response": self.body, "sequence_number": self._num_events})
         self._num_events += 1
 
     def _taken(self) -> list[Json]:
-        taken, self._told = self._told, []
+        taken, self._untaken = self._untaken, []
         return taken
 
     def _over(self, status: Status) -> list[Json]:
         self.status = status
         if status == "completed":
             self._completed_at = int(time.time())
-        self._tell_of_response(_FINAL_EVENTS[status])
+        self._add_of_response(_FINAL_EVENTS[status])
         return self._taken()
 
 
@@ -205,7 +205,7 @@ def _by_token(output: Output) -> Iterator[Output]:
 
 
 def frame(event: Json) -> bytes:
-    """As a server-sent event."""
+    """The bytes of `event` as a server-sent event."""
     return _event_head(event["type"]) + dumps(event) + b"\n\n"
 
 

@@ -86,7 +86,7 @@ class FunctionCall(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
 
     @property
     def is_broken(self) -> bool:
-        """It broke off, so it cannot be made; what was written of it is a text of its own (`narration`)."""
+        """It broke off, so it cannot be made; what was written of it is a text of its own (`response_events`)."""
         return self.status == "incomplete"
 
     def check(self, where: str) -> None:
@@ -200,7 +200,7 @@ def from_json(raw: bytes) -> Item:
 
 
 def to_json(item: Item) -> Json:
-    """As input_items lists it."""
+    """An item as input_items lists it."""
     match item:
         case InputMessage(role=role, content=content):
             if isinstance(content, str):

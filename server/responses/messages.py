@@ -19,7 +19,7 @@ _TWO_HEADS = (
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
-    """`instructions` stand before everything, whatever an earlier response was told."""
+    """`instructions` stand before everything, whatever instructions an earlier response had."""
     made = [] if instructions is None else [Message(role="system", content=instructions)]
     turn: Message | None = None  # the assistant's, as long as nobody else speaks
     for item in items:

@@ -1,4 +1,4 @@
-"""From a request to a response that can begin: its conversation found and read, its ChatRequest asked of the core.
+"""From a request to a response that can begin: its conversation found and read, a GenerateRequest made of it and started.
 
 What is stored of an earlier response stands before the input; its instructions do not."""
 
@@ -25,27 +25,27 @@ from server.responses.events import ResponseEvents
 from server.responses.input_items import Item, ItemReference, new_id
 from server.responses.messages import messages_of, with_one_head
 from server.responses.requests import NAMES, generate_request
-from server.responses.store import Caller, Entry, Kept, ResponseStore
+from server.responses.store import Caller, Entry, ResponseStore, StoredItem
 from server.responses.truncation import longest
 from server.responses.wire import ResponsesRequest
 from server.service import Service
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A response that has not begun. `entry`: what the store would keep of it, None where it is to keep nothing."""
+class Prepared:
+    """A response that has not begun. `entry`: what the store would keep of it; None: it is not stored."""
 
-    narration: ResponseEvents
+    response_events: ResponseEvents
     generation: Generation
     entry: Entry | None
 
     def settle(self) -> bytes:
-        """The response, which is finished. The entry gets what there is to keep of it; the store has still to be told."""
-        final = self.narration.body
+        """The response, which is finished. The entry gets its contents; adding it to the store is the caller's part."""
+        final = self.response_events.body
         rendered = render(final)
         if self.entry is not None:
-            self.entry.output = tuple(Kept(item["id"], render(item)) for item in final["output"])
-            self.entry.final_status = self.narration.status
+            self.entry.output = tuple(StoredItem(item["id"], render(item)) for item in final["output"])
+            self.entry.final_status = self.response_events.status
             self.entry.body = rendered
         return rendered
 
@@ -54,9 +54,9 @@ def caller_of(http: HttpRequest) -> Caller:
     return Caller(caller_key(http.scope), is_admin(http.scope))
 
 
-async def ask(
+async def prepare(
     service: Service, store: ResponseStore, served: LoadedModel, http: HttpRequest, wire: ResponsesRequest
-) -> Asked:
+) -> Prepared:
     """Raises ApiError."""
     caller = caller_of(http)
     is_stored = _is_stored(store, wire)
@@ -64,9 +64,9 @@ async def ask(
     if wire.previous_response_id is not None:
         previous = _previous(store, wire.previous_response_id, caller)
     given = _resolved(store, caller, input_items.read(wire.input))
-    said = [] if previous is None else [*previous.conversation(), *previous.output]
-    num_chars = sum(len(kept.json) for kept in said)
-    items = await service.offload.run(num_chars, lambda: [*map(_read, said), *given])
+    earlier = [] if previous is None else [*previous.conversation(), *previous.output]
+    num_chars = sum(len(stored.json) for stored in earlier)
+    items = await service.offload.run(num_chars, lambda: [*map(_read, earlier), *given])
     input_items.check_outputs(items)
 
     if wire.truncation == "auto":
@@ -80,12 +80,12 @@ async def ask(
     note_ignored(http, [*wire.left_undone(), *map(NAMES.name_of, ignored)], service.config)
 
     head = Head.of(id, wire, generation, model=served.name, stored=is_stored)
-    narration = ResponseEvents(head, generation, in_background=bool(wire.background))
+    response_events = ResponseEvents(head, generation, in_background=bool(wire.background))
     entry = None
     if is_stored:
-        kept = tuple(Kept(item.id or "", render(input_items.to_json(item))) for item in given)
-        entry = Entry(id, caller.key, kept, previous, is_background=bool(wire.background))
-    return Asked(narration, generation, entry)
+        stored = tuple(StoredItem(item.id or "", render(input_items.to_json(item))) for item in given)
+        entry = Entry(id, caller.key, stored, previous, is_background=bool(wire.background))
+    return Prepared(response_events, generation, entry)
 
 
 def _is_stored(store: ResponseStore, wire: ResponsesRequest) -> bool:
@@ -125,12 +125,12 @@ async def _fits(service: Service, served: LoadedModel, wire: ResponsesRequest, i
     return len(ids) + (wire.max_output_tokens or 1) <= served.engine.model.max_model_len
 
 
-def _read(kept: Kept) -> Item:
-    return input_items.from_json(kept.json)
+def _read(stored: StoredItem) -> Item:
+    return input_items.from_json(stored.json)
 
 
 def _resolved(store: ResponseStore, caller: Caller, given: Sequence[Item | ItemReference]) -> list[Item]:
-    """With the items that references stand for."""
+    """The items of `given`, with those that references stand for."""
     wanted = {item.id for item in given if isinstance(item, ItemReference)}
     there = store.items(wanted, caller) if wanted else {}
     found: list[Item] = []

@@ -1,4 +1,4 @@
-"""From a ResponsesRequest to what the core is asked: a GenerateRequest."""
+"""From a ResponsesRequest to the core's GenerateRequest."""
 
 from __future__ import annotations
 

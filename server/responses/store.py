@@ -28,7 +28,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredItem:
     """An item as JSON."""
 
     id: str
@@ -66,7 +66,7 @@ class Entry:
         self,
         id: str,
         owner: bytes | None,
-        input: tuple[Kept, ...],
+        input: tuple[StoredItem, ...],
         previous: Entry | None = None,
         *,
         is_background: bool = False,
@@ -77,7 +77,7 @@ class Entry:
         self.previous = previous
         self.is_background = is_background
         self.ongoing: Ongoing | None = None
-        self.output: tuple[Kept, ...] = ()
+        self.output: tuple[StoredItem, ...] = ()
         self.final_status = ""
         self.body = b""
         self.events: list[bytes] | None = None
@@ -92,12 +92,12 @@ class Entry:
     def body_now(self) -> bytes:
         return self.body if self.ongoing is None else self.ongoing.body
 
-    def conversation(self) -> list[Kept]:
-        """All that was said before this response."""
+    def conversation(self) -> list[StoredItem]:
+        """The items before this response, the oldest first."""
         line: list[Entry] = [self]
         while line[-1].previous is not None:
             line.append(line[-1].previous)
-        found: list[Kept] = []
+        found: list[StoredItem] = []
         for entry in reversed(line):
             found += entry.input
             if entry is not self:
@@ -141,10 +141,10 @@ class ResponseStore:
         """A response that has begun, or is finished."""
         self._notes.pop(entry.id, None)
         self._entries[entry.id] = entry
-        held: Entry | None = entry
-        while held is not None and held.hold():  # what it continues may have gone while it was made
-            self._count(held)
-            held = held.previous
+        link: Entry | None = entry
+        while link is not None and link.hold():  # what it continues may have gone while it was made
+            self._count(link)
+            link = link.previous
         self._evict()
 
     def finish(self, entry: Entry) -> None:
@@ -168,9 +168,9 @@ class ResponseStore:
         except ResponseNotFound:
             raise PreviousResponseNotFound(id, self._why(id, caller)) from None
 
-    def items(self, ids: Collection[str], caller: Caller) -> dict[str, Kept]:
-        """Those of `ids` that there are, of whichever response; the newest of several."""
-        found: dict[str, Kept] = {}
+    def items(self, ids: Collection[str], caller: Caller) -> dict[str, StoredItem]:
+        """The items under `ids` that there are, of whichever response; the newest of several."""
+        found: dict[str, StoredItem] = {}
         for entry in self._entries.values():
             if _may_see(caller, entry.owner):
                 found |= {item.id: item for item in (*entry.input, *entry.output) if item.id in ids}
@@ -180,7 +180,7 @@ class ResponseStore:
         self._forget(entry, "it was deleted")
 
     def note(self, id: str, caller: Caller, why: str) -> None:
-        """Of a response that is not kept."""
+        """Records why a response is not stored."""
         self._notes[id] = caller.key, why
         while len(self._notes) > MAX_NOTES:
             del self._notes[next(iter(self._notes))]
@@ -193,7 +193,7 @@ class ResponseStore:
             return why
         if not self.keeps:
             return "this server stores no responses (--max-stored-responses 0)"
-        return "there is none under this id; responses are kept in memory only, and not those made with store false"
+        return "there is none under this id; responses are stored in memory only, and those made with store false are not stored"
 
     def _count(self, entry: Entry) -> None:
         num_bytes = entry.counted()
@@ -211,11 +211,11 @@ class ResponseStore:
     def _forget(self, entry: Entry, why: str) -> None:
         del self._entries[entry.id]
         self.note(entry.id, Caller(entry.owner), why)
-        held: Entry | None = entry
-        while held is not None and held.release():
-            self.num_bytes -= held.num_bytes
-            held.num_bytes = 0
-            held = held.previous
+        link: Entry | None = entry
+        while link is not None and link.release():
+            self.num_bytes -= link.num_bytes
+            link.num_bytes = 0
+            link = link.previous
 
 
 def _may_see(caller: Caller, owner: bytes | None) -> bool:

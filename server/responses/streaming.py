@@ -40,24 +40,24 @@ class AnnouncedStream:
 
 
 class EventFrames:
-    """`finished` is told once, when all is said, unless the client has left before."""
+    """Renders events; `finished` is called once, after the last one, unless the client has left before."""
 
-    def __init__(self, narration: ResponseEvents, finished: Callable[[], object]) -> None:
-        self._narration = narration
+    def __init__(self, response_events: ResponseEvents, finished: Callable[[], object]) -> None:
+        self._response_events = response_events
         self._finished = finished
 
     def feed(self, outputs: Sequence[Output]) -> bytes:
         if not outputs:
-            return b"".join(map(frame, self._narration.begin()))
-        return b"".join(frame(event) for output in outputs for event in self._narration.feed(output))
+            return b"".join(map(frame, self._response_events.begin()))
+        return b"".join(frame(event) for output in outputs for event in self._response_events.feed(output))
 
     def end(self) -> bytes:
-        last = b"".join(map(frame, self._narration.end()))
+        last = b"".join(map(frame, self._response_events.end()))
         self._finished()
         return last
 
     def fail(self, error: Exception) -> bytes:
-        logger.error("%s failed while it streamed", self._narration.id, exc_info=error)
-        last = b"".join(map(frame, self._narration.fail("The server had an error while it made the response")))
+        logger.error("%s failed while it streamed", self._response_events.id, exc_info=error)
+        last = b"".join(map(frame, self._response_events.fail("The server had an error while it made the response")))
         self._finished()
         return last

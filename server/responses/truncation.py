@@ -1,4 +1,4 @@
-"""Truncation: from which item on a conversation is told, so that prompt and answer fit the context.
+"""Truncation: from which item on a conversation is kept, so that prompt and answer fit the context.
 
 Whole turns go, the earliest first, each from what the user says to the next time; leading system messages and instructions
 stay, and so does the last turn."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from server.errors import PreviousResponseNotFound, ResponseNotFound
-from server.responses.store import ENTRY_BYTES, ITEM_BYTES, Caller, Entry, Kept, ResponseStore
+from server.responses.store import ENTRY_BYTES, ITEM_BYTES, Caller, Entry, ResponseStore, StoredItem
 
 ANY = Caller()
-ITEM = Kept("msg_1", b"x" * 100)
+ITEM = StoredItem("msg_1", b"x" * 100)
 SIZE = ENTRY_BYTES + ITEM_BYTES + 100
 
 
@@ -27,7 +27,7 @@ class Making:
 
 
 def entry(id: str, previous: Entry | None = None, *, owner: bytes | None = None) -> Entry:
-    return Entry(id, owner, (Kept(f"msg_{id}", ITEM.json),), previous)
+    return Entry(id, owner, (StoredItem(f"msg_{id}", ITEM.json),), previous)
 
 
 def store_of(*entries: Entry, max_responses: int = 100, max_bytes: int = 10**6) -> ResponseStore:
@@ -138,7 +138,7 @@ def test_nobody_learns_of_what_belongs_to_another_key():
         unknown = why(store, "3", caller).replace("'3'", "")
         assert why(store, "1", caller).replace("'1'", "") == why(store, "2", caller).replace("'2'", "") == unknown
         assert store.items({"msg_2"}, caller) == {}
-    assert store.items({"msg_2", "msg_9"}, mine) == {"msg_2": Kept("msg_2", ITEM.json)}
+    assert store.items({"msg_2", "msg_9"}, mine) == {"msg_2": StoredItem("msg_2", ITEM.json)}
 
 
 def test_a_store_of_nothing_says_so():

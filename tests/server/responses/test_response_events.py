@@ -67,17 +67,17 @@ def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | Non
     params = SamplingParams(max_tokens=10_000, logprobs=1 if logprobs else None)
     request = Request("r", [1], params)
     generation = Generation(there, [request], 1, 1, TextOptions(output_parser=output_parser, logprobs=params.logprobs))
-    narration = ResponseEvents(Head("resp_1", dict.fromkeys(REPEATED), 0), generation, in_background=False)
-    told, at = narration.begin(), 0
+    response_events = ResponseEvents(Head("resp_1", dict.fromkeys(REPEATED), 0), generation, in_background=False)
+    told, at = response_events.begin(), 0
     while at < len(ids):
         part = ids[at : at + max(1, sizes[at % len(sizes)])]
         at += len(part)
         found = [fake_logprobs(id, request) for id in part] if logprobs else None
-        told += narration.feed(Output(0, part, finish if at == len(ids) else None, logprobs=found))
-    told += narration.end()
+        told += response_events.feed(Output(0, part, finish if at == len(ids) else None, logprobs=found))
+    told += response_events.end()
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     events = frames(b"".join(map(frame, told)).decode())
-    assert events[-1]["response"] == json.loads(render(narration.body))
+    assert events[-1]["response"] == json.loads(render(response_events.body))
     return events[-1]["response"]
 
 
