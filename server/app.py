@@ -60,7 +60,7 @@ ROUTES: tuple[Entry, ...] = (
 
 
 def responses_routes(store: ResponseStore) -> tuple[Entry, ...]:
-    """Those that need somewhere to keep what they answer."""
+    """The routes of /v1/responses, which keep their answers in `store`."""
     own = responses.Responses(store)
     return (
         ("POST", "/v1/responses", own.create),

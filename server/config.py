@@ -68,7 +68,7 @@ class ServerConfig(EngineOptions):
     )
     reasoning_parser: str = option(
         "auto",
-        "how the model marks its reasoning: a family such as qwen3, none, or auto to see it in the chat template",
+        "how the model marks its reasoning: a parser such as qwen3, none, or auto to find it by the chat template",
         group=MODEL,
         metavar="NAME",
     )

@@ -49,8 +49,8 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
         warming = asyncio.create_task(asyncio.to_thread(grammars.warm))
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
         # So does what begins somebody else's turn.
-        asked = EngineConfig.of(config, end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids)
-        engine = await start_engine(asked, files, report)
+        options = EngineConfig.of(config, end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids)
+        engine = await start_engine(options, files, report)
         await warming
     except (WeightsError, TokenizerError, PromptError, PlanError) as error:
         raise LoadError(str(error)) from error
@@ -60,13 +60,13 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {engine.model.vocab_size}: "
             "they do not belong together"
         )
-    wishes = files.generation_config if config.generation_config == "auto" else {}
-    defaults = SamplingDefaults.from_generation_config(wishes)
+    generation_config = files.generation_config if config.generation_config == "auto" else {}
+    defaults = SamplingDefaults.from_generation_config(generation_config)
     return LoadedModel(engine, tokenizer, template, defaults, config.served_names, chat_format, grammars=grammars)
 
 
 def import_engine() -> None:
-    """In a thread: from then on importing its names costs the event loop nothing."""
+    """Imports the engine, in a thread: from then on importing its names costs the event loop nothing."""
     import runtime.start  # noqa: F401
 
 

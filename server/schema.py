@@ -65,8 +65,8 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     whitespace_pattern: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
     @property
-    def asked(self) -> list[str]:
-        """Which of the six are there."""
+    def kinds_given(self) -> list[str]:
+        """Names of the six that are given."""
         kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
         return [
             kind for kind in kinds if getattr(self, kind) not in ((None, False) if kind == "json_object" else (None,))
@@ -74,19 +74,23 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
     def check(self, where: str, prefix: str) -> None:
         """`prefix`: what stands before a field's name."""
-        asked = self.asked
-        if len(asked) != 1:
-            found = f"there are {' and '.join(prefix + name for name in asked)}" if asked else "there is none"
+        kinds_given = self.kinds_given
+        if len(kinds_given) != 1:
+            found = (
+                f"there are {' and '.join(prefix + name for name in kinds_given)}" if kinds_given else "there is none"
+            )
             raise InvalidRequest(f"{where} needs exactly one kind of constraint; {found}", param=where)
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             raise InvalidRequest(
                 "whitespace_pattern and disable_any_whitespace contradict each other",
                 param=f"{prefix}whitespace_pattern",
             )
-        if asked[0] in ("regex", "choice", "grammar"):
+        if kinds_given[0] in ("regex", "choice", "grammar"):
             for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
                 if getattr(self, name) not in (None, False):
-                    raise InvalidRequest(f"{name} is about JSON and not about {asked[0]}", param=f"{prefix}{name}")
+                    raise InvalidRequest(
+                        f"{name} is about JSON and not about {kinds_given[0]}", param=f"{prefix}{name}"
+                    )
 
 
 def asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:

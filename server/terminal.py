@@ -82,7 +82,7 @@ def summary(served: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
             f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks hold {model.max_concurrency:,.1f} sequences "
             f"of {model.max_model_len:,} tokens; prefix caching {caching}",
         ),
-        ("responses", _kept(config)),
+        ("responses", _stored_responses(config)),
         *(("endpoints" if number == 0 else "", line) for number, line in enumerate(ENDPOINTS)),
         ("started", f"in {total_s:.1f} s ({phases})" if phases else f"in {total_s:.1f} s"),
     ]
@@ -92,7 +92,7 @@ def summary(served: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     )
 
 
-def _kept(config: ServerConfig) -> str:
+def _stored_responses(config: ServerConfig) -> str:
     if not config.max_stored_responses:
         return "none is stored (--max-stored-responses 0)"
     size = _size(config.max_stored_bytes)

@@ -15,8 +15,8 @@ from server.text.events import Reasoning, Text
 SIGNATURE = "unsigned"
 
 
-def blocks(said: Transcript, *, shows_thinking: bool) -> list[Json]:
-    return [block for part in said.parts if (block := _block(part, shows_thinking)) is not None]
+def blocks(transcript: Transcript, *, shows_thinking: bool) -> list[Json]:
+    return [block for part in transcript.parts if (block := _block(part, shows_thinking)) is not None]
 
 
 def _block(part: Part, shows_thinking: bool) -> Json | None:

@@ -48,9 +48,9 @@ def system_message(system: str | Sequence[TextBlock] | None) -> tuple[list[Messa
     if not system:
         return [], []
     texts = [system] if isinstance(system, str) else [block.text for block in system]
-    said = [text for text in texts if not _is_billing(text)]
-    left_out = [BILLING] if len(said) < len(texts) else []
-    return ([Message(role="system", content=_content(said))] if said else []), left_out
+    shown = [text for text in texts if not _is_billing(text)]
+    left_out = [BILLING] if len(shown) < len(texts) else []
+    return ([Message(role="system", content=_content(shown))] if shown else []), left_out
 
 
 def _is_billing(text: str) -> bool:
@@ -65,7 +65,7 @@ def takes_system_turns(template: ChatTemplate) -> bool:
 
 
 def reminded(messages: Sequence[InputMessage]) -> list[InputMessage]:
-    """Without system messages: the user tells what they say."""
+    """The messages without a system's: the user says what those did."""
     return [
         InputMessage(role="user", content=[*map(_reminder, _blocks(message, f"messages[{index}]"))])
         if message.role == "system" and message.content

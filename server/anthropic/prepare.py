@@ -1,4 +1,4 @@
-"""What a client of Anthropic's API asks, as the core is asked the same."""
+"""From a request of Anthropic's API to the core's GenerateRequest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from server.generate.request import (
 from server.loaded.prompt import ChatTemplate
 from server.structured.grammar import JsonSchema
 
-# By which templates are told whether to reason.
+# Variables by which templates switch reasoning on.
 _SWITCHES: Final = ("enable_thinking", "thinking")
 NAMES: Final = FieldNames(
     {"reasoning_effort": "output_config.effort", "thinking_token_budget": "thinking.budget_tokens"}
@@ -83,7 +83,7 @@ def prepare(wire: PromptRequest, template: ChatTemplate) -> Prepared:
 
 
 def generate_request(wire: MessagesRequest, prepared: Prepared) -> GenerateRequest:
-    """As Anthropic has it, max_tokens may be more than the context has room for."""
+    """The core's request. As Anthropic has it, max_tokens may be more than the context has room for."""
     return GenerateRequest(
         prompt=prepared.chat,
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),

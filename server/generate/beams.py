@@ -45,8 +45,8 @@ class BeamSearch:
         self._params = params
         eos = engine.model.eos_token_ids
         self._searches = [_Search(number, request, params, eos) for number, request in enumerate(requests)]
-        self._asked = self._questions()
-        self._stream = engine.submit([request for _, request in self._asked])
+        self._open_questions = self._questions()
+        self._stream = engine.submit([request for _, request in self._open_questions])
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,11 +60,11 @@ class BeamSearch:
         return self
 
     async def __anext__(self) -> list[Output]:
-        while self._asked:
+        while self._open_questions:
             outputs = list(self._settle(await self._replies()))
-            self._asked = self._questions()
-            if self._asked:
-                self._stream = self._engine.submit([request for _, request in self._asked], continues=True)
+            self._open_questions = self._questions()
+            if self._open_questions:
+                self._stream = self._engine.submit([request for _, request in self._open_questions], continues=True)
             if outputs:
                 return outputs
         raise StopAsyncIteration
@@ -76,16 +76,16 @@ class BeamSearch:
         return [(search, request) for search in self._searches if not search.over for request in search.questions()]
 
     async def _replies(self) -> list[Output]:
-        """By question."""
+        """The replies, one for each question."""
         replies: dict[int, Output] = {}
         async for outputs in self._stream:
             replies |= {output.index: output for output in outputs}  # of one token, so there is one each
-        return [replies[index] for index in range(len(self._asked))]
+        return [replies[index] for index in range(len(self._open_questions))]
 
     def _settle(self, replies: Sequence[Output]) -> Iterator[Output]:
         """Every search goes on by a token; the answers of those that are over."""
         of_search: dict[_Search, list[Output]] = {}
-        for (search, _), reply in zip(self._asked, replies, strict=True):
+        for (search, _), reply in zip(self._open_questions, replies, strict=True):
             of_search.setdefault(search, []).append(reply)
         for search, own in of_search.items():
             search.advance(own)
@@ -105,11 +105,11 @@ class _Search:
     """The beams of one prompt. Over when `answers` has something to say."""
 
     def __init__(self, number: int, request: Request, params: BeamParams, eos_token_ids: frozenset[int]) -> None:
-        asked = request.sampling
+        sampling = request.sampling
         self._request = request
         self._params = params
         self._first_index = number * params.num_best
-        self._ends = asked.stop_token_ids | (frozenset() if asked.ignore_eos else eos_token_ids)
+        self._ends = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos_token_ids)
         # Enough that `width` are left which end nothing.
         self._num_candidates = max(2, 1 + len(self._ends)) * params.width
         self._running = [_Beam()]
@@ -131,7 +131,7 @@ class _Search:
         return self._score(self._running[0].score, length) <= self._complete[-1][0]
 
     def questions(self) -> Iterator[Request]:
-        """For the next token of every beam."""
+        """Requests for the next token of every beam."""
         request, banned = self._request, len(self._ends) if self._must_go_on else 0
         params = SamplingParams(1, temperature=0.0, ignore_eos=True, logprobs=self._num_candidates + banned)
         if not self._length:
@@ -178,12 +178,12 @@ class _Search:
                 yield Output(index, [], self._failed.finish, num_cached_tokens=cached, error=self._failed.error)
                 continue
             beam = self._complete[place][1]
-            last, asked = beam.token_ids[-1], self._request.sampling
+            last, sampling = beam.token_ids[-1], self._request.sampling
             yield Output(
                 index, list(beam.token_ids), beam.finish,
-                last if beam.finish is FinishReason.STOP and last in asked.stop_token_ids else None,
+                last if beam.finish is FinishReason.STOP and last in sampling.stop_token_ids else None,
                 cached, None,
-                None if asked.logprobs is None else [replace(one, top=one.top[: asked.logprobs]) for one in beam.logprobs],
+                None if sampling.logprobs is None else [replace(one, top=one.top[: sampling.logprobs]) for one in beam.logprobs],
                 prompt_logprobs=None if place else prompt_logprobs,
             )  # fmt: skip
 

@@ -29,22 +29,22 @@ from server.structured.tags import StructuralTag
 from server.text.tools.registry import name_of
 
 
-def structured_grammar(asked: StructuredOutputs) -> Grammar:
-    """The grammar that `asked`, which has been checked, describes."""
-    space = WHITESPACE if asked.whitespace_pattern is None else asked.whitespace_pattern
-    if asked.disable_any_whitespace:
+def structured_grammar(wanted: StructuredOutputs) -> Grammar:
+    """The grammar that `wanted`, which has been checked, describes."""
+    space = WHITESPACE if wanted.whitespace_pattern is None else wanted.whitespace_pattern
+    if wanted.disable_any_whitespace:
         space = ""
-    closed = bool(asked.disable_additional_properties)
-    if asked.json is not None:
-        return JsonSchema(asked.json, space, closed)
-    if asked.regex is not None:
-        return Regex(asked.regex)
-    if asked.choice is not None:
-        return Choice(tuple(asked.choice))
-    if asked.grammar is not None:
-        return Rules(asked.grammar)
-    if asked.structural_tag is not None:
-        return StructuralTag(asked.structural_tag, space)
+    closed = bool(wanted.disable_additional_properties)
+    if wanted.json is not None:
+        return JsonSchema(wanted.json, space, closed)
+    if wanted.regex is not None:
+        return Regex(wanted.regex)
+    if wanted.choice is not None:
+        return Choice(tuple(wanted.choice))
+    if wanted.grammar is not None:
+        return Rules(wanted.grammar)
+    if wanted.structural_tag is not None:
+        return StructuralTag(wanted.structural_tag, space)
     return JsonSchema(ANY_OBJECT.schema, space)
 
 

@@ -22,7 +22,7 @@ from server.text.tools import prompted
 RESERVED_KWARGS: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final", "chat_template", "tokenize"}
 )
-# By which templates are told whether, and how much, to reason.
+# Variables by which templates switch reasoning on, and set how much of it.
 MARK_CHARS = 20  # which templates write around a message
 _EFFORT, _KWARGS, _SWITCHES = Field("reasoning_effort"), Field("chat_template_kwargs"), ("enable_thinking", "thinking")
 
@@ -105,16 +105,16 @@ async def _render(
 def _effort(
     chat_format: ChatFormat, template: ChatTemplate, effort: str | None, *, with_tools: bool
 ) -> tuple[Mapping[str, Any], tuple[Field, ...]]:
-    """What the template is told of reasoning_effort, and the names of what it would not listen to."""
+    """The template's variables for reasoning_effort, and the fields that it does not read."""
     if effort is None or not template:
         return {}, ()
     words = chat_format.tool_parser.efforts if chat_format.tool_parser is not None else None
     if words is not None and effort not in words:
         raise InvalidRequest(_EFFORT, f" {effort!r} is unknown to this model; it has {', '.join(words)}", param=_EFFORT)
-    told: dict[str, Any] = {_EFFORT: words[effort] if words else effort}
-    told |= dict.fromkeys(_SWITCHES, effort != "none")
-    heard = {name: value for name, value in told.items() if template.reads(name, with_tools=with_tools)}
-    return heard, () if heard else (_EFFORT,)
+    variables: dict[str, Any] = {_EFFORT: words[effort] if words else effort}
+    variables |= dict.fromkeys(_SWITCHES, effort != "none")
+    read = {name: value for name, value in variables.items() if template.reads(name, with_tools=with_tools)}
+    return read, () if read else (_EFFORT,)
 
 
 def _is_reasoning_open(chat_format: ChatFormat, text: str, chat: Chat) -> bool:

@@ -120,13 +120,13 @@ class Choice:
         return taken
 
     def take_logprobs(self) -> list[Entry]:
-        """Of the tokens fed since the last call, if they were asked for."""
+        """The log-probabilities of the tokens fed since the last call, if the request wants them."""
         taken, self._logprobs = self._logprobs, []
         return taken
 
     @property
     def mean_logprob(self) -> float:
-        """Of the tokens whose log-probabilities have not been taken; an empty answer is the worst."""
+        """The mean over the tokens whose log-probabilities have not been taken; an empty answer is the worst."""
         found = [entry.logprob for _, entry in self._logprobs if entry is not None]
         return sum(found) / len(found) if found else -math.inf
 
@@ -150,20 +150,20 @@ class Choice:
         before = self.num_tokens
         for text in self._by_token(output, self._stops or _NO_STOPS):
             thinking = codec.reasoning
-            shown += self._heard(codec.feed(text))
+            shown += self._wanted(codec.feed(text))
             if thinking or codec.reasoning:
                 self.num_reasoning_tokens += self.num_tokens - before
             before = self.num_tokens
             if self._called_enough:
                 break
         if self.finish_reason is not None and not self._called_enough:
-            shown += self._heard(codec.flush())
+            shown += self._wanted(codec.flush())
         if self.finish_reason == FinishReason.STOP and self._num_calls:
             self.finish_reason = TOOL_CALLS
         return list(joined(shown)) if len(shown) > 1 else shown
 
-    def _heard(self, events: list[Event]) -> Iterator[Event]:
-        """Of `events`, what the request wants to know. A call too many ends the answer."""
+    def _wanted(self, events: list[Event]) -> Iterator[Event]:
+        """Yields those of `events` that the request wants to see. A call too many ends the answer."""
         output_parser = self._options.output_parser
         assert output_parser is not None, "there is a codec"
         for event in events:
@@ -221,20 +221,20 @@ class Choice:
 
 
 class PromptChoice(Choice):
-    """A choice that tells of its prompt too: what the model thought of its tokens, and with `echo` its text, before its own.
+    """A choice that shows its prompt too: the log-probabilities of its tokens, and with `echo` its text, before its own.
 
-    `teller`: the choice whose request asks about the prompt, None where it is this one."""
+    `source`: the choice whose request has the prompt's log-probabilities, None where it is this one."""
 
-    __slots__ = ("_prompt_ids", "_teller", "_text", "_told", "_untaken")
+    __slots__ = ("_prompt_ids", "_prompt_logprobs", "_source", "_text", "_untaken")
 
     def __init__(
         self, tokenizer: Tokenizer, options: TextOptions, end: Callable[[], None], prompt_ids: Sequence[int],
-        echo: Echo | None, teller: PromptChoice | None,
+        echo: Echo | None, source: PromptChoice | None,
     ) -> None:  # fmt: skip
         super().__init__(tokenizer, options, end)
         self._prompt_ids = prompt_ids
-        self._teller = teller or self
-        self._told: Sequence[TokenLogprobs] = ()
+        self._source = source or self
+        self._prompt_logprobs: Sequence[TokenLogprobs] = ()
         self._text = "" if echo is None else echo.text  # until it is fed
         self._untaken = echo is not None
 
@@ -249,7 +249,7 @@ class PromptChoice(Choice):
 
     def _note_prompt(self, output: Output) -> None:
         if output.prompt_logprobs is not None:
-            self._told = output.prompt_logprobs
+            self._prompt_logprobs = output.prompt_logprobs
 
     def take_logprobs(self) -> list[Entry]:
         taken = super().take_logprobs()
@@ -264,13 +264,13 @@ class PromptChoice(Choice):
 
     @property
     def prompt_logprobs(self) -> list[Entry]:
-        """Of each token of the prompt, once something has been fed.
+        """The log-probabilities of the prompt's tokens, once something has been fed.
 
-        Raises EngineFailed where the sequence ended before its prompt was told of."""
+        Raises EngineFailed where the sequence ended before its prompt's log-probabilities came."""
         first, *others = self._prompt_ids
-        if len(self._teller._told) != len(others):
-            raise EngineFailed("it ended before its prompt was scored")
-        return [(first, None), *zip(others, self._teller._told, strict=True)]
+        if len(self._source._prompt_logprobs) != len(others):
+            raise EngineFailed("it ended before the log-probabilities of its prompt were computed")
+        return [(first, None), *zip(others, self._source._prompt_logprobs, strict=True)]
 
 
 class EngineFailed(Exception):
@@ -302,15 +302,15 @@ class Generation:
 
     def _choice(self, index: int) -> Choice:
         request, end = self.requests[index], partial(self._abort, index)
-        tells_prompt = self.requests[index - index % self._per_prompt].sampling.prompt_logprobs is not None
+        with_prompt = self.requests[index - index % self._per_prompt].sampling.prompt_logprobs is not None
         echo = self._echoes[index // self._per_prompt] if self._echoes else None
-        if not tells_prompt and echo is None:
+        if not with_prompt and echo is None:
             return Choice(self.tokenizer, self.options, end)
-        teller = None
+        source = None
         if request.sampling.prompt_logprobs is None and index % self._per_prompt:
             first = self.choices[index - index % self._per_prompt]
-            teller = first if isinstance(first, PromptChoice) else None
-        return PromptChoice(self.tokenizer, self.options, end, request.prompt_ids, echo, teller)
+            source = first if isinstance(first, PromptChoice) else None
+        return PromptChoice(self.tokenizer, self.options, end, request.prompt_ids, echo, source)
 
     def style(self, index: int) -> Style:
         """How log-probabilities of choice `index` are shown."""
@@ -336,7 +336,7 @@ class Generation:
 
     @property
     def competes(self) -> bool:
-        """Not all that is generated is an answer."""
+        """Whether more sequences are generated than are answers."""
         return self._n < self._per_prompt
 
     @cached_property
@@ -365,12 +365,12 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts' tokens; further choices of a prompt find the first one's blocks, which is no merit."""
+        """Cached tokens of the prompts; further choices of a prompt find the first one's blocks, which is no merit."""
         return sum(choice.num_cached_tokens for choice in self.choices[:: self._per_prompt])
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of the completion's."""
+        """Tokens of the completions that are reasoning."""
         return sum(choice.num_reasoning_tokens for choice in self.choices)
 
     @property

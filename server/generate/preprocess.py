@@ -68,7 +68,7 @@ async def prompt_ids(served: LoadedModel, offload: Offload, given: Prompts, *, f
 
 
 def _check_ids(ids: list[int], vocab_size: int) -> None:
-    """As `check_token_ids` does, letting go of the interpreter after each piece: to the loop this is a thread among others."""
+    """Checks as `check_token_ids` does, and lets the interpreter go after each piece: to the loop this is one more thread."""
     for start in range(0, len(ids), PIECE):
         if start:
             time.sleep(0)

@@ -98,7 +98,7 @@ class Chat:
 
     @property
     def shown_tools(self) -> Sequence[Function]:
-        """Those that the model is told of."""
+        """The functions that the prompt describes."""
         return () if self.tool_choice == "none" else self.tools
 
     @property
@@ -108,7 +108,7 @@ class Chat:
 
     @property
     def callable_functions(self) -> Sequence[Function]:
-        """Those that an answer may call."""
+        """The functions that an answer may call."""
         if isinstance(self.tool_choice, OnlyFunction):
             return [tool for tool in self.tools if tool.name == self.tool_choice.name]
         return self.shown_tools

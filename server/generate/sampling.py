@@ -1,4 +1,4 @@
-"""From what a client wants to what the engine is asked: SamplingParams, with the model's defaults filled in.
+"""From what a client wants to the engine's SamplingParams, with the model's defaults filled in.
 
 Everything that depends on the model is checked here, so that the engine can take a SamplingParams at its word: ids lie in
 the vocabulary, counts fit the context."""

@@ -33,8 +33,8 @@ LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much wor
 async def start(
     config: ServerConfig, offload: Offload, served: LoadedModel, request: GenerateRequest, *, id: str, arrival_s: float
 ) -> tuple[Generation, tuple[Field, ...]]:
-    """What `request` asks of the engine, not yet asked, and the fields of it that the model's template does not look at, of which
-    the client has to be told. Of each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with their
+    """A Generation that is not opened yet, and the fields of `request` that the model's template does not read, which the client
+    has to learn. Of each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with their
     log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them. `arrival_s`: `time.monotonic()`.
 
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""

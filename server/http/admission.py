@@ -43,7 +43,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
 
 def refusal_of(error: EngineError) -> ApiError:
-    """What a client is told when `submit` refuses."""
+    """The answer to a client whose request `submit` refuses."""
     match error:
         case ContextTooLong():
             return ContextLengthExceeded(f"This model's context is too short: {error}")

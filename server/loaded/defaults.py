@@ -26,7 +26,7 @@ class SamplingDefaults:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> Self:
-        """The model's own wishes; one that makes no sense is left out and logged, since no request is to blame."""
+        """The model's own defaults; one that makes no sense is left out and logged, since no request is to blame."""
         limits = {
             "temperature": (0, 2),
             "top_p": (sys.float_info.min, 1),  # above 0

@@ -360,7 +360,7 @@ def _text_of(part: object) -> str:
 
 
 def _with_text(call: object) -> object:
-    """For templates that write a call's arguments as they come."""
+    """`call` with its arguments as text, for templates that write them as they come."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         return call

@@ -59,7 +59,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
-        """From a folder in Hugging Face format.
+        """Reads a folder in Hugging Face format.
 
         Raises TokenizerError naming the file that is missing or broken."""
         folder = Path(path)
@@ -79,7 +79,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
-        """From the metadata of a GGUF file, arrays as sequences.
+        """Makes one of the metadata of a GGUF file, arrays as sequences.
 
         Raises TokenizerError for kinds we do not know and for what does not fit together."""
         vocabulary = Vocabulary.read(metadata)

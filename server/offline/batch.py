@@ -163,7 +163,7 @@ def lines_of(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, bytes | No
 
 
 def _digest(custom_id: str) -> bytes:
-    """In place of the id, which may be long, where millions are remembered."""
+    """A digest in place of the id, which may be long, where millions are remembered."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -195,7 +195,7 @@ def count_lines(file: BinaryIO, limit_bytes: int) -> int:
 def keep_answers(path: Path) -> set[bytes]:
     """Leaves of an earlier output what was answered with 200: digests of those custom_ids. Failures will be tried again, and
     a line that was cut off is no answer."""
-    kept: set[bytes] = set()
+    finished: set[bytes] = set()
     partial = path.with_name(path.name + ".resume")
     with path.open("rb") as old, partial.open("wb") as new:
         for line in old:
@@ -206,9 +206,9 @@ def keep_answers(path: Path) -> set[bytes]:
                 continue
             if answered and line.endswith(b"\n") and isinstance(custom_id, str):
                 new.write(line)
-                kept.add(_digest(custom_id))
+                finished.add(_digest(custom_id))
     partial.replace(path)
-    return kept
+    return finished
 
 
 # --- one line -----------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def record_of(custom_id: str | None, answer: Answer) -> bytes:
 
 
 def error_record_of(custom_id: str | None, number: int, error: ApiError) -> bytes:
-    """For a line that never became a request."""
+    """The record of a line that never became a request."""
     complaint = {
         "code": error.code or "invalid_line",
         "message": f"line {number}: {error.message}",

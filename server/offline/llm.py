@@ -245,19 +245,19 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
-def _increment(generation: Generation, output: Output, said: Transcript) -> CompletionOutput:
-    """`said`: by the choice so far; grows."""
+def _increment(generation: Generation, output: Output, transcript: Transcript) -> CompletionOutput:
+    """The choice's part in `output`. `transcript`: of the choice so far; grows."""
     choice = generation.choices[output.index]
     before = choice.num_tokens
     events = choice.events(output)
-    said.add(events)
+    transcript.add(events)
     # Ids behind a stop string came from the engine, and belong to nobody.
     ids = list(output.token_ids[: choice.num_tokens - before])
     more = CompletionOutput(
         output.index,
         "".join(event.text for event in events if isinstance(event, Text | Malformed)),
         "".join(event.text for event in events if isinstance(event, Reasoning)),
-        said.calls if choice.finish_reason is not None else [],
+        transcript.calls if choice.finish_reason is not None else [],
         ids,
         choice.finish_reason,
         choice.stop_reason,
@@ -358,13 +358,13 @@ class _Core:
             text = ask.text
             if isinstance(ask.request.prompt, Chat):
                 text = self._served.tokenizer.decode(generation.requests[0].prompt_ids, skip_special_tokens=False)
-            said = [Transcript() for _ in generation.choices]
+            transcripts = [Transcript() for _ in generation.choices]
             ids = list(generation.requests[0].prompt_ids)  # cut, if so asked
             competing = [CompletionOutput(index) for index in range(len(generation.choices))]
             try:
                 async with opened as stream:
                     async for outputs in stream:
-                        moved = [_increment(generation, output, said[output.index]) for output in outputs]
+                        moved = [_increment(generation, output, transcripts[output.index]) for output in outputs]
                         finished = all(choice.finish_reason is not None for choice in generation.choices)
                         if generation.aborted:
                             raise RuntimeError("the LLM was closed before the answer was complete")
@@ -374,8 +374,10 @@ class _Core:
                             if not finished:
                                 continue
                             moved = _best(generation, competing)
-                        told = _prompt_logprobs(generation) if finished else None
-                        yield RequestOutput(id, text, ids, moved, finished, generation.num_cached_tokens, told)
+                        prompt_logprobs = _prompt_logprobs(generation) if finished else None
+                        yield RequestOutput(
+                            id, text, ids, moved, finished, generation.num_cached_tokens, prompt_logprobs
+                        )
             except EngineFailed as error:
                 raise RuntimeError(f"the engine failed on this request: {error}") from None
             except EngineError as error:

@@ -1,4 +1,4 @@
-"""The answer of OpenAI's chat and completion routes, streamed and whole: who relays what the engine says, and in which frames.
+"""The answer of OpenAI's chat and completion routes, streamed and whole: who relays the engine's output, and in which frames.
 
 How a choice looks is the route's ResponseShape."""
 

@@ -65,8 +65,8 @@ class Envelope:
     def body(self, generation: Generation, transcript: Sequence[Transcript]) -> Json:
         """The whole answer, for a request that does not stream. `transcript`: by each choice."""
         one_prompt = self.shape.has_one_prompt
-        told = generation.best[:1] if one_prompt else generation.best
-        of_prompts = [self._of_prompt(generation, index) for index in told]
+        indices = generation.best[:1] if one_prompt else generation.best
+        of_prompts = [self._of_prompt(generation, index) for index in indices]
         choices = [
             self._whole(generation, index, transcript[index], place) | ({} if one_prompt else of_prompts[place])
             for place, index in enumerate(generation.best)

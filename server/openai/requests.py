@@ -1,4 +1,4 @@
-"""From OpenAI's wire types to what the core is asked: a GenerateRequest, a Chat."""
+"""From OpenAI's wire types to the core's GenerateRequest and Chat."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, 
 
 
 def _constraint(request: GenerationRequest) -> OutputConstraint | None:
-    """By whichever of its fields `request` asks for one; more than one have been refused."""
+    """The constraint that `request` has, in whichever field; more than one have been refused."""
     match request.response_format:
         case JsonObject():
             return OutputConstraint(ANY_OBJECT, "response_format")
@@ -114,18 +114,18 @@ def _constraint(request: GenerationRequest) -> OutputConstraint | None:
             return OutputConstraint(JsonSchema(named.schema), "response_format.json_schema.schema")
         case wire.StructuralTagFormat() as tag:
             return OutputConstraint(_structural_tag(tag), "response_format")
-    if (asked := request.structured_outputs) is not None:
-        return OutputConstraint(structured_grammar(asked), f"structured_outputs.{asked.asked[0]}")
+    if (structured := request.structured_outputs) is not None:
+        return OutputConstraint(structured_grammar(structured), f"structured_outputs.{structured.kinds_given[0]}")
     if (guided := request.guided) is not None:
-        return OutputConstraint(structured_grammar(guided), f"guided_{guided.asked[0]}")
+        return OutputConstraint(structured_grammar(guided), f"guided_{guided.kinds_given[0]}")
     return None
 
 
-def _structural_tag(asked: wire.StructuralTagFormat) -> StructuralTag:
-    """Either spelling of one."""
-    if asked.structures is None:
-        return StructuralTag({"format": asked.format})
-    return StructuralTag({"structures": asked.structures, "triggers": asked.triggers})
+def _structural_tag(structured: wire.StructuralTagFormat) -> StructuralTag:
+    """A structural tag, in either spelling."""
+    if structured.structures is None:
+        return StructuralTag({"format": structured.format})
+    return StructuralTag({"structures": structured.structures, "triggers": structured.triggers})
 
 
 # --- conversations ------------------------------------------------------------------------------------------------

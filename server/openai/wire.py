@@ -168,7 +168,7 @@ class GenerationRequest(Struct, kw_only=True):
             ways.append("structured_outputs")
         if (guided := self.guided) is not None:
             guided.check("guided_json", "guided_")
-            ways.append(f"guided_{guided.asked[0]}")
+            ways.append(f"guided_{guided.kinds_given[0]}")
         if len(ways) > 1:
             raise InvalidRequest(f"{' and '.join(ways)} each ask for a form; give one of them", param=ways[0])
 
@@ -355,13 +355,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
             )
 
     def _check_beams(self) -> None:
-        asked = {
+        fields = {
             "tool_choice": self.tool_choice not in (None, "none", "auto"),
             "tools": self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or []),
             "thinking_token_budget": self.thinking_token_budget not in (None, -1),
         }
-        for name in asked:
-            if self.use_beam_search and asked[name]:
+        for name in fields:
+            if self.use_beam_search and fields[name]:
                 raise InvalidRequest(f"{name} cannot be honoured by a beam search", param=name)
 
 

@@ -76,18 +76,18 @@ def _tools(wire: ResponsesRequest) -> tuple[ToolChoice | None, list[FunctionTool
 
 
 def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
-    format, asked = None if wire.text is None else wire.text.format, wire.structured_outputs
+    format, structured = None if wire.text is None else wire.text.format, wire.structured_outputs
     found: OutputConstraint | None = None
     match format:
         case JsonObject():
             found = OutputConstraint(ANY_OBJECT, "text.format")
         case FormatSchema(schema=schema):
             found = OutputConstraint(JsonSchema(schema), "text.format.schema")
-    if asked is None:
+    if structured is None:
         return found
     if found is not None:
         raise InvalidRequest(
             "text.format and structured_outputs each ask for a form; give one of them", param="text.format"
         )
-    asked.check("structured_outputs", "structured_outputs.")
-    return OutputConstraint(structured_grammar(asked), f"structured_outputs.{asked.asked[0]}")
+    structured.check("structured_outputs", "structured_outputs.")
+    return OutputConstraint(structured_grammar(structured), f"structured_outputs.{structured.kinds_given[0]}")

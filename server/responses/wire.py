@@ -82,13 +82,13 @@ class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
     is_async: bool | None = field(name="async", default=None)
 
     def check(self) -> None:
-        asked = (
+        fields = (
             ("defer_loading", self.defer_loading),
             ("allowed_callers", self.allowed_callers not in (None, ["direct"])),
             ("output_schema", self.output_schema is not None),
             ("async", self.is_async),
         )
-        for name, wanted in asked:
+        for name, wanted in fields:
             if wanted:
                 raise UnsupportedParameter(f"tools[...].{name}")
 

@@ -26,8 +26,8 @@ MAX_COMPILE_S = 5.0
 MAX_FIRST_MASK_S = (
     0.05  # of the thread's own time: every step of its request would take as long, and its neighbours' with it
 )
-MAX_KEPT = 64
-MAX_KEPT_BYTES = 2 << 20  # of grammars as JSON; compiled they are up to a hundred times as large
+MAX_CACHED = 64
+MAX_CACHED_BYTES = 2 << 20  # of grammars as JSON; compiled they are up to a hundred times as large
 THREADS = 2
 STACK_BYTES = 256 << 20  # address space; the deepest grammar that MAX_CHARS allows was seen to take 100 MiB of it
 
@@ -35,7 +35,7 @@ _LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=20
 
 
 class Grammars:
-    """For one tokenizer. `eos_token_ids`: what may follow a text that is complete. Belongs to one event loop."""
+    """Compiles grammars for one tokenizer. `eos_token_ids`: what may follow a text that is complete. Belongs to one event loop."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +45,7 @@ class Grammars:
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._warming = threading.Lock()
         self._slots = asyncio.Semaphore(THREADS)
-        self._kept: OrderedDict[bytes, asyncio.Future[llguidance.LLMatcher]] = OrderedDict()
+        self._cache: OrderedDict[bytes, asyncio.Future[llguidance.LLMatcher]] = OrderedDict()
 
     def warm(self) -> None:
         """Not on the event loop, if anybody waits for that."""
@@ -61,11 +61,11 @@ class Grammars:
     async def factory(self, grammar: Grammar) -> MatcherFactory:
         """Raises GrammarError."""
         key = msgspec.json.encode(grammar)
-        compiled = self._kept.get(key)
+        compiled = self._cache.get(key)
         if compiled is None:
-            compiled = self._kept[key] = asyncio.ensure_future(self._compiled(grammar))
+            compiled = self._cache[key] = asyncio.ensure_future(self._compiled(grammar))
             compiled.add_done_callback(lambda done: self._settle(key, done))
-        self._kept.move_to_end(key)
+        self._cache.move_to_end(key)
         prototype = await asyncio.shield(compiled)
         return lambda: GrammarMatcher(prototype.deep_copy(), self._eos_token_ids, self._num_mask_bytes)
 
@@ -99,9 +99,9 @@ class Grammars:
 
     def _settle(self, key: bytes, done: asyncio.Future[llguidance.LLMatcher]) -> None:
         if done.cancelled() or done.exception() is not None:
-            self._kept.pop(key, None)
-        while len(self._kept) > MAX_KEPT or sum(map(len, self._kept)) > MAX_KEPT_BYTES:
-            self._kept.popitem(last=False)
+            self._cache.pop(key, None)
+        while len(self._cache) > MAX_CACHED or sum(map(len, self._cache)) > MAX_CACHED_BYTES:
+            self._cache.popitem(last=False)
 
 
 class GrammarMatcher:

@@ -171,5 +171,5 @@ def _both(schema: Schema, branch: Schema) -> Schema:
 
 
 def _in_class(characters: str) -> str:
-    """As they stand in the brackets of a regular expression."""
+    """Characters as they stand in the brackets of a regular expression."""
     return "".join(f"\\{char}" for char in characters)

@@ -38,7 +38,7 @@ _FORMATS: Final[Mapping[str, str]] = {
 
 
 def patterns_of(schema: Schema) -> list[str]:
-    """In Lark's syntax; none where any text will do. Raises GrammarError."""
+    """The patterns in Lark's syntax; none where any text will do. Raises GrammarError."""
     found = []
     if "minLength" in schema or "maxLength" in schema:
         found.append(f"(?s:.{{{_count(schema, 'minLength') or 0},{_count(schema, 'maxLength')}}})")

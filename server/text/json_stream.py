@@ -96,7 +96,7 @@ class JsonScanner:
         return self._pass(char, self._value, at) if char == ":" else self._fail(at)
 
     def _after(self, text: str, at: int) -> int:
-        """Behind a value inside a container."""
+        """Reads what stands behind a value inside a container."""
         char = text[at]
         if char in _SPACE:
             return self._pass(char, self._state, at)

@@ -85,8 +85,8 @@ class Source:
         """Takes the text before the first marker, piece by piece, and the marker; "" where the text ends without."""
         while True:
             found = markers.search(self._text, self._at)
-            held = len(self._text) if self.closed else markers.beginning(self._text, self._at)
-            stop = found.start() if found and found.start() < held else held
+            end = len(self._text) if self.closed else markers.beginning(self._text, self._at)
+            stop = found.start() if found and found.start() < end else end
             if stop > self._at:
                 emit(self.take(stop - self._at))
             if found and found.start() == stop:

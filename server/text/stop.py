@@ -13,7 +13,7 @@ class StopStrings:
 
     Each string is followed by the Knuth-Morris-Pratt automaton: linear in the text, whatever a client chose to stop at."""
 
-    __slots__ = ("_beginnings", "_fallbacks", "_held", "_include", "_num_matched", "_stops", "stopped")
+    __slots__ = ("_beginnings", "_fallbacks", "_include", "_num_matched", "_pending", "_stops", "stopped")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         if not all(stops):
@@ -23,7 +23,7 @@ class StopStrings:
         self._beginnings = frozenset(stop[0] for stop in stops)
         self._fallbacks = [_fallback(stop) for stop in stops]
         self._num_matched = [0] * len(self._stops)  # characters of each stop string that the text ends with
-        self._held = ""  # the longest of those ends
+        self._pending = ""  # the longest of those ends
         self.stopped: str | None = None  # the stop string that ended the text
 
     def feed(self, text: str, armed: bool = True) -> str:
@@ -35,26 +35,26 @@ class StopStrings:
             return text
         if self.stopped is not None:
             return ""
-        if not self._held and self._beginnings.isdisjoint(text):
+        if not self._pending and self._beginnings.isdisjoint(text):
             return text
         return self._scan(text, armed)
 
     def flush(self) -> str:
         """What was held back, now that nothing follows it."""
-        text, self._held = self._held, ""
+        text, self._pending = self._pending, ""
         self._num_matched = [0] * len(self._stops)
         return text
 
     def _scan(self, text: str, armed: bool) -> str:
-        pending = self._held + text
-        for end, char in enumerate(text, start=len(self._held) + 1):
+        pending = self._pending + text
+        for end, char in enumerate(text, start=len(self._pending) + 1):
             ended = self._advance(char)
             if ended and armed:
                 self.stopped = max(ended, key=len)
-                self._held = ""
+                self._pending = ""
                 return pending[: end if self._include else end - len(self.stopped)]
         certain = len(pending) - max(self._num_matched)
-        self._held = pending[certain:]
+        self._pending = pending[certain:]
         return pending[:certain]
 
     def _advance(self, char: str) -> list[str]:
@@ -75,7 +75,7 @@ class StopStrings:
 
 
 def _fallback(stop: str) -> list[int]:
-    """For each length of a matched prefix, the longest shorter prefix that is its suffix (Knuth, Morris, Pratt 1977)."""
+    """The longest shorter prefix that is a suffix, for each length of a matched prefix (Knuth, Morris, Pratt 1977)."""
     lengths = [0] * len(stop)
     matched = 0
     for end in range(1, len(stop)):

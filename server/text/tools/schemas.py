@@ -19,7 +19,7 @@ def as_schema(found: object) -> Schema:
 
 
 def properties_of(schema: Schema) -> Schema:
-    """Of the schema of a call's arguments, by name."""
+    """The properties in the schema of a call's arguments, by name."""
     try:
         return as_schema(dereferenced(schema, schema).get("properties"))
     except ValueError:
@@ -27,7 +27,7 @@ def properties_of(schema: Schema) -> Schema:
 
 
 def dereferenced(schema: Schema, root: Schema) -> Schema:
-    """Without references at its top, and without an allOf that has only one part; as it is, where a reference leads nowhere.
+    """A schema without references at its top, and without an allOf of only one part; as it is, where a reference leads nowhere.
 
     `root`: to which references are. Raises ValueError for one that leads to itself."""
     for _ in range(_MAX_STEPS):

@@ -63,11 +63,11 @@ async def test_every_matcher_of_a_factory_goes_its_own_way(grammars):
 
 
 async def test_what_was_compiled_long_ago_makes_room(grammars, monkeypatch):
-    monkeypatch.setattr(compiler, "MAX_KEPT", 2)
+    monkeypatch.setattr(compiler, "MAX_CACHED", 2)
     for name in ("one", "two", "one", "three", "one", "two"):
         await grammars.factory(Counted("a", name=name))
     assert [name for name, _ in SEEN] == ["one", "two", "three", "two"]
-    monkeypatch.setattr(compiler, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 10)
     for _ in range(2):
         await grammars.factory(Counted("a", name="large"))
     assert [name for name, _ in SEEN][-2:] == ["large", "large"]
