@@ -19,7 +19,7 @@ from dataclasses import replace
 from loadtests.address import Address
 from loadtests.clients import measure_with_clients
 from loadtests.figures import summarise
-from loadtests.load import Limits, Wishes
+from loadtests.load import Limits, RequestOptions
 from loadtests.workloads import find_workloads
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             assert server.stdout is not None
             address = Address("127.0.0.1", int(server.stdout.readline()))
             for clients in args.clients:
-                figures = summarise(measure_with_clients(address, workload, Wishes("m"), Limits(), clients))
+                figures = summarise(measure_with_clients(address, workload, RequestOptions("m"), Limits(), clients))
                 kept = ("ok", "errors", "out_tok_per_s", "ttft_ms_p50", "tpot_ms_p50", "client_cpu_us_per_token")
                 rows.append(
                     {"clients": clients, "busiest_share": figures["client_cpu_share"]} | {k: figures[k] for k in kept}

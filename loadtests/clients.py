@@ -21,7 +21,7 @@ from loadtests.address import Address
 from loadtests.answers import Answer, Endpoint, read_answer
 from loadtests.clock import WallClock
 from loadtests.figures import Run
-from loadtests.load import Limits, Load, Wishes, measure, requests_of
+from loadtests.load import Limits, Load, RequestOptions, measure, requests_of
 from loadtests.workloads import Workload
 
 STREAMS_EACH = 64
@@ -55,9 +55,11 @@ class Outcome:
     lateness_s: list[float]
 
 
-def parts_of(address: Address, workload: Workload, wishes: Wishes, limits: Limits, num_parts: int) -> list[Part]:
+def parts_of(
+    address: Address, workload: Workload, request_options: RequestOptions, limits: Limits, num_parts: int
+) -> list[Part]:
     """Requests and arrivals are dealt out in turns; streams as evenly as they go."""
-    requests = requests_of(address, workload, wishes)
+    requests = requests_of(address, workload, request_options)
     arrivals_s = None if workload.rate_per_s is None else workload.arrivals_s()
     return [
         Part(
@@ -75,18 +77,18 @@ def parts_of(address: Address, workload: Workload, wishes: Wishes, limits: Limit
 def measure_with_clients(
     address: Address,
     workload: Workload,
-    wishes: Wishes,
+    request_options: RequestOptions,
     limits: Limits,
     clients: int,
     server_cpu_s: Callable[[], float] | None = None,
 ) -> Run:
     """`load.measure` by that many processes; with one, by this process."""
     if clients == 1:
-        return asyncio.run(measure(address, workload, wishes, limits, server_cpu_s=server_cpu_s))
+        return asyncio.run(measure(address, workload, request_options, limits, server_cpu_s=server_cpu_s))
     if warmup := workload.warmup():
-        asyncio.run(Load(address, limits, WallClock()).run(requests_of(address, warmup, wishes), 1))
+        asyncio.run(Load(address, limits, WallClock()).run(requests_of(address, warmup, request_options), 1))
     server_before_s = None
-    crew = [_Client(part) for part in parts_of(address, workload, wishes, limits, clients)]
+    crew = [_Client(part) for part in parts_of(address, workload, request_options, limits, clients)]
     try:
         for client in crew:
             client.wait_ready()

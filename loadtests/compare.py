@@ -100,8 +100,10 @@ class Visit:
                 continue
             if process is not None and process.has_ended():
                 raise ServerFailed(f"ended before {workload.name}: {process.log_tail()}")
-            wishes = server.wishes(_model(server))
-            _, record = run_workload(server.address, workload.scaled(server.share), wishes, self.limits, pid=pid)
+            request_options = server.request_options(_model(server))
+            _, record = run_workload(
+                server.address, workload.scaled(server.share), request_options, self.limits, pid=pid
+            )
             self.emit({"kind": "run", "share": server.share, **record})
 
 
@@ -136,7 +138,7 @@ def _model(server: Server) -> str:
 
 
 class Ledger:
-    """Every record of the comparison, kept, appended to the file, and told in a line."""
+    """Every record of the comparison, kept, appended to the file, and printed in one line."""
 
     def __init__(self, out: Path | None) -> None:
         self.records: list[dict[str, Any]] = []

@@ -105,8 +105,8 @@ class Session:
         for workload in self._workloads:
             if process.has_ended():
                 raise ServerFailed(f"ended before {workload.name}: {process.log_tail()}")
-            wishes, clients = server.wishes(NAME), self._args.clients
-            _, record = run_workload(server.address, workload, wishes, Limits(), pid=pid, clients=clients)
+            request_options, clients = server.request_options(NAME), self._args.clients
+            _, record = run_workload(server.address, workload, request_options, Limits(), pid=pid, clients=clients)
             self.runs.append(record)
             resident_mib.append(processes.resident_mib(pid))
             if record["errors"] == 0:

@@ -18,7 +18,7 @@ from loadtests.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RequestOptions:
     """How to talk to one server: the model's name there, and what its requests need beyond the common fields."""
 
     model: str
@@ -89,7 +89,7 @@ class Load:
 async def measure(
     address: Address,
     workload: Workload,
-    wishes: Wishes,
+    request_options: RequestOptions,
     limits: Limits | None = None,
     clock: Clock | None = None,
     server_cpu_s: Callable[[], float] | None = None,
@@ -98,8 +98,8 @@ async def measure(
     limits, clock = limits or Limits(), clock or WallClock()
     if warmup := workload.warmup():
         # Its failures are not counted: whatever is wrong shows again in the run itself.
-        await Load(address, limits, clock).run(requests_of(address, warmup, wishes), warmup.concurrency)
-    requests = requests_of(address, workload, wishes)
+        await Load(address, limits, clock).run(requests_of(address, warmup, request_options), warmup.concurrency)
+    requests = requests_of(address, workload, request_options)
     arrivals_s = None if workload.rate_per_s is None else workload.arrivals_s()
     load = Load(address, limits, clock)
     gc.collect()
@@ -119,7 +119,7 @@ async def measure(
     )
 
 
-def requests_of(address: Address, workload: Workload, wishes: Wishes) -> list[bytes]:
+def requests_of(address: Address, workload: Workload, request_options: RequestOptions) -> list[bytes]:
     """The bytes to send, one a request."""
-    bodies = workload.bodies(wishes.model, wishes.ignore_eos, wishes.extra_body)
+    bodies = workload.bodies(request_options.model, request_options.ignore_eos, request_options.extra_body)
     return [post_request(address, PATHS[workload.endpoint], body) for body in bodies]

@@ -14,7 +14,7 @@ from loadtests import processes
 from loadtests.address import Address, AddressRefused
 from loadtests.clients import measure_with_clients, num_clients
 from loadtests.figures import Run, Slo, summarise
-from loadtests.load import Limits, Wishes
+from loadtests.load import Limits, RequestOptions
 from loadtests.probe import ProbeFailed, bucket_percentile, first_model, loop_lag_buckets
 from loadtests.report import serve_remarks, serve_table
 from loadtests.workloads import Workload, find_workloads
@@ -98,13 +98,13 @@ def main(args: argparse.Namespace) -> int:
     except (AddressRefused, ProbeFailed, ValueError) as error:
         print(f"loadtests serve: {error}", file=sys.stderr)
         return 2
-    wishes = Wishes(model, not args.no_ignore_eos, args.extra_body)
+    request_options = RequestOptions(model, not args.no_ignore_eos, args.extra_body)
     limits = Limits(args.timeout, args.max_seconds)
     print(f"{address.url}, model {model}")
     runs, records = [], []
     for workload in workloads:
         print(f"  {workload.name}: {workload.describe()}", file=sys.stderr)
-        run, record = run_workload(address, workload, wishes, limits, slo, args.pid, args.clients)
+        run, record = run_workload(address, workload, request_options, limits, slo, args.pid, args.clients)
         runs.append((workload.name, run))
         records.append(record)
     print("\n".join([serve_table(records), *serve_remarks(records)]))
@@ -115,15 +115,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def run_workload(
-    address: Address, workload: Workload, wishes: Wishes, limits: Limits, slo: Slo | None = None, pid: int | None = None,
-    clients: int | None = None,
+    address: Address, workload: Workload, request_options: RequestOptions, limits: Limits, slo: Slo | None = None,
+    pid: int | None = None, clients: int | None = None,
 ) -> tuple[Run, dict[str, Any]]:  # fmt: skip
     """One run and its flat record. `pid`: the server's first process, where it is known. `clients`: processes that send;
     None takes as many as the streams and the cores suggest."""
     lag_before = loop_lag_buckets(address)
     server_cpu = None if pid is None else lambda: processes.cpu_s(pid)
     crew = num_clients(workload.concurrency, clients)
-    run = measure_with_clients(address, workload, wishes, limits, crew, server_cpu)
+    run = measure_with_clients(address, workload, request_options, limits, crew, server_cpu)
     lag_s = bucket_percentile(lag_before, loop_lag_buckets(address), 99)
     record: dict[str, Any] = {
         "workload": workload.name,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from loadtests.address import Address
-from loadtests.load import Wishes
+from loadtests.load import RequestOptions
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
@@ -53,8 +53,8 @@ class Server:
     def address(self) -> Address:
         return Address.parse(self.base_url or f"http://127.0.0.1:{self.port}")
 
-    def wishes(self, model: str) -> Wishes:
-        return Wishes(model, self.ignore_eos, self.extra_body)
+    def request_options(self, model: str) -> RequestOptions:
+        return RequestOptions(model, self.ignore_eos, self.extra_body)
 
     def takes(self, workload: str) -> bool:
         return not self.workloads or workload in self.workloads

@@ -83,13 +83,13 @@ def num_bytes(tensors: dict[str, Shape]) -> int:
     return 2 * sum(map(prod, tensors.values()))
 
 
-def cut(config: dict[str, Any], most_bytes: float) -> dict[str, Any]:
+def cut(config: dict[str, Any], max_bytes: float) -> dict[str, Any]:
     """The same with as many layers as fit. Raises ValueError if not one does."""
     while config["num_hidden_layers"] > 0:
-        if num_bytes(tensors_of(config)) <= most_bytes:
+        if num_bytes(tensors_of(config)) <= max_bytes:
             return config
         config = config | {"num_hidden_layers": config["num_hidden_layers"] - 1}
-    raise ValueError(f"not one layer of that shape fits {most_bytes / 1e9:g} GB")
+    raise ValueError(f"not one layer of that shape fits {max_bytes / 1e9:g} GB")
 
 
 def write_checkpoint(config: dict[str, Any], folder: Path, shard_bytes: int = _SHARD_BYTES) -> int:
@@ -152,8 +152,8 @@ def measure(folder: Path, args: argparse.Namespace, log: Path) -> dict[str, floa
         start_s = wait_until_healthy(server, process)
         figures = {"start_s": start_s, "peak_host_gib": processes.peak_resident_mib(process.pid) / 1024}
         figures["idle_host_gib"] = processes.resident_mib(process.pid) / 1024
-    if told := re.search(r"weights: ([0-9.]+) s", log.read_text()):
-        figures["weights_s"] = float(told[1])
+    if found := re.search(r"weights: ([0-9.]+) s", log.read_text()):
+        figures["weights_s"] = float(found[1])
     return {name: round(value, 2) for name, value in figures.items()}
 
 

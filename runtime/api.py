@@ -45,7 +45,7 @@ class SamplingParams:
     most likely ones, or those of `logprob_token_ids` where there are any; `prompt_logprobs` k: the same for the prompt's
     tokens, with the k most likely. `seed` None draws a fresh one per request; with a seed the draw for output position p
     depends on (seed, p) only.
-    `stop_token_ids` are client wishes; the model's own end-of-sequence ids come from `ModelInfo`.
+    `stop_token_ids` are the client's; the model's own end-of-sequence ids come from `ModelInfo`.
     `matchers`: each makes a fresh matcher for a sequence, off the event loop; a token must please all of them. `min_tokens`
     gives way to a matcher that wants nothing but the end."""
 
@@ -101,7 +101,8 @@ class PreparedPrompt:
     block_hashes: Sequence[bytes] = field(repr=False)
 
     def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
-        """For `token_ids`, which begin with these and go on with what the same engine gave: nothing is checked or hashed anew."""
+        """The prepared prompt for `token_ids`, which begin with these and go on with what the same engine gave: nothing is checked
+        or hashed anew."""
         return PreparedPrompt(token_ids, self.cache_salt, self.block_hashes)
 
 
@@ -189,7 +190,7 @@ class TokenStream(Protocol):
     ) -> None: ...
     def __aiter__(self) -> Self: ...
     async def __anext__(self) -> Sequence[Output]:
-        """At least one Output, at most one per index."""
+        """Wait for at least one Output, at most one per index."""
         ...
 
     def stop(self, index: int) -> None:

@@ -54,7 +54,7 @@ def _min_output(request: Request) -> int:
 
 
 class _Sink(NamedTuple):
-    """Where what a sequence gains goes: to request `place` of `stream`."""
+    """The destination of what a sequence gains: request `place` of `stream`."""
 
     sequence: Sequence
     stream: EngineTokenStream
@@ -273,7 +273,7 @@ class Engine:
             try:
                 await step.result()
             except Exception:
-                log.exception("so did the step behind it")
+                log.exception("the step launched behind the failed one failed too")
         self._in_flight.clear()
         self._scheduler.forget_step([failed.batch, *(step.batch for step in behind)])
 
@@ -284,7 +284,7 @@ class Engine:
         if prepared is None:
             check_ids(request.prompt_ids, self._model.vocab_size)
         elif prepared.token_ids is not request.prompt_ids or prepared.cache_salt != request.cache_salt:
-            raise ValueError(f"request {request.id} brings what was prepared for another prompt")
+            raise ValueError(f"request {request.id} has a prepared prompt of other tokens or another cache_salt")
         if len(request.prompt_ids) + _min_output(request) > self._model.max_model_len:
             raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
 
@@ -322,7 +322,7 @@ class Engine:
         stream.put(index, token_ids, sequence.num_cached_tokens, finish, stop_token_id, error, logprobs)
 
     def _hold(self, number: int, entries: list[TokenLogprobs] | None) -> None:
-        """What a step told of a prompt, None where it was no number."""
+        """Hand over the prompt log-probabilities of a step; None where a logit was no number, which ends the request."""
         if entries is None:
             self.end(number, FinishReason.ERROR, NOT_FINITE_ERROR)
         elif number in self._sinks:
@@ -330,7 +330,7 @@ class Engine:
             stream.hold_prompt_logprobs(index, entries)
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
-        """The reader's doing: it has all it wants (STOP), or is gone (ABORT)."""
+        """End a sequence for its reader, which has all it wants (STOP), or is gone (ABORT)."""
         if sequence.number in self._sinks:
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
@@ -338,7 +338,7 @@ class Engine:
                 log.info("request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens)
 
     def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
-        """Our doing: the reader is told."""
+        """End a sequence from the server's side; its reader gets `reason` and `error`."""
         if number in self._sinks:
             sequence, stream, index = self._sinks[number]
             self._scheduler.finish(sequence, reason)

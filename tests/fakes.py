@@ -122,7 +122,7 @@ class FakeEngine:
         for _, reason in self.ended:
             done[(("finished_reason", reason.value),)] += 1
         return [
-            Metric("num_requests_running", "Requests with a row.", "gauge", {(): float(len(self._live))}),
+            Metric("num_requests_running", "Requests that are running.", "gauge", {(): float(len(self._live))}),
             Metric("request_success", "Requests that ended, by reason.", "counter", done),
             Metric("step_time_seconds", "A step.", "histogram", {(): HistogramData((0.1, 1.0), (3, 2, 1), 4.5)}),
         ]

@@ -228,5 +228,5 @@ async def _either(*awaited: Coroutine[None, None, object]) -> None:
 
 
 async def _passed(event: GpuEvent) -> None:
-    with contextlib.suppress(Exception):  # whoever draws from it is told
+    with contextlib.suppress(Exception):  # whoever samples with it gets the exception
         await event.wait()

@@ -42,7 +42,7 @@ def breakdown(kernels: Sequence[KernelRun], num_steps: int) -> dict[str, Any]:
     """Means over whole steps, microseconds: `kernels` by name (share is of the sum of all kernels), `gaps` by the kernels
     before and after, `busy_us` (the union where kernels overlap) and `idle_us`, which add up to `step_us`."""
     if not kernels:
-        raise MeasureError("the profiler saw nothing")
+        raise MeasureError("the profiler recorded no kernels")
     ordered = sorted(kernels, key=lambda kernel: kernel.start_us)
     inside, begin_us, end_us, steps = whole_steps(ordered, num_steps)
     total_us, counts = defaultdict[str, float](float), Counter(kernel.name for kernel in inside)

@@ -1,4 +1,4 @@
-"""Engine meter: what the engine does, in numbers. It is told of each event and keeps counters, histograms and the log's lines.
+"""Engine meter: what the engine does, in numbers. It is called at each event and keeps counters, histograms and the log's lines.
 
 A sequence's own times stand on the sequence, so a request that ends takes its history with it."""
 
@@ -127,12 +127,16 @@ class EngineMeter:
         scheduler = self._scheduler
         usage = 1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks
         return [
-            gauge("num_requests_running", "Requests with a row.", len(scheduler.running)),
-            gauge("num_requests_waiting", "Requests that wait for a row.", len(scheduler.waiting)),
+            gauge("num_requests_running", "Requests that are running.", len(scheduler.running)),
+            gauge("num_requests_waiting", "Requests that are waiting to be scheduled.", len(scheduler.waiting)),
             gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", usage),
             Metric("cache_config_info", "The KV cache, as labels.", "gauge", {self._cache_facts: 1.0}),
-            gauge("kv_cache_cached_blocks", "KV blocks findable by prefix, in use or not.", len(scheduler.cache)),
-            counter("num_preemptions", "Sequences sent back to wait for lack of blocks.", scheduler.num_preemptions),
+            gauge(
+                "kv_cache_cached_blocks",
+                "KV blocks that a prompt's prefix can reuse, in use or not.",
+                len(scheduler.cache),
+            ),
+            counter("num_preemptions", "Sequences preempted for lack of KV blocks.", scheduler.num_preemptions),
             counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
             counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
             *self._stats.metrics(),

@@ -110,18 +110,18 @@ class EngineStats:
             *(
                 Metric(name, text, "histogram", {(): histogram.data()})
                 for name, text, histogram in (
-                    ("time_to_first_token_seconds", "Arrival to first token.", self.time_to_first_token),
-                    ("inter_token_latency_seconds", "Between two tokens of a request.", self.inter_token_latency),
+                    ("time_to_first_token_seconds", "From arrival to first token.", self.time_to_first_token),
+                    ("inter_token_latency_seconds", "Time between two tokens of a request.", self.inter_token_latency),
                     (
                         "request_time_per_output_token_seconds",
                         "Mean time per output token after the first, by request.",
                         self.time_per_output_token,
                     ),
                     ("e2e_request_latency_seconds", "Arrival to last token.", self.e2e_latency),
-                    ("request_queue_time_seconds", "Arrival to first scheduled step.", self.queue_time),
-                    ("request_inference_time_seconds", "First scheduled step to last token.", self.inference_time),
-                    ("request_prefill_time_seconds", "First scheduled step to first token.", self.prefill_time),
-                    ("request_decode_time_seconds", "First token to last token.", self.decode_time),
+                    ("request_queue_time_seconds", "From arrival to first scheduled step.", self.queue_time),
+                    ("request_inference_time_seconds", "From first scheduled step to last token.", self.inference_time),
+                    ("request_prefill_time_seconds", "From first scheduled step to first token.", self.prefill_time),
+                    ("request_decode_time_seconds", "From first token to last token.", self.decode_time),
                     ("request_prompt_tokens", "Prompt tokens by request.", self.request_prompt_tokens),
                     ("request_generation_tokens", "Generated tokens by request.", self.request_generation_tokens),
                     (
@@ -134,7 +134,11 @@ class EngineStats:
                     ("request_num_preemptions", "Preemptions by request.", self.request_num_preemptions),
                     ("iteration_tokens_total", "Tokens computed in a step.", self.iteration_tokens),
                     ("batch_size", "Sequences in a step.", self.batch_size),
-                    ("step_time_seconds", "Settling of one step to settling of the next, while busy.", self.step_time),
+                    (
+                        "step_time_seconds",
+                        "From the end of one step to the end of the next, while busy.",
+                        self.step_time,
+                    ),
                     ("gpu_idle_gap_seconds", "The GPU's pause between two steps, while busy.", self.gpu_idle_gap),
                     ("loop_lag_seconds", "How late the event loop ran a timer, while busy.", self.loop_lag),
                 )

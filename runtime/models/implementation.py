@@ -69,8 +69,8 @@ def load(
     if isinstance(spec, DecoderSpec):
         if (original := _longrope_switch(spec)) is not None and max_model_len > original:
             log.warning(
-                "the rotary embedding is LongRoPE's for contexts of more than %d tokens, and so it is in shorter ones, which "
-                "transformers rotates by other factors: with --max-model-len %d these get theirs, and none are longer",
+                "LongRoPE: the factors for contexts of more than %d tokens are used for all contexts, while transformers uses other "
+                "factors for shorter ones; --max-model-len %d gives these theirs, and allows no longer ones",
                 original,
                 original,
             )
@@ -117,7 +117,7 @@ def _longrope_switch(spec: DecoderSpec) -> int | None:
 
 def _through_transformers(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
     if (method := quant_method(config)) is not None:
-        raise UnsupportedModel(f"weights quantised with {method!r} are not read there")
+        raise UnsupportedModel(f"weights quantised with {method!r} cannot be read there")
     try:
         from runtime.models.through_transformers import describe as library
     except ImportError as error:

@@ -37,9 +37,7 @@ class CpuPlatform:
 
     def refuse(self, config: EngineConfig) -> None:
         if config.quantization == "int8" and not _native():
-            raise PlanError(
-                "quantization int8 is computed by the native kernels only, and they are not there or not wanted"
-            )
+            raise PlanError("quantization int8 needs the native kernels, which are not installed or are turned off")
 
     def force_kernels(self, config: EngineConfig) -> None:
         ops.force(None if config.kernels == "auto" else config.kernels)

@@ -143,7 +143,7 @@ class CudaPlatform:
         def compute(shape: StepShape) -> Sampled:
             return parts.runner.compute(parts.inputs.placed(shape, None)).sampled
 
-        def told() -> Iterator[StepShape]:
+        def reported() -> Iterator[StepShape]:
             for done, shape in enumerate(shapes):
                 report(LoadProgress("graphs", done, len(shapes), "graphs"))
                 yield shape
@@ -152,7 +152,7 @@ class CudaPlatform:
         gc.disable()  # a collection in the middle of a capture may free what belongs to it
         try:
             with torch.inference_mode():
-                graphs.capture(told(), compute)
+                graphs.capture(reported(), compute)
         finally:
             gc.enable()
         torch.cuda.synchronize()

@@ -51,7 +51,7 @@ def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
 
 
 class DeviceInputs:
-    """`kv_caches`: the model's, which every step is told."""
+    """`kv_caches`: the model's, of which every step has the list."""
 
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,

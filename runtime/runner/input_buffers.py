@@ -22,7 +22,7 @@ from runtime.runner.step_inputs import StepInputs, inputs_with_drafts
 
 
 class InputBuffers:
-    """`kv_caches`: the model's, which every step is told."""
+    """`kv_caches`: the model's, of which every step has the list."""
 
     def __init__(
         self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = ()

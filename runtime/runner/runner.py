@@ -244,15 +244,15 @@ def _result(
         }
     sampling = batch.sampling_rows
     gained = [tokens[row.row] for row in sampling]
-    told: list[list[TokenLogprobs] | None] = []
+    entries: list[list[TokenLogprobs] | None] = []
     if logprobs is not None:
         by_row = logprobs.by_row()
-        told = [
+        entries = [
             found if (found := by_row.get(row.row)) is None else found[: len(ids)]
             for row, ids in zip(sampling, gained, strict=True)
         ]
     vectors = {} if pooled is None else pooled.by_row()
-    return StepResult(gained, told, [vectors[row.row] for row in batch.pooling_rows] if vectors else ())
+    return StepResult(gained, entries, [vectors[row.row] for row in batch.pooling_rows] if vectors else ())
 
 
 def _first_logits_rows(rows: Sequence[ScheduledRow]) -> Sequence[int]:

@@ -49,7 +49,7 @@ class Inputs(Protocol):
         ...
 
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
-        """A step of these rows, arranged, as they are: what is told is valid until the next step is filled."""
+        """A step of these rows, arranged, as they are: the result is valid until the next step is filled."""
         ...
 
 

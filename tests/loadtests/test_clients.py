@@ -11,7 +11,7 @@ from loadtests.address import Address
 from loadtests.client_capacity import main
 from loadtests.clients import measure_with_clients, num_clients, parts_of
 from loadtests.figures import summarise
-from loadtests.load import Limits, Wishes, requests_of
+from loadtests.load import Limits, RequestOptions, requests_of
 from loadtests.workloads import Workload, find_workloads
 from tests.loadtests.test_commands import last_json
 from tests.loadtests.test_processes import toy, wait_healthy
@@ -27,9 +27,9 @@ def workload(**changes: object) -> Workload:
 @pytest.mark.parametrize("rate_per_s", [None, 100.0])
 def test_every_request_and_every_stream_belongs_to_one_client(rate_per_s):
     whole = workload(rate_per_s=rate_per_s)
-    parts = parts_of(HERE, whole, Wishes("m"), Limits(), 3)
+    parts = parts_of(HERE, whole, RequestOptions("m"), Limits(), 3)
     sent = [request for part in parts for request in part.requests]
-    assert sorted(sent) == sorted(requests_of(HERE, whole, Wishes("m")))
+    assert sorted(sent) == sorted(requests_of(HERE, whole, RequestOptions("m")))
     assert [part.concurrency for part in parts] == [2, 2, 1]
     if rate_per_s is None:
         assert {part.arrivals_s for part in parts} == {None}
@@ -42,7 +42,7 @@ def test_the_answers_of_all_clients_are_one_run(tmp_path, clients):
     process, address = toy(tmp_path)
     with process:
         wait_healthy(process, address)
-        run = measure_with_clients(address, workload(num_warmup=1), Wishes("m"), Limits(), clients, lambda: 1.0)
+        run = measure_with_clients(address, workload(num_warmup=1), RequestOptions("m"), Limits(), clients, lambda: 1.0)
     figures = summarise(run)
     assert (figures["ok"], figures["errors"], figures["out_tokens"]) == (13, 0, 52)
     assert (figures["client_processes"], figures["server_cpu_s"]) == (clients, 0.0)
@@ -53,7 +53,7 @@ def test_the_answers_of_all_clients_are_one_run(tmp_path, clients):
 
 
 def test_a_server_that_is_not_there_is_an_error_for_every_request_of_every_client():
-    figures = summarise(measure_with_clients(HERE, workload(), Wishes("m"), Limits(), 2))
+    figures = summarise(measure_with_clients(HERE, workload(), RequestOptions("m"), Limits(), 2))
     assert (figures["ok"], figures["errors"]) == (0, 13)
 
 

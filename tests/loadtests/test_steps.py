@@ -78,13 +78,13 @@ def command(monkeypatch: pytest.MonkeyPatch, *args: str) -> list[str]:
     return seen[0][3:]
 
 
-def test_without_wishes_every_row_of_the_targets_page_is_measured(monkeypatch):
+def test_without_names_every_row_of_the_targets_page_is_measured(monkeypatch):
     assert " ".join(command(monkeypatch)) == (
         "--model m --batch 1 8 32 64 128 256 --prefill 8x8192 64x512 --ttft 128 --throughput"
     )  # fmt: skip
 
 
-def test_with_wishes_only_what_is_named_is_measured(monkeypatch):
+def test_with_names_only_what_is_named_is_measured(monkeypatch):
     found = command(monkeypatch, "--throughput", "--ttft", "7", "--", "--dtype", "bfloat16")
     assert " ".join(found) == "--model m --ttft 7 --throughput --dtype bfloat16"
 

@@ -184,14 +184,14 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
         raise
     except Exception as error:
         why = _BY_VALUES if "meta" in str(error) else _OF_CONFIG
-        raise UnsupportedModel(f"transformers' modules cannot be followed{said(error, why)}") from error
+        raise UnsupportedModel(f"transformers' modules cannot be traced{said(error, why)}") from error
     finally:
         _trace_under_way.reset(token)
     try:
         Head(model, model.base_model_prefix).logits(hidden)
     except Exception as error:
         log.debug("its head on its own", exc_info=error)
-        raise UnsupportedModel("what makes its logits is not apart from its layers") from error
+        raise UnsupportedModel("its logits cannot be computed apart from its layers") from error
     num_layers = getattr(own.get_text_config(), "num_hidden_layers", 0)
     if len(found.calls) < num_layers:
         raise UnsupportedModel(
@@ -221,12 +221,12 @@ def _traced_attention(
     trace = _trace_under_way.get()
     known = trace.windows.get(id(attention_mask))
     if known is None:
-        raise UnsupportedModel("it masks its attention in a way of its own")
+        raise UnsupportedModel("it uses an attention mask of its own")
     window, _ = known
     if isinstance(window, UnsupportedModel):
         raise window
     if strange := sorted(name for name, value in options.items() if name not in _HARMLESS and _says_something(value)):
-        raise UnsupportedModel(f"its attention wants {', '.join(strange)}")
+        raise UnsupportedModel(f"its attention needs {', '.join(strange)}")
     (_, num_heads, num_queries, key_size), (_, num_kv_heads, num_keys, value_size) = query.shape, value.shape
     if num_keys != num_queries or num_heads % num_kv_heads or key.shape != (1, num_kv_heads, num_keys, key_size):
         raise UnsupportedModel("its attention is over other keys than its own tokens'")

@@ -106,7 +106,7 @@ BART = {
         (config("bert", "BertLMHeadModel"), "auto", "sees other keys than those before it"),
         (config("opt", "OPTForCausalLM", ffn_dim=48, word_embed_proj_dim=32), "transformers", "is not apart from its layers"),
         (config("jetmoe", "JetMoeForCausalLM"), "auto", "what they do depends on the values they compute"),
-        (config("doge", "DogeForCausalLM"), "auto", "it masks its attention in a way of its own"),
+        (config("doge", "DogeForCausalLM"), "auto", "it uses an attention mask of its own"),
         (config("xmod", "XmodForCausalLM"), "auto", "Input language unknown"),
         (config("longcat_flash", "LongcatFlashForCausalLM", head_dim=8), "auto", "something in its config is missing, or does"),
         (config("mpt", "MptForCausalLM"), "transformers", "its attention is code of its own"),
@@ -252,7 +252,7 @@ def test_the_log_says_that_short_contexts_are_turned_as_long_ones(tmp_path, capl
     values = config("phi3", "Phi3ForCausalLM", original_max_position_embeddings=32, rope_parameters=rope)
     (tmp_path / "config.json").write_text(json.dumps(values))
     load(tmp_path, max_model_len=max_model_len, load_format="dummy")
-    assert ("with --max-model-len 32 these get theirs" in caplog.text) == says
+    assert ("--max-model-len 32 gives these theirs" in caplog.text) == says
 
 
 def test_eight_bits_are_refused(folder):
