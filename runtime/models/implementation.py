@@ -69,8 +69,8 @@ def load(
     if isinstance(spec, DecoderSpec):
         if (original := _longrope_switch(spec)) is not None and max_model_len > original:
             log.warning(
-                "LongRoPE: the factors for contexts of more than %d tokens are used for all contexts, while transformers uses other "
-                "factors for shorter ones; --max-model-len %d gives these theirs, and allows no longer ones",
+                "LongRoPE: the factors for contexts of more than %d tokens are used for all contexts, while transformers uses "
+                "other factors for shorter ones; --max-model-len %d gives these theirs, and allows no longer ones",
                 original,
                 original,
             )
