@@ -83,8 +83,8 @@ class Settled(NamedTuple):
 
 
 class _Refusal(NamedTuple):
-    """That there was no room to admit sequence `number`; nor is there as long as all of these are the same: blocks can only have
-    become fewer, and a hit that somebody came to use is a free block less and one less to take."""
+    """A note that there was no room to admit sequence `number`; nor is there as long as all of these are the same: blocks can only
+    have become fewer, and a hit that somebody came to use is a free block less and one less to take."""
 
     number: int
     match: Match
@@ -130,16 +130,16 @@ class Scheduler:
         preemptions_before = self.num_preemptions
         rows: list[ScheduledRow] = []
         # Tokens between what is computed and what is known or in flight; none where nothing more is wanted.
-        wishes = [
+        num_wanted = [
             num_tokens - sequence.num_computed_tokens
             if (num_tokens := sequence.num_known_tokens + sequence.num_in_flight) < sequence.max_tokens_total
             else 0
             for sequence in self.running
         ]
-        decodes = wishes.count(1)
+        decodes = num_wanted.count(1)
         if decodes and self.limits.max_num_mixed_tokens is not None:
             budget = min(budget, _whole_tiles(decodes, self.limits.max_num_mixed_tokens))
-        for index, wanted in enumerate(wishes):
+        for index, wanted in enumerate(num_wanted):
             if index == len(self.running):
                 break  # the rest was preempted
             # A long prompt leaves every decode behind it its one token: nobody's stream stalls for it.
@@ -301,7 +301,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, end: int) -> bool:
         """Blocks for its tokens up to `end`, at the cost of sequences later in line; False where it had to go itself."""
         if self._has_windows:
-            self._give_up_unseen(sequence)
+            self._release_out_of_window(sequence)
         grows, missing = False, 0
         for table in sequence.tables:
             if end > table.num_slots:
@@ -316,12 +316,12 @@ class Scheduler:
             self._extend(sequence, end)
         return True
 
-    def _give_up_unseen(self, sequence: Sequence) -> None:
+    def _release_out_of_window(self, sequence: Sequence) -> None:
         first = sequence.num_computed_tokens - sequence.num_in_flight  # if no unsettled step gained anything
         for table in sequence.tables:
-            unseen = table.take_unseen(first)
-            if unseen:
-                self.pool.release(unseen, worth_keeping=self.cache.has)
+            out_of_window = table.take_out_of_window(first)
+            if out_of_window:
+                self.pool.release(out_of_window, worth_keeping=self.cache.has)
 
     def _extend(self, sequence: Sequence, end: int) -> None:
         """Blocks for its tokens up to `end`, those first that were promised to it."""
@@ -392,21 +392,23 @@ class Scheduler:
     def _register_blocks(self, sequence: Sequence, num_full: int) -> None:
         """Offer the first `num_full` blocks, as far as they are new. Before they are written: whoever hits them runs in this step
         or later, and within a step every layer stores all keys before any query reads."""
-        self._extend_chain(sequence)
+        self._extend_block_hashes(sequence)
         for group, table in enumerate(sequence.tables):
             # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
             first = max(sequence.num_registered_blocks, table.first_entry)
             if first < num_full:
-                self.cache.insert(sequence.chain[first:num_full], group, table.entry_ids(first, num_full))
+                self.cache.insert(sequence.block_hashes[first:num_full], group, table.entry_ids(first, num_full))
         sequence.num_registered_blocks = num_full
 
-    def _extend_chain(self, sequence: Sequence) -> None:
+    def _extend_block_hashes(self, sequence: Sequence) -> None:
         """The hashes of all its full blocks of known tokens."""
-        chain, num_tokens = sequence.chain, sequence.num_known_tokens
-        start = len(chain) * self.cache.block_size
+        block_hashes, num_tokens = sequence.block_hashes, sequence.num_known_tokens
+        start = len(block_hashes) * self.cache.block_size
         if num_tokens - start >= self.cache.block_size:
             ids = sequence.known_ids(start, num_tokens)
-            chain += self.cache.hash_blocks(ids, sequence.request.cache_salt, chain[-1] if chain else None)
+            block_hashes += self.cache.hash_blocks(
+                ids, sequence.request.cache_salt, block_hashes[-1] if block_hashes else None
+            )
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the waiting line, to be recomputed. Ids still in flight arrive later and are kept."""
@@ -454,8 +456,8 @@ class Scheduler:
         from being preempted at once."""
         cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
         if cache.enabled:
-            self._extend_chain(sequence)
-        match = cache.match(sequence.chain, sequence.num_reusable // size)
+            self._extend_block_hashes(sequence)
+        match = cache.match(sequence.block_hashes, sequence.num_reusable // size)
         refusal = _Refusal(sequence.number, match, self.pool.num_freed, len(self.running))
         if refusal == self._refusal:
             return False

@@ -62,7 +62,9 @@ class Sequence:
         self.num_slots = 0  # tokens that fit in all of these without another block
         self.has_new_blocks = False  # that the device has not been told of
         # Hashes of the full blocks of what is known, as far as they were needed.
-        self.chain = [] if request.prepared is None else cast("list[BlockHash]", [*request.prepared.block_hashes])
+        self.block_hashes = (
+            [] if request.prepared is None else cast("list[BlockHash]", [*request.prepared.block_hashes])
+        )
         self.num_registered_blocks = 0  # entries of the tables already offered to the prefix cache
         self.needs_bind = False  # the row is new: its next batch must carry everything about it
         self.first_scheduled_s: float | None = None

@@ -32,7 +32,7 @@ def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
             assert table.num_slots >= sequence.num_computed_tokens
             size = scheduler.cache.block_size
             first = max(0, sequence.num_computed_tokens - sequence.num_in_flight)
-            assert table.first_entry <= group.first_seen(first) // group.kind.entry_tokens(size)
+            assert table.first_entry <= group.first_in_window(first) // group.kind.entry_tokens(size)
             num_entries = group.kind.num_entries(table.num_slots, size)
             assert len(table.ids) == (num_entries - table.first_entry) * group.width
             budget = scheduler.limits.max_num_batched_tokens

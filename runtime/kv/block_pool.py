@@ -25,7 +25,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """That nobody uses and nobody has been promised."""
+        """Blocks that nobody uses and nobody has been promised."""
         return len(self._blank) + len(self._kept) - self.num_reserved
 
     def count(self, block_id: int) -> int:

@@ -22,27 +22,27 @@ class NewBlocks(NamedTuple):
 
 
 class BlockTable:
-    """For a sequence that will be computed from token `start` on."""
+    """An empty table for a sequence that will be computed from token `start` on."""
 
     __slots__ = ("_block_size", "_ids", "_num_sent", "first_entry", "group", "num_reserved", "num_slots")
 
     def __init__(self, block_size: int, group: LayerGroup, start: int = 0) -> None:
         self._block_size = block_size
         self.group = group
-        self.first_entry = self._first_seen(start)
+        self.first_entry = self._first_in_window(start)
         self._ids: list[int] = []
         self.num_slots = self._num_slots()  # tokens that fit without another block
         self.num_reserved = 0  # blocks of the pool that will be its next
         self._num_sent = 0  # of the ids, those that a scheduled batch has carried to the device
 
-    def _first_seen(self, position: int) -> int:
+    def _first_in_window(self, position: int) -> int:
         """The entry of the first token that a query at `position` sees."""
         kind = self.group.kind
-        return kind.first_seen(position) // kind.entry_tokens(self._block_size)
+        return kind.first_in_window(position) // kind.entry_tokens(self._block_size)
 
     @property
     def _num_entries(self) -> int:
-        """With those at the head that it never had, or has no more."""
+        """Number of entries, with those at the head that it never had, or has no more."""
         return self.first_entry + len(self._ids) // self.group.width
 
     def _num_slots(self) -> int:
@@ -50,11 +50,11 @@ class BlockTable:
 
     @property
     def ids(self) -> list[int]:
-        """From the first entry on."""
+        """Block ids from the first entry on."""
         return self._ids
 
     def entry_ids(self, start: int, end: int) -> list[int]:
-        """Of entries [start, end)."""
+        """Block ids of entries [start, end)."""
         width = self.group.width
         return self._ids[(start - self.first_entry) * width : (end - self.first_entry) * width]
 
@@ -67,17 +67,17 @@ class BlockTable:
         self._ids.extend(ids)
         self.num_slots = self._num_slots()
 
-    def take_unseen(self, position: int) -> list[int]:
+    def take_out_of_window(self, position: int) -> list[int]:
         """Ids that no query at `position` or behind it sees; the table has them no more."""
-        first_entry = self._first_seen(position)
+        first_entry = self._first_in_window(position)
         if first_entry <= self.first_entry:
             return []
         num = (first_entry - self.first_entry) * self.group.width
-        unseen = self._ids[:num]
+        out_of_window = self._ids[:num]
         del self._ids[:num]
         self.first_entry = first_entry
         self._num_sent -= num
-        return unseen
+        return out_of_window
 
     def take_unsent(self) -> tuple[int, tuple[int, ...]]:
         """(index of the first entry, ids) of what no batch has carried yet; they count as sent from now on."""

@@ -113,7 +113,7 @@ class _Kind:
         """The most entries that a sequence of `num_tokens`, computed in steps of up to `max_step_tokens`, has at a time."""
         return self.num_entries(num_tokens, block_size)
 
-    def first_seen(self, position: int) -> int:
+    def first_in_window(self, position: int) -> int:
         """The first token that queries at `position` and behind it see: entries before its own are given back."""
         return 0
 
@@ -183,18 +183,18 @@ class Window(_Tokens):
         anywhere = (seen_or_new + block_size - 2) // block_size + 1  # wherever they begin in a block
         return min(self.num_entries(num_tokens, block_size), anywhere)
 
-    def first_seen(self, position: int) -> int:
+    def first_in_window(self, position: int) -> int:
         return max(0, position + 1 - self.window)
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
         """As for all kinds: from there on the window gives back as many as it takes."""
-        return min(num_tokens, self.first_seen(start) + self.window - 1 + max_step_tokens)
+        return min(num_tokens, self.first_in_window(start) + self.window - 1 + max_step_tokens)
 
     def longest_prefix(
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
     ) -> int:
         def first(num: int) -> int:
-            return self.first_seen(num * block_size) // block_size
+            return self.first_in_window(num * block_size) // block_size
 
         index, first_index = num_entries - 1, first(num_entries)
         while index >= first_index:

@@ -37,9 +37,9 @@ class LayerGroup:
         """Blocks for all tokens of a sequence of `num_tokens`."""
         return self.kind.num_entries(num_tokens, block_size) * self.width
 
-    def first_seen(self, position: int) -> int:
+    def first_in_window(self, position: int) -> int:
         """The first token that queries at `position` and behind it see."""
-        return self.kind.first_seen(position)
+        return self.kind.first_in_window(position)
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
         """How far a sequence of `num_tokens` that is computed from `start` on has blocks before its first step."""

@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from itertools import chain as chained
+from itertools import chain
 from typing import NamedTuple, NewType
 
 from runtime.kv.kinds import AttentionKVSpec, Full
@@ -23,22 +23,23 @@ PLAIN = (LayerGroup(Full(AttentionKVSpec(1, 1))),)
 
 
 class Match(NamedTuple):
-    """Of a chain, `num_entries` need not be computed; `ids`: for each group the blocks of those that are seen from there on."""
+    """The cached start of a prompt: `num_entries` need not be computed; `ids`: for each group the blocks of those that are seen
+    from there on."""
 
     num_entries: int
     ids: list[list[int]]
 
 
-class _Remembered:
-    """The last match, for whoever waits in line and asks again at every step. `names`: the hashes whose coming and going would
+class _LastMatch:
+    """The last match, for a sequence that waits and asks again at every step. `names`: the hashes whose coming and going would
     change it; None where any may."""
 
-    __slots__ = ("chain", "key", "match", "names", "stale")
+    __slots__ = ("block_hashes", "key", "match", "names", "stale")
 
     def __init__(
-        self, chain: Sequence[BlockHash], key: tuple[int, int], match: Match, names: frozenset[BlockHash] | None
+        self, block_hashes: Sequence[BlockHash], key: tuple[int, int], match: Match, names: frozenset[BlockHash] | None
     ) -> None:
-        self.chain = chain
+        self.block_hashes = block_hashes
         self.key = key
         self.match = match
         self.names = names
@@ -59,7 +60,7 @@ class PrefixCache:
         self._blocks_of: list[list[dict[BlockHash, int]]] = [[{} for _ in range(group.width)] for group in groups]
         self._name_of: dict[int, BlockHash] = {}
         self.has = self._name_of.__contains__  # whether a block can be found, for a caller with thousands
-        self._last: _Remembered | None = None
+        self._last: _LastMatch | None = None
 
     def __len__(self) -> int:
         return len(self._name_of)
@@ -71,43 +72,43 @@ class PrefixCache:
         self, token_ids: Sequence[int], salt: str | None, parent: BlockHash | None = None
     ) -> list[BlockHash]:
         """The hashes of the full blocks of `token_ids`, which follow the block `parent`. May be called on any thread."""
-        size, chain = self.block_size, []
+        size, block_hashes = self.block_size, []
         last = self._root(salt) if parent is None else parent
         for start in range(0, len(token_ids) - size + 1, size):
             last = BlockHash(sha256(last + array("q", token_ids[start : start + size]).tobytes()).digest())
-            chain.append(last)
-        return chain
+            block_hashes.append(last)
+        return block_hashes
 
     def _root(self, salt: str | None) -> BlockHash:
         return BlockHash(sha256(self._key + (b"" if salt is None else b"salt:" + salt.encode())).digest())
 
-    def match(self, chain: Sequence[BlockHash], max_entries: int) -> Match:
-        """The longest prefix of `chain`, `max_entries` at most, behind which every group finds what it sees. A chain that is asked
-        about again is looked at again only where some of it has come or gone."""
-        last, key = self._last, (len(chain), max_entries)
-        again = last is not None and last.chain is chain and last.key == key
+    def match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
+        """The longest prefix of `block_hashes`, `max_entries` at most, behind which every group finds what it sees. A list that is
+        asked about again is looked at again only where some of it has come or gone."""
+        last, key = self._last, (len(block_hashes), max_entries)
+        again = last is not None and last.block_hashes is block_hashes and last.key == key
         if last is not None and again and not last.stale:
             return last.match
-        match = self._match(chain, max_entries)
-        self._last = _Remembered(chain, key, match, frozenset(chain) if again else None)
+        match = self._match(block_hashes, max_entries)
+        self._last = _LastMatch(block_hashes, key, match, frozenset(block_hashes) if again else None)
         return match
 
-    def _match(self, chain: Sequence[BlockHash], max_entries: int) -> Match:
-        num = min(len(chain), max_entries) if self.enabled else 0
+    def _match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
+        num = min(len(block_hashes), max_entries) if self.enabled else 0
         before = -1
         while num != before:  # what one group lacks shortens the prefix for the others
             before = num
             for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
-                num = group.kind.longest_prefix(chain, num, blocks_of[0], self.block_size)
+                num = group.kind.longest_prefix(block_hashes, num, blocks_of[0], self.block_size)
         ids = []
         for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
-            names = chain[self._first_seen(group, num) : num]
+            names = block_hashes[self._first_in_window(group, num) : num]
             columns = [map(column.__getitem__, names) for column in blocks_of]
-            ids.append([*(columns[0] if len(columns) == 1 else chained.from_iterable(zip(*columns, strict=True)))])
+            ids.append([*(columns[0] if len(columns) == 1 else chain.from_iterable(zip(*columns, strict=True)))])
         return Match(num, ids)
 
-    def _first_seen(self, group: LayerGroup, num_entries: int) -> int:
-        return group.first_seen(num_entries * self.block_size) // self.block_size
+    def _first_in_window(self, group: LayerGroup, num_entries: int) -> int:
+        return group.first_in_window(num_entries * self.block_size) // self.block_size
 
     def insert(self, names: Sequence[BlockHash], group: int, block_ids: Sequence[int]) -> None:
         """Entries of a table of the group of that index, one behind another. The first with a content wins; a twin computed beside
@@ -128,7 +129,7 @@ class PrefixCache:
             self._last.note(names)
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """With a block goes its whole entry: parts of one are no hit."""
+        """Forget blocks, and with each its whole entry: parts of one are no hit."""
         name_of, gone = self._name_of, []
         for block_id in filter(name_of.__contains__, block_ids):
             name = name_of[block_id]
@@ -142,7 +143,7 @@ class PrefixCache:
             self._last.note(gone)
 
     def clear(self) -> None:
-        for column in chained.from_iterable(self._blocks_of):
+        for column in chain.from_iterable(self._blocks_of):
             column.clear()
         self._name_of.clear()
         self._last = None

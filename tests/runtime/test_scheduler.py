@@ -158,7 +158,7 @@ class Memory:
         for group, table in zip(self.groups, device.tables, strict=True):
             if not group.kind.grows:
                 continue
-            for position in range(group.first_seen(device.span.start), device.span.stop):
+            for position in range(group.first_in_window(device.span.start), device.span.stop):
                 for block_id in table[position // BLOCK]:
                     assert self.blocks[block_id][position % BLOCK] == device.content(position)
 
@@ -303,8 +303,8 @@ def test_a_prefix_whose_window_is_gone_is_no_hit_for_those_that_see_everything_e
     prompt = list(range(10, 40))  # seven full entries, of which a window of 6 shows the last two
     assert cached(scheduler, memory, prompt, prompt) == [0, 28]
     second = scheduler.cache._blocks_of[1][1]
-    chain = scheduler.cache.hash_blocks(prompt, None)
-    scheduler.cache.forget([second[chain[5]]])  # of three
+    block_hashes = scheduler.cache.hash_blocks(prompt, None)
+    scheduler.cache.forget([second[block_hashes[5]]])  # of three
     assert cached(scheduler, memory, prompt[:21]) == [20]
     assert cached(scheduler, memory, prompt) == [20]
 
@@ -863,11 +863,11 @@ def test_what_is_cached_is_hit_until_a_promised_block_is_taken():
     long = sequence(1, range(10, 34), max_tokens=1)
     scheduler.add(long)
     scheduler.schedule()
-    chain = scheduler.cache.hash_blocks(old, None)
-    assert scheduler.cache.match(chain, 4).num_entries == 4
+    block_hashes = scheduler.cache.hash_blocks(old, None)
+    assert scheduler.cache.match(block_hashes, 4).num_entries == 4
     scheduler.schedule()
     scheduler.schedule()
-    assert scheduler.cache.match(chain, 4).num_entries == 2
+    assert scheduler.cache.match(block_hashes, 4).num_entries == 2
 
 
 def test_a_sequence_that_was_refused_is_looked_at_again_once_a_block_has_become_free():

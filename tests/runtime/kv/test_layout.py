@@ -97,7 +97,7 @@ def test_no_two_layers_share_a_sub_slot(seed):
 def test_max_blocks_are_those_that_some_step_needs(size, step):
     group = LayerGroup(window(1, 8, size))
     needed = [
-        (end - 1) // 16 - group.first_seen(end - step) // 16 + 1  # when tokens [end - step, end) are computed
+        (end - 1) // 16 - group.first_in_window(end - step) // 16 + 1  # when tokens [end - step, end) are computed
         for end in range(step, 400)
     ]
     assert group.max_blocks(400, step, 16) == max(needed)
