@@ -104,7 +104,7 @@ BART = {
         (config("bloom", "BloomForCausalLM"), "transformers", "its attention is code of its own"),
         (config("moon", "MoonForCausalLM", auto_map={"AutoModel": "x.Y"}), "auto", "repository brings.*is never run"),
         (config("bert", "BertLMHeadModel"), "auto", "sees other keys than those before it"),
-        (config("opt", "OPTForCausalLM", ffn_dim=48, word_embed_proj_dim=32), "transformers", "is not apart from its layers"),
+        (config("opt", "OPTForCausalLM", ffn_dim=48, word_embed_proj_dim=32), "transformers", "computed apart from its layers"),
         (config("jetmoe", "JetMoeForCausalLM"), "auto", "what they do depends on the values they compute"),
         (config("doge", "DogeForCausalLM"), "auto", "it uses an attention mask of its own"),
         (config("xmod", "XmodForCausalLM"), "auto", "Input language unknown"),
