@@ -1,4 +1,4 @@
-"""ResponseEvents: whatever a dialect's model writes becomes items, and however its tokens arrive the response is the same."""
+"""ResponseEvents: whatever a model writes becomes items, and however its tokens arrive the response is the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.server.responses.output_parser import both, frames, without_ids
 
 from runtime.api import FinishReason, Output, Request, SamplingParams
 from server.generate.generation import Generation, TextOptions
@@ -18,6 +17,7 @@ from server.loaded.prompt import ChatTemplate
 from server.responses.body import Head, render
 from server.responses.events import ResponseEvents, frame
 from tests.fakes import FakeEngine, fake_logprobs, fake_model
+from tests.server.responses.reading import both, frames, without_ids
 from tests.server.test_tool_calls import ROOM, every_sample, speaker
 from tests.server.text.tool_samples import SAMPLES, TOOLS, Sample
 from tests.server.tiny import EOS, loaded_model
