@@ -75,7 +75,7 @@ class Caller(Writer):
 
 async def drawn(form: ChatGrammar, tokenizer: Tokenizer, seed: int) -> str:
     make = await Grammars(tokenizer, frozenset({EOS})).factory(form)
-    ids = Caller(tokenizer, random.Random(seed), form.dialect).write(make())
+    ids = Caller(tokenizer, random.Random(seed), form.tool_parser).write(make())
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -84,7 +84,7 @@ def read(form: ChatGrammar, text: str) -> Meaning:
         {"type": "function", "function": {"name": function.name, "parameters": function.schema}}
         for function in form.functions
     ]
-    return meaning(create(form.dialect, tools), [text])
+    return meaning(create(form.tool_parser, tools), [text])
 
 
 def check_calls(form: ChatGrammar, found: Meaning) -> None:
