@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 import uvloop
 
 T = TypeVar("T")
 
+SIGNAL_CHECK_S = 0.25  # a quarter of a second: Ctrl-C feels at once, and a waiting thread costs nothing
 TIDY_LIMIT_S = 5  # for interrupted work to take its requests back
 
 
@@ -28,9 +30,13 @@ class LoopThread:
         self._started.wait()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises; the calling thread waits, whether or not it has a running loop."""
+        """What `work` returns or raises; the calling thread waits, whether or not it has a running loop.
+
+        It waits in turns of `SIGNAL_CHECK_S`: a Ctrl-C that comes just before a wait for a lock does not end that wait."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            while not wait([future], SIGNAL_CHECK_S).done:
+                pass
             return future.result()
         except BaseException:
             if future.cancel():  # it was still running: this is Ctrl-C
