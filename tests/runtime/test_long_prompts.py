@@ -87,9 +87,9 @@ async def test_what_was_prepared_for_other_ids_or_another_tenant_is_refused():
     async with engine_on(FakeRunner()) as engine:
         ids = [1, 2, 3]
         prepared = engine.prepare(ids)
-        with pytest.raises(ValueError, match="another prompt"):
+        with pytest.raises(ValueError, match="prepared prompt of other tokens"):
             engine.submit([asked([1, 2, 3], prepared)])
-        with pytest.raises(ValueError, match="another prompt"):
+        with pytest.raises(ValueError, match="prepared prompt of other tokens"):
             engine.submit([Request("r", ids, SamplingParams(3), cache_salt="mine", prepared=prepared)])
         assert await read(engine.submit([asked(ids, prepared)])) == {0: ([3, 4, 5], FinishReason.LENGTH)}
 

@@ -146,5 +146,5 @@ def test_without_a_kernel_that_marks_a_step_everything_is_shared_among_them():
 
 
 def test_a_profile_of_nothing_is_an_error():
-    with pytest.raises(MeasureError, match="saw nothing"):
+    with pytest.raises(MeasureError, match="recorded no kernels"):
         breakdown([], 10)
