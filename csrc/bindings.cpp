@@ -250,7 +250,7 @@ void bind_activate(nb::handle x_, const std::string& activation, nb::handle out_
     activate(kind, x.data<float>(), x.stride(0), x.size(0), x.size(1), out.data<float>());
 }
 
-// Lines whose row wishes for nothing: their largest logit. The others are returned.
+// Lines whose row needs nothing more: their largest logit. The others are returned.
 std::vector<int64_t> bind_sample_largest(nb::handle logits_, nb::handle rows_, nb::handle records_, nb::handle last_ids_,
                                          nb::handle ids_) {
     const Tensor logits(logits_, "logits"), rows(rows_, "sample_rows"), records(records_, "records"),
@@ -263,17 +263,17 @@ std::vector<int64_t> bind_sample_largest(nb::handle logits_, nb::handle rows_, n
     check_range<int32_t>(rows, -1, records.size(0));
     if (records.size(1) < 1 || logits.size(1) < 1) logits.fail("or records have no columns");
     const int32_t* row = rows.data<int32_t>();
-    std::vector<uint8_t> wishes(lines);
+    std::vector<uint8_t> needs_more(lines);
     std::vector<int64_t> others;
     for (int64_t i = 0; i < lines; i++) {
-        wishes[i] = row[i] >= 0 && records.data<int32_t>()[row[i] * records.size(1)] != 0;
-        if (wishes[i]) others.push_back(i);
+        needs_more[i] = row[i] >= 0 && records.data<int32_t>()[row[i] * records.size(1)] != 0;
+        if (needs_more[i]) others.push_back(i);
     }
     nb::gil_scoped_release unlocked;
     int64_t* id = ids.data<int64_t>();
-    largest(logits.data<float>(), logits.stride(0), lines, logits.size(1), wishes.data(), id);
+    largest(logits.data<float>(), logits.stride(0), lines, logits.size(1), needs_more.data(), id);
     for (int64_t i = 0; i < lines; i++)
-        if (!wishes[i] && row[i] >= 0) last_ids.data<int64_t>()[row[i]] = id[i] < 0 ? 0 : id[i];
+        if (!needs_more[i] && row[i] >= 0) last_ids.data<int64_t>()[row[i]] = id[i] < 0 ? 0 : id[i];
     return others;
 }
 
@@ -318,6 +318,6 @@ NB_MODULE(oneloop_native, m) {
     m.def("gated", &bind_gated, "gate_up"_a, "activation"_a, "out"_a);
     m.def("activate", &bind_activate, "x"_a, "activation"_a, "out"_a);
     m.def("sample_largest", &bind_sample_largest, "logits"_a, "sample_rows"_a, "records"_a, "last_ids"_a, "ids"_a,
-          "The first word of a row's record is not zero where it wishes for more than its largest logit.");
+          "The first word of a row's record is not zero where it needs more than its largest logit.");
     bind_program(m);
 }

@@ -38,7 +38,7 @@ Memory allocate(size_t wanted) {
     if (bytes >= kLarge) {
         void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED) throw std::bad_alloc();
-        madvise(p, bytes, MADV_HUGEPAGE);  // a wish: where it is refused, small pages do
+        madvise(p, bytes, MADV_HUGEPAGE);  // a hint: where it is refused, small pages do
         made.bytes_ = {p, FreeMemory{bytes, true}};
         return made;
     }

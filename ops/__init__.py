@@ -10,7 +10,7 @@ prompt was chunked, and of the number of threads."""
 from __future__ import annotations
 
 from ops.activation import activate, gated, silu_mul
-from ops.attention import attend, attend_latent, attend_packed, min_planned_prefill, paged_attention
+from ops.attention import attend, attend_latent, attend_packed, paged_attention
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.meta import AttentionMeta
@@ -85,7 +85,6 @@ __all__ = [
     "linear",
     "linear_by_head",
     "linear_refusal",
-    "min_planned_prefill",
     "moe",
     "moe_refusal",
     "paged_attention",

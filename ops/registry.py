@@ -85,7 +85,7 @@ class Op:
     attention."""
 
     def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], traced: Kernel | None = None) -> None:
-        """`traced`: what notes the op while a stack is traced; no choice that anyone is told of."""
+        """`traced`: what notes the op while a stack is traced; its choices are not listed."""
         self.name = name
         self.kernels = tuple(kernels)
         self._traced = traced
@@ -105,25 +105,25 @@ class Op:
         self._reasons.clear()
 
     def refusal(self, case: ShapeClass) -> str | None:
-        """Why no kernel supports `case`, None where one does; nobody is told of a choice."""
-        asked = self._asked()
-        refusals = [kernel.supports(case) for kernel in self.kernels if asked in (None, kernel.name)]
+        """Why no kernel supports `case`, None where one does; no choice is recorded."""
+        only = self._only()
+        refusals = [kernel.supports(case) for kernel in self.kernels if only in (None, kernel.name)]
         return None if None in refusals else "; ".join(why for why in refusals if why is not None)
 
-    def _asked(self) -> str | None:
+    def _only(self) -> str | None:
         """The name of the only kernels to be used, if this op has them."""
-        asked = _forced.get(self.name) or _forced.get(None)
-        return asked if asked in {kernel.name for kernel in self.kernels} else None
+        only = _forced.get(self.name) or _forced.get(None)
+        return only if only in {kernel.name for kernel in self.kernels} else None
 
     def choose(self, case: ShapeClass) -> Callable[..., Any]:
         """The run of the first kernel that supports `case`. Raises NotImplementedError when none does."""
         if self._traced is not None and self._traced.supports(case) is None:
             return _resolve(self._traced.run)
         refusals: list[str] = []
-        asked = self._asked()
+        only = self._only()
         for kernel in self.kernels:
-            if asked is not None and kernel.name != asked:
-                refusal: str | None = f"{asked} was asked for"
+            if only is not None and kernel.name != only:
+                refusal: str | None = f"{only} was asked for"
             else:
                 refusal = kernel.supports(case)
             if refusal is None:

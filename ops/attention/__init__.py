@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ops import backends, tuning
+from ops import backends
 from ops import native as cpu
 from ops.attention import native, reference, traced
 from ops.attention.heads import AttentionHeads
@@ -139,12 +139,6 @@ def _attend_latent_in_parts(
     rope(q[..., heads.rank :], keys[..., heads.rank :], positions, heads.cos_sin, interleaved=True)
     store_kv(keys, keys, cache, cache, slot_mapping)
     return paged_attention(q, cache, cache, meta, heads.scale)[..., : heads.rank]
-
-
-def min_planned_prefill(device: torch.device) -> int:
-    """Tokens from which a prompt that is whole in one step is attended to by a kernel planned on the host: in no captured
-    graph."""
-    return tuning.of(device).attention.min_planned_prefill
 
 
 _attend = Op(

@@ -1,7 +1,7 @@
-"""A layer's attention on CUDA, from the qkv projection's output to the mixed heads: which kernel takes which requests.
+"""A layer's attention on CUDA, from the qkv projection's output to the mixed heads: which kernel takes which rows.
 
-A step of single queries is one kernel. Else norms, rotation and storing come first, for all tokens; then requests of one query,
-long prompts that are whole in the step (planned on the host: in no captured graph) and all other spans each have a kernel."""
+A step of single queries is one kernel. Else norms, rotation and storing come first, for all tokens; then rows of one query, rows of
+many and those between each have a kernel. Which rows those are is read on the device: one captured step serves any mix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.attention import cuda, sdpa, triton_paged
+from ops.attention import cuda, prefill, triton_paged
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
 from ops.cuda import program
@@ -24,12 +24,8 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """See `ops.attend`. Padding tokens get anything."""
     out = torch.empty((qkv.shape[0], heads.num_heads, heads.head_size), dtype=qkv.dtype, device=qkv.device)
-    own = (
-        qkv.dtype in HALVES
-        and k_cache.dtype == qkv.dtype
-        and program.missing() is None
-        and not cuda.refusal(heads, k_cache)
-    )
+    halves = qkv.dtype in HALVES and k_cache.dtype == qkv.dtype
+    own = halves and program.missing() is None and not cuda.refusal(heads, k_cache)
     if own and meta.uniform:
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=True)
         return out.flatten(1)
@@ -37,18 +33,13 @@ def attend(
         qkv, heads.num_heads, heads.num_kv_heads, heads.head_size, heads.norms, heads.norm_eps, positions, heads.cos_sin,
         k_cache, v_cache, slot_mapping,
     )  # fmt: skip
-    prefill_from = triton_paged.NEVER
-    if meta.spans is not None and qkv.dtype in HALVES and not sdpa.refusal(heads):
-        prefill_from = tuning.of(qkv.device).attention.min_planned_prefill
-        sdpa.prefill_attention(
-            qkv, out, heads.num_heads, heads.num_kv_heads, heads.head_size, meta, heads.scale, prefill_from
-        )
-    has_singles = meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)
-    if own and has_singles:
+    min_queries = _min_prefill_queries(qkv, heads, k_cache, meta) if halves else triton_paged.NEVER
+    if min_queries <= meta.max_query_len:
+        prefill.prefill(qkv, heads, k_cache, v_cache, meta, out, min_queries)
+    if own and (meta.spans is None or any(end - start == 1 for start, end, _ in meta.spans)):
         cuda.decode(qkv, heads, k_cache, v_cache, meta, out, fused=False)
-    q = heads.split(qkv)[0]
     triton_paged.paged_attention(
-        q,
+        heads.split(qkv)[0],
         k_cache,
         v_cache,
         meta,
@@ -58,7 +49,16 @@ def attend(
         heads.sinks,
         heads.alibi,
         out=out,
-        prefill_from=prefill_from,
+        max_queries=min_queries - 1,
         singles=not own,
     )
     return out.flatten(1)
+
+
+def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, meta: AttentionMeta) -> int:
+    """Queries from which a row is prefill.cu's. Where lengths are not known, in a captured step, it takes all but single queries: a
+    second kernel would be launched for rows that may not be there."""
+    min_queries = tuning.of(qkv.device).attention.min_prefill_queries
+    if meta.max_query_len < min_queries or program.missing_for_hopper() or prefill.refusal(heads, k_cache, meta):
+        return triton_paged.NEVER
+    return 2 if meta.spans is None else min_queries

@@ -138,10 +138,10 @@ def _decode(
         tl.store(lse_ptr + part, best + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit(do_not_specialize=["num_requests", "prefill_from"])
+@triton.jit(do_not_specialize=["num_requests", "max_queries"])
 def _extend(
     q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, starts_ptr, lens_ptr, sinks_ptr, slopes_ptr, out_ptr, scale_log2, num_requests,
-    prefill_from,
+    max_queries,
     table_stride, q_stride, q_head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, REQUESTS: tl.constexpr, WINDOW: tl.constexpr,
@@ -158,7 +158,7 @@ def _extend(
     start = tl.load(starts_ptr + each, mask=is_request, other=0)
     num_queries = tl.load(starts_ptr + each + 1, mask=is_request, other=0) - start
     context = tl.load(lens_ptr + each, mask=is_request, other=0)
-    ours = (num_queries > 1) & ((num_queries < prefill_from) | (num_queries < context))
+    ours = (num_queries > 1) & (num_queries <= max_queries)
     upto = tl.cumsum(tl.where(ours, tl.cdiv(num_queries, TOKENS), 0) * (KV_HEADS * SHARES), 0)
     request = tl.sum((upto <= program).to(tl.int32), 0)
     if request >= num_requests:
@@ -258,14 +258,13 @@ def paged_attention(
     alibi: Tensor | None = None,
     *,
     out: Tensor | None = None,
-    prefill_from: int = NEVER,
+    max_queries: int = NEVER,
     singles: bool = True,
 ) -> Tensor:
     """q [T, Hq, D] with its last dim contiguous; see `ops.paged_attention`. `scale` is positive. What no request holds (padding)
     is left as it is. `out` [T, Hq, D] contiguous: written to instead of a new tensor.
 
-    Requests of at least `prefill_from` queries that are their whole context are left out: they are somebody else's. So are requests
-    of one query unless `singles`."""
+    Rows of more than `max_queries` queries are left out: they are somebody else's. So are rows of one query unless `singles`."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_tokens, num_requests = q.shape[0], meta.seq_lens.shape[0]
@@ -274,10 +273,9 @@ def paged_attention(
     limits: Limits = {"WINDOW": window or 0, "SOFTCAP": softcap or 0.0}
     lengths = None
     if meta.spans is not None:
-        whole = (end - start >= prefill_from and end - start == context for start, end, context in meta.spans)
-        lengths = [end - start for (start, end, _), left_out in zip(meta.spans, whole, strict=True) if not left_out]
-    if meta.max_query_len > 1 and (lengths is None or any(length > 1 for length in lengths)):
-        _run_extend(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out, prefill_from, lengths)
+        lengths = [end - start for start, end, _ in meta.spans if end - start <= max_queries]
+    if min(meta.max_query_len, max_queries) > 1 and (lengths is None or any(length > 1 for length in lengths)):
+        _run_extend(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out, max_queries, lengths)
     if singles and num_requests and (lengths is None or 1 in lengths):
         _run_decode(q, k_cache, v_cache, meta, scale * LOG2E, limits, sinks, alibi, out)
     return out
@@ -315,7 +313,7 @@ def _run_decode(
 
 def _run_extend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale_log2: float, limits: Limits,
-    sinks: Tensor | None, alibi: Tensor | None, out: Tensor, prefill_from: int, lengths: list[int] | None,
+    sinks: Tensor | None, alibi: Tensor | None, out: Tensor, max_queries: int, lengths: list[int] | None,
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_size = q.shape
     kv_heads, block_size = k_cache.shape[1:3]
@@ -331,7 +329,7 @@ def _run_extend(
         num_tiles = sum(triton.cdiv(length, tokens) for length in lengths if length > 1)
     _extend[(num_tiles * (kv_heads if how.packed else num_heads),)](
         q, k_cache, v_cache, meta.block_tables, meta.rows, meta.query_start_loc, meta.seq_lens, sinks, alibi, out,
-        scale_log2, num_requests, prefill_from, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads,
+        scale_log2, num_requests, max_queries, meta.block_tables.stride(0), q.stride(0), q.stride(1), KV_HEADS=kv_heads,
         GROUP=group, PACK=pack, HEAD=head_size, LANES=lanes, BLOCK=block_size, TOKENS=tokens, TILE=how.keys,
         REQUESTS=128 if num_requests <= 128 else max(1024, triton.next_power_of_2(num_requests)), **limits, WIDE=is_wide(k_cache),
         PRECISION=precision(q), num_warps=how.warps, num_stages=how.stages, **overlap(q.device),

@@ -44,6 +44,14 @@ def missing() -> str | None:
     return None
 
 
+@functools.cache
+def missing_for_hopper() -> str | None:
+    """As `missing`, for kernels with Hopper's own matrix instructions."""
+    if (reason := missing()) is not None:
+        return reason
+    return None if torch.cuda.get_device_capability() == (9, 0) else "its matrix instructions are Hopper's"
+
+
 class CompiledKernel:
     """A compiled function of one device. Arguments: tensors and None are passed by address, ints as int, floats as float,
     structures by value."""

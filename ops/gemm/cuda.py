@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops import tuning
-from ops.cuda.program import missing
+from ops.cuda.program import missing, missing_for_hopper
 from ops.gemm import few_rows, reference, tiled
 from ops.gemm.weight import LinearWeight, overwrite
 from ops.registry import ShapeClass
@@ -41,7 +41,7 @@ class CudaLinearWeight(LinearWeight):
         self.out_features, self.in_features = weight.shape
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         self._few = few_rows.fits(self._weight)
-        self._tiled = tiled.missing() is None and tiled.fits(self._weight)
+        self._tiled = missing_for_hopper() is None and tiled.fits(self._weight)
         self._tuning = tuning.of(weight.device).linear
 
     def matmul(self, x: Tensor) -> Tensor:

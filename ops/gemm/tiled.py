@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ops import tuning
-from ops.cuda import program
 from ops.cuda.program import CompiledKernel, Program
 from ops.cuda.tensor_map import TensorMap, tensor_map
 
@@ -66,14 +65,6 @@ _PROGRAM = Program(
     prelude="\n".join(_products(rows) for rows in sorted({tile.rows for tile in TILES})),
     architecture="sm_90a",
 )
-
-
-@functools.cache
-def missing() -> str | None:
-    """Why these kernels cannot be used here, None where they can."""
-    return program.missing() or (
-        None if torch.cuda.get_device_capability() == (9, 0) else "its matrix instructions are Hopper's"
-    )
 
 
 def fits(weight: Tensor) -> bool:

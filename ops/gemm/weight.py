@@ -40,18 +40,18 @@ class LinearWeight(ABC):
         Raises ValueError for another shape, or a format that this kernel does not keep."""
 
 
-def check_refill(name: str, given: Iterable[int], kept: Iterable[int]) -> None:
+def check_refill(name: str, given: Iterable[int], current: Iterable[int]) -> None:
     """Raises ValueError where the shapes differ."""
-    new, old = list(given), list(kept)
+    new, old = list(given), list(current)
     if new != old:
-        raise ValueError(f"{name} has shape {new} where {old} is kept")
+        raise ValueError(f"{name} has shape {new} where the model has {old}")
 
 
-def overwrite(kept: Tensor | None, given: Tensor | None, name: str) -> None:
+def overwrite(current: Tensor | None, given: Tensor | None, name: str) -> None:
     """Other numbers at the same address. Raises ValueError."""
     if given is None:
         return
-    if kept is None:
+    if current is None:
         raise ValueError(f"there is no {name} to be replaced")
-    check_refill(name, given.shape, kept.shape)
-    kept.copy_(given)
+    check_refill(name, given.shape, current.shape)
+    current.copy_(given)

@@ -93,8 +93,8 @@ class StackedExpertWeights(ExpertWeights):
             self.weights[half] = torch.empty((shape.num_experts, out_features, in_features), dtype=dtype, device=device)
             bias = torch.empty((shape.num_experts, out_features), dtype=dtype, device=device) if shape.bias else None
             self.biases[half] = bias
-        kept = [*self.weights.values(), *(bias for bias in self.biases.values() if bias is not None)]
-        self.nbytes = sum(tensor.nbytes for tensor in kept)
+        tensors = [*self.weights.values(), *(bias for bias in self.biases.values() if bias is not None)]
+        self.nbytes = sum(tensor.nbytes for tensor in tensors)
 
     def fill(self, half: Half, expert: int, stored: Stored) -> None:
         weight, bias = only_dense(stored, self.weights[half].dtype)

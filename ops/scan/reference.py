@@ -83,9 +83,9 @@ def selective_scan(
         state = before.to(wide)
         for start in range(tokens.start, tokens.stop, SELECTIVE_CHUNK):
             part = slice(start, min(start + SELECTIVE_CHUNK, tokens.stop))
-            kept = (dt[part].unsqueeze(-1) * a).exp()
+            factors = (dt[part].unsqueeze(-1) * a).exp()
             behind = (dt[part] * x_wide[part]).unsqueeze(-1) * b[part].unsqueeze(1)
-            for factor, sum_here in zip(kept, behind, strict=True):
+            for factor, sum_here in zip(factors, behind, strict=True):
                 state = sum_here.addcmul_(factor, state)
             out[part] = (behind @ c[part].unsqueeze(-1)).squeeze(-1)
         return state.to(before.dtype)

@@ -107,10 +107,10 @@ class LatentTuning:
 class AttentionTuning:
     """All kernels of attention over the paged cache.
 
-    min_planned_prefill: tokens of a prompt, whole in one step, from which torch's own attention, planned on the host, beats the
-    paged kernel; below, the host's cost of a call shows."""
+    min_prefill_queries: of a row, from which prefill.cu, a tile of 128 queries of one head, beats the Triton kernel, whose tiles
+    are smaller and can hold all the heads of a group. Measured by tests/ops/bench_prefill.py."""
 
-    min_planned_prefill: int
+    min_prefill_queries: int
     max_splits: int  # of one context over Triton's programs: more cost more to join than they save
     programs_per_multiprocessor: int  # that a context is split to reach
     paged: PagedTuning

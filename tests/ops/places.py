@@ -26,3 +26,8 @@ def places(float32: float, float16: float, bfloat16: float) -> list:
 def interpreted_once(found: list) -> list:
     """Without the interpreter in 16 bits: where another test has them, what this one is about does not hang on the type."""
     return [place for place in found if place.id != "cpu-float16"]
+
+
+def interpreted_in_16_bits(found: list) -> list:
+    """The interpreter in 16 bits alone: what `interpreted_once` leaves out, for a test of few shapes."""
+    return [place for place in found if place.id == "cpu-float16"]

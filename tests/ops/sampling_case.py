@@ -1,4 +1,4 @@
-"""Sampling tables filled by hand, for tests of the op: one row per wish, in the words of a client."""
+"""Sampling tables filled by hand, for tests of the op: one row per set of parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BIASES, MAX_BANS = 8, 5
 
 
 @dataclass(frozen=True)
-class Wish:
+class RowParams:
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0
     top_p: float = 1.0
@@ -31,50 +31,50 @@ class Wish:
     allowed: tuple[int, ...] | None = None
 
 
-def fill(wishes: list[Wish], vocab_size: int, device: str = "cpu") -> SamplingTables:
-    tables = SamplingTables.empty(len(wishes), vocab_size, MAX_BIASES, MAX_BANS, torch.device("cpu"))
-    for row, wish in enumerate(wishes):
-        _write(tables, row, wish)
+def fill(params_by_row: list[RowParams], vocab_size: int, device: str = "cpu") -> SamplingTables:
+    tables = SamplingTables.empty(len(params_by_row), vocab_size, MAX_BIASES, MAX_BANS, torch.device("cpu"))
+    for row, params in enumerate(params_by_row):
+        _write(tables, row, params)
     names = ("records", "counts", "bias_ids", "bias_values", "ban_ids", "masks")
     return SamplingTables(**{name: getattr(tables, name).to(device) for name in names})
 
 
-def _write(tables: SamplingTables, row: int, wish: Wish) -> None:
+def _write(tables: SamplingTables, row: int, params: RowParams) -> None:
     words = tables.records[row]
     floats = words.view(torch.float32)
     flags = 0
-    if wish.temperature:
+    if params.temperature:
         flags |= t.SAMPLED
-        filtered = wish.top_k or wish.top_p < 1.0 or wish.min_p
+        filtered = params.top_k or params.top_p < 1.0 or params.min_p
         flags |= t.FILTERED if filtered else 0
-        floats[t.INVERSE_TEMPERATURE] = 1.0 / wish.temperature
-        words[t.TOP_K] = wish.top_k
-        floats[t.TOP_P] = wish.top_p
-        floats[t.MIN_P_MARGIN] = wish.temperature * math.log(wish.min_p) if wish.min_p else -math.inf
-        seed = torch.tensor([wish.seed], dtype=torch.int64).view(torch.int32)
+        floats[t.INVERSE_TEMPERATURE] = 1.0 / params.temperature
+        words[t.TOP_K] = params.top_k
+        floats[t.TOP_P] = params.top_p
+        floats[t.MIN_P_MARGIN] = params.temperature * math.log(params.min_p) if params.min_p else -math.inf
+        seed = torch.tensor([params.seed], dtype=torch.int64).view(torch.int32)
         words[t.SEED_LOW], words[t.SEED_HIGH] = seed.unbind()
-    if wish.presence or wish.frequency or wish.repetition != 1.0:
+    if params.presence or params.frequency or params.repetition != 1.0:
         flags |= t.PENALIZED
-        floats[t.PRESENCE], floats[t.FREQUENCY] = wish.presence, wish.frequency
-        floats[t.REPETITION], floats[t.INVERSE_REPETITION] = wish.repetition, 1.0 / wish.repetition
-        for token in wish.outputs:
+        floats[t.PRESENCE], floats[t.FREQUENCY] = params.presence, params.frequency
+        floats[t.REPETITION], floats[t.INVERSE_REPETITION] = params.repetition, 1.0 / params.repetition
+        for token in params.outputs:
             tables.counts[row, token] += 1
-        for token in set(wish.prompt):
+        for token in set(params.prompt):
             tables.counts[row, token] += -0x8000
-    if wish.bias:
+    if params.bias:
         flags |= t.BIASED
-        words[t.NUM_BIASES] = len(wish.bias)
-        for index, (token, value) in enumerate(sorted(wish.bias.items())):
+        words[t.NUM_BIASES] = len(params.bias)
+        for index, (token, value) in enumerate(sorted(params.bias.items())):
             tables.bias_ids[row, index] = token
             tables.bias_values[row, index] = value
-    if wish.bans:
+    if params.bans:
         flags |= t.BANNED
-        words[t.NUM_BANS] = len(wish.bans)
-        words[t.FREE_FROM] = wish.free_from
-        tables.ban_ids[row, : len(wish.bans)] = torch.tensor(sorted(wish.bans))
-    if wish.allowed is not None:
+        words[t.NUM_BANS] = len(params.bans)
+        words[t.FREE_FROM] = params.free_from
+        tables.ban_ids[row, : len(params.bans)] = torch.tensor(sorted(params.bans))
+    if params.allowed is not None:
         flags |= t.MASKED
-        for token in wish.allowed:
+        for token in params.allowed:
             bit = token % 32
             tables.masks[row, token // 32] |= -(1 << 31) if bit == 31 else 1 << bit
     words[t.FLAGS] = flags

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ops
+from ops.cuda.program import missing_for_hopper
 from ops.gemm import few_rows, tiled
 from ops.gemm.cuda import CudaLinearWeight
 
@@ -20,7 +21,7 @@ SHAPES = [
 ]  # out, in: neither a power of two nor many multiples of anything
 FEATURES = (32, 1024, 3072, 14336)
 SHARED_BYTES = 227 << 10  # of a block, on Hopper
-on_hopper = pytest.mark.skipif(tiled.missing() is not None, reason=str(tiled.missing()))
+on_hopper = pytest.mark.skipif(missing_for_hopper() is not None, reason=str(missing_for_hopper()))
 
 
 def drawn(num_rows: int, out_features: int, in_features: int, dtype: torch.dtype):

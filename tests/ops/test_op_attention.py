@@ -20,7 +20,7 @@ def junk(dtype: torch.dtype) -> float:
     return -1 if dtype == torch.int8 else torch.nan
 
 
-def as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     """In float64 what a cache makes of it."""
     return (from_int8_entries(to_int8_entries(x)) if dtype == torch.int8 else x.to(dtype)).double()
 
@@ -50,19 +50,19 @@ class Case:
         out, starts = torch.empty(self.q.shape, dtype=torch.float64), self.meta.query_start_loc.tolist()
         group = self.q.shape[1] // self.k_cache.shape[1]
         for row, context in enumerate(self.meta.seq_lens.tolist()):
-            for i in range(starts[row], starts[row + 1]):
-                seen = context - (starts[row + 1] - i) + 1
-                first = 0 if self.window is None else max(0, seen - self.window)
-                k, v = (x[row][first:seen].repeat_interleave(group, 1) for x in (self.keys, self.values))
-                scores = torch.einsum("hd,shd->hs", self.q[i].double(), k) * self.q.shape[2] ** -0.5
-                if self.softcap is not None:
-                    scores = self.softcap * torch.tanh(scores / self.softcap)
-                if self.alibi is not None:
-                    scores -= self.alibi.double()[:, None] * (seen - 1 - torch.arange(first, seen))
-                if self.sinks is not None:  # as a key without a value
-                    scores = torch.cat([scores, self.sinks.double()[:, None]], 1)
-                    v = torch.cat([v, torch.zeros_like(v[:1])])
-                out[i] = torch.einsum("hs,shd->hd", scores.softmax(-1), v)
+            q = self.q[starts[row] : starts[row + 1]].double()
+            k, v = (x[row].repeat_interleave(group, 1).double() for x in (self.keys, self.values))
+            apart = torch.arange(context - len(q), context)[:, None] - torch.arange(context)  # [queries, keys]
+            scores = torch.einsum("nhd,shd->hns", q, k) * q.shape[2] ** -0.5
+            if self.softcap is not None:
+                scores = self.softcap * torch.tanh(scores / self.softcap)
+            if self.alibi is not None:
+                scores -= self.alibi.double()[:, None, None] * apart
+            scores.masked_fill_((apart < 0) | (apart >= (self.window or context + 1)), -torch.inf)
+            if self.sinks is not None:  # as a key without a value
+                sinks = self.sinks.double()[:, None, None].expand(-1, len(q), 1)
+                scores, v = torch.cat([scores, sinks], 2), torch.cat([v, torch.zeros_like(v[:1])])
+            out[starts[row] : starts[row + 1]] = torch.einsum("hns,shd->nhd", scores.softmax(-1), v)
         return out
 
 
@@ -94,8 +94,8 @@ def make(
         k, v = (torch.randn(context, kv_heads, head_size) for _ in range(2))
         if context:
             ops.store_kv(k, v, *caches, slots)
-        plain[0].append(as_kept(k, dtype))
-        plain[1].append(as_kept(v, dtype))
+        plain[0].append(as_stored(k, dtype))
+        plain[1].append(as_stored(v, dtype))
     starts = [0]
     for _, queries in rows:
         starts.append(starts[-1] + queries)
@@ -142,10 +142,10 @@ def forget(case: Case) -> None:
     """Make NaN what no query of a row sees any more, as if its blocks had become somebody else's."""
     block_size, starts = case.k_cache.shape[2], case.meta.query_start_loc.tolist()
     for row, context in enumerate(case.meta.seq_lens.tolist()):
-        for position in range(max(0, context - (starts[row + 1] - starts[row]) + 1 - case.window)):
-            block = case.meta.block_tables[row, position // block_size]
-            for cache in (case.k_cache, case.v_cache):
-                cache[block, :, position % block_size] = junk(cache.dtype)
+        unseen = torch.arange(max(0, context - (starts[row + 1] - starts[row]) + 1 - case.window))
+        blocks = case.meta.block_tables[row, unseen // block_size].long()
+        for cache in (case.k_cache, case.v_cache):
+            cache[blocks, :, unseen % block_size] = junk(cache.dtype)
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 100, 600, 5000])

@@ -202,11 +202,11 @@ def test_int8_lines_are_half_a_step_off_and_the_same_bits_from_every_kernel(kern
 def test_int8_lines_of_what_has_no_scale(kernel: str) -> None:
     x = torch.randn(6, 1, 16)
     x[0], x[1, 0, 3], x[2, 0, 15], x[3, 0, 8], x[4] = 0, torch.nan, torch.inf, -torch.inf, 1e-45
-    kept = from_int8_entries(int8_lines(x))[0]
-    assert (kept[0] == 0).all()
-    assert kept[1:4].isnan().all()
-    assert (kept[4].abs() <= 1e-45).all()
-    assert kept[5].isfinite().all()
+    read_back = from_int8_entries(int8_lines(x))[0]
+    assert (read_back[0] == 0).all()
+    assert read_back[1:4].isnan().all()
+    assert (read_back[4].abs() <= 1e-45).all()
+    assert read_back[5].isfinite().all()
 
 
 def test_an_int8_cache_without_room_for_scales_is_refused(isa: str) -> None:

@@ -13,8 +13,9 @@ import ops
 from ops.attention import triton_latent
 from ops.attention.latent import LatentHeads
 from ops.attention.meta import AttentionMeta
-from tests.ops.places import DEVICES, places
+from tests.ops.places import DEVICES, interpreted_in_16_bits, interpreted_once, places
 
+PLACES = places(1e-5, 3e-3, 2e-2)
 BLOCK = 16
 MIXES = {
     "decode": [(1, 1), (1, 70), (1, 600), (1, 16)],
@@ -112,10 +113,20 @@ def test_heads_mix_latents(kernel, spans):
     torch.testing.assert_close(out.double(), made.expected(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), places(1e-5, 3e-3, 2e-2))
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize("heads", [(1, 16, 4), (3, 40, 8), (18, 64, 16)], ids=str)
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
 def test_triton_mixes_latents(spans, heads, dtype, tolerance, device):
+    check_triton(spans, heads, dtype, tolerance, device)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_in_16_bits(PLACES))
+@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
+def test_triton_mixes_latents_in_16_bits(spans, dtype, tolerance, device):
+    check_triton(spans, (3, 40, 8), dtype, tolerance, device)
+
+
+def check_triton(spans, heads, dtype, tolerance, device):
     made = case(spans, *heads)
     out = triton_latent.attend_latent(*made.to(device, dtype)).cpu().double()
     assert (out - made.expected()).norm() / made.expected().norm() < tolerance
@@ -134,10 +145,10 @@ def test_triton_stores_the_turned_latents_and_nothing_else(device):
             for (start, end), context in zip(made.lines(), made.contexts, strict=True)
         ]
     )
-    kept = torch.arange(len(slots)) != 3
+    written = torch.arange(len(slots)) != 3
     flat = cache.view(-1, heads.head_size)
-    torch.testing.assert_close(flat[slots[kept]].cpu().double(), new[kept], rtol=1e-5, atol=1e-5)
-    flat[slots[kept]] = before.view(-1, heads.head_size)[slots[kept]]
+    torch.testing.assert_close(flat[slots[written]].cpu().double(), new[written], rtol=1e-5, atol=1e-5)
+    flat[slots[written]] = before.view(-1, heads.head_size)[slots[written]]
     assert torch.equal(cache.nan_to_num(), before.nan_to_num())
 
 

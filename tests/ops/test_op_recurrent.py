@@ -48,11 +48,11 @@ def check(step, out, states, wanted, tolerance):
     outputs, after = wanted
     num = step.num_tokens
     assert (out[:num].double().cpu() - outputs).norm() / outputs.norm() < tolerance
-    kept = step.state_indices("cpu")[: len(step.requests)]
-    untouched = [state_index for state_index in range(case.NUM_STATES) if state_index not in kept.tolist()]
+    indices = step.state_indices("cpu")[: len(step.requests)]
+    untouched = [state_index for state_index in range(case.NUM_STATES) if state_index not in indices.tolist()]
     assert states[untouched].isnan().all()
-    got = states[kept].double().cpu()
-    assert (got - after[kept]).norm() / after[kept].norm() < tolerance
+    got = states[indices].double().cpu()
+    assert (got - after[indices]).norm() / after[indices].norm() < tolerance
 
 
 @ways

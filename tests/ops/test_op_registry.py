@@ -70,17 +70,17 @@ def test_the_first_kernel_that_can_is_taken_and_the_others_say_why_not() -> None
 
 
 def test_a_choice_is_made_once_per_shape_class() -> None:
-    asked: list[ShapeClass] = []
+    cases: list[ShapeClass] = []
 
     def supports(case: ShapeClass) -> str | None:
-        asked.append(case)
+        cases.append(case)
         return None if case.dtype == torch.float32 else "float32 only"
 
     op = op_of("toy", ("fast", supports), ("slow", always))
     cpu = torch.device("cpu")
     chosen = [op.runs[cpu, dtype]() for dtype in (torch.float32, torch.float64, torch.float32, torch.float64)]
     assert chosen == ["fast", "slow", "fast", "slow"]
-    assert asked == [FLOAT32, FLOAT64]
+    assert cases == [FLOAT32, FLOAT64]
 
 
 def test_an_op_that_nothing_can_compute_says_everything_that_was_tried() -> None:
@@ -123,7 +123,9 @@ def test_other_float_types_go_to_the_reference(dtype: torch.dtype) -> None:
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    """What a process of its own says, whatever instruction set this one was asked to use."""
+    environment = {name: value for name, value in os.environ.items() if name != "ONELOOP_ISA"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

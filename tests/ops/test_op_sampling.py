@@ -12,7 +12,7 @@ from scipy import stats
 
 from ops.sampling import noise, reference
 from ops.sampling import tables as t
-from tests.ops.sampling_case import Wish, fill
+from tests.ops.sampling_case import RowParams, fill
 
 V = 50
 
@@ -21,26 +21,26 @@ def logits(seed=0, lines=1, scale=2.0, vocab_size=V) -> torch.Tensor:
     return torch.randn(lines, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def draws(scores: torch.Tensor, wish: Wish, num: int, first: int = 0) -> np.ndarray:
+def draws(scores: torch.Tensor, params: RowParams, num: int, first: int = 0) -> np.ndarray:
     """`num` ids of one row over the same logits, a position each."""
-    tables, last_ids = fill([wish], len(scores)), torch.zeros(1, dtype=torch.int64)
-    row = torch.zeros(1, dtype=torch.int32)
-    ids = [reference.sample(scores[None].clone(), row, torch.tensor([first + p]), last_ids, tables) for p in range(num)]
-    return torch.cat(ids).numpy()
+    tables, last_ids = fill([params], len(scores)), torch.zeros(1, dtype=torch.int64)
+    rows = torch.zeros(num, dtype=torch.int32)
+    positions = torch.arange(first, first + num)
+    return reference.sample(scores.expand(num, -1).clone(), rows, positions, last_ids, tables).numpy()
 
 
-def distribution(scores: torch.Tensor, wish: Wish) -> np.ndarray:
+def distribution(scores: torch.Tensor, params: RowParams) -> np.ndarray:
     """Temperature, min-p, top-k, top-p by their definitions, by a full sort. For logits that all differ."""
-    weights = np.exp((scores.double() / wish.temperature).numpy())
+    weights = np.exp((scores.double() / params.temperature).numpy())
     probs = weights / weights.sum()
-    keep = probs >= wish.min_p * probs.max()
+    keep = probs >= params.min_p * probs.max()
     probs = np.where(keep, probs, 0) / probs[keep].sum()
     order = np.argsort(-probs, kind="stable")
-    if wish.top_k:
-        probs[order[wish.top_k :]] = 0
+    if params.top_k:
+        probs[order[params.top_k :]] = 0
         probs /= probs.sum()
-    reached = np.cumsum(probs[order]) >= wish.top_p - 1e-12
-    if wish.top_p < 1.0:
+    reached = np.cumsum(probs[order]) >= params.top_p - 1e-12
+    if params.top_p < 1.0:
         probs[order[int(np.argmax(reached)) + 1 :]] = 0
         probs /= probs.sum()
     return probs
@@ -74,26 +74,26 @@ FILTERS = [
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_drawn_frequencies_match_the_distribution(filters):
-    wish = Wish(seed=11, **filters)
+    params = RowParams(seed=11, **filters)
     scores = logits(1)[0]
-    assert_follows(draws(scores, wish, 4000), distribution(scores, wish))
+    assert_follows(draws(scores, params, 2000), distribution(scores, params))
 
 
 def test_a_filtered_vocabulary_of_real_size_keeps_what_a_full_sort_keeps():
     scores = logits(3, vocab_size=20_000, scale=3.0)[0]
     for filters in FILTERS[2:]:
-        wish = Wish(**filters)
-        record = fill([wish], len(scores)).records[0]
+        params = RowParams(**filters)
+        record = fill([params], len(scores)).records[0]
         record = reference._Record(record.tolist(), record.view(torch.float32).tolist())
-        kept = (scores >= reference.threshold(scores, record, float(scores.max()))).numpy()
-        assert (kept == (distribution(scores, wish) > 0)).all(), filters
+        left_in = (scores >= reference.threshold(scores, record, float(scores.max()))).numpy()
+        assert (left_in == (distribution(scores, params) > 0)).all(), filters
 
 
 def test_all_of_equal_logits_are_kept_or_none():
     scores = torch.zeros(V)
     scores[[4, 9, 30]] = 2.0
     for filters in ({"top_k": 2}, {"top_p": 0.1}, {"min_p": 1.0}):
-        assert set(draws(scores, Wish(**filters), 200)) == {4, 9, 30}
+        assert set(draws(scores, RowParams(**filters), 200)) == {4, 9, 30}
 
 
 def test_noise_is_gumbel_for_every_seed_position_and_token():
@@ -126,19 +126,23 @@ def test_the_largest_noise_of_a_vocabulary_is_gumbel_too():
 def test_a_rare_token_is_drawn_as_often_as_it_should():
     scores = torch.zeros(2)
     scores[1] = math.log(1e-2)
-    share = (draws(scores, Wish(seed=3), 8000) == 1).mean()
+    share = (draws(scores, RowParams(seed=3), 8000) == 1).mean()
     assert stats.binomtest(round(share * 8000), 8000, 1e-2 / 1.01).pvalue > 1e-3
 
 
 def test_the_lowest_of_equal_logits_is_the_largest():
     scores = torch.zeros(1, 1000)
     scores[0, [700, 600, 601]] = 1.0
-    assert draws(scores[0], Wish(temperature=0), 1) == [600]
+    assert draws(scores[0], RowParams(temperature=0), 1) == [600]
 
 
 def test_a_line_that_does_not_sample_leaves_no_trace():
-    wishes = [Wish(presence=1.0, temperature=0.0), Wish(temperature=0.0), Wish(presence=1.0, seed=1)]
-    tables, last_ids = fill(wishes, V), torch.full((3,), 44)
+    params_by_row = [
+        RowParams(presence=1.0, temperature=0.0),
+        RowParams(temperature=0.0),
+        RowParams(presence=1.0, seed=1),
+    ]
+    tables, last_ids = fill(params_by_row, V), torch.full((3,), 44)
     rows = torch.tensor([1, -1, -1], dtype=torch.int32)
     scores = logits(1, lines=3)
     ids = reference.sample(scores.clone(), rows, torch.tensor([5, 5, 0]), last_ids, tables)
@@ -148,13 +152,13 @@ def test_a_line_that_does_not_sample_leaves_no_trace():
 
 
 def test_no_lines_give_no_ids():
-    tables, last_ids = fill([Wish()], V), torch.zeros(1, dtype=torch.int64)
+    tables, last_ids = fill([RowParams()], V), torch.zeros(1, dtype=torch.int64)
     nothing = torch.zeros(0, dtype=torch.int32)
     assert reference.sample(torch.zeros(0, V), nothing, nothing.long(), last_ids, tables).tolist() == []
 
 
 def test_a_count_stops_instead_of_wrapping():
-    tables, last_ids = fill([Wish(frequency=0.0001, temperature=0.0)], V), torch.zeros(1, dtype=torch.int64)
+    tables, last_ids = fill([RowParams(frequency=0.0001, temperature=0.0)], V), torch.zeros(1, dtype=torch.int64)
     tables.counts[0, 7] = t.MAX_COUNT - 1
     scores = torch.zeros(1, V)
     scores[0, 7] = 100.0
@@ -166,12 +170,12 @@ def test_a_count_stops_instead_of_wrapping():
 
 def test_huge_logits_over_a_small_temperature_stay_usable():
     for scores in (torch.tensor([-3e38, -2e38, -1e38]), torch.tensor([1e38, 3e38, -torch.inf])):
-        ids = draws(scores, Wish(temperature=0.01), 5)
+        ids = draws(scores, RowParams(temperature=0.01), 5)
         assert (ids >= 0).all()
         assert (ids != int((scores == -torch.inf).nonzero()[0])).all() if (scores == -torch.inf).any() else True
 
 
 def test_seeds_of_all_64_bits_count():
     scores = torch.zeros(1000)
-    chosen = [draws(scores, replace(Wish(), seed=seed), 8).tolist() for seed in (0, 1, -1, 2**32, 2**62, -(2**63))]
+    chosen = [draws(scores, replace(RowParams(), seed=seed), 8).tolist() for seed in (0, 1, -1, 2**32, 2**62, -(2**63))]
     assert len({tuple(ids) for ids in chosen}) == len(chosen)

@@ -239,7 +239,7 @@ def test_other_tiles_of_attention() -> None:
     }  # fmt: skip
     assert (by.latent.decode, by.latent.prefill) == (LatentTiles(16, 32, 4, 3, 256), LatentTiles(64, 32, 8, 2, 256))
     assert by.latent.float32_decode == by.latent.float32_prefill == LatentTiles(16, 16, 4, 2, 256)
-    assert by.min_planned_prefill == 1024
+    assert by.min_prefill_queries == 64
 
 
 def test_experts() -> None:

@@ -12,7 +12,7 @@ from ops.attention import reference, triton_paged
 from ops.attention.meta import AttentionMeta
 from ops.tuning import files
 from ops.tuning.numbers import QueryTiles
-from tests.ops.places import DEVICES, interpreted_once, places
+from tests.ops.places import DEVICES, interpreted_in_16_bits, interpreted_once, places
 
 PLACES = places(1e-5, 2e-3, 1e-2)
 
@@ -67,13 +67,19 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size"), [(4, 4, 64), (9, 3, 64), (4, 2, 128), (8, 1, 64), (4, 2, 256), (4, 1, 96)]
 )
 @pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
 def test_matches_the_reference(device, spans, heads, kv_heads, head_size, dtype, tolerance):
     check(*case(device, spans, heads, kv_heads, head_size, dtype), tolerance)
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_in_16_bits(PLACES))
+@pytest.mark.parametrize("spans", MIXES.values(), ids=MIXES)
+def test_matches_the_reference_in_16_bits(device, spans, dtype, tolerance):
+    check(*case(device, spans, 6, 2, 64, dtype), tolerance)
 
 
 def with_tiles(monkeypatch, **tiles):
@@ -189,18 +195,18 @@ def test_a_plan_made_on_the_host_changes_nothing(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("on_host", [True, False], ids=["spans on the host", "spans on the device"])
-def test_long_fresh_lines_are_left_alone_when_somebody_else_does_them(device, on_host):
+def test_long_rows_are_left_alone_when_another_kernel_does_them(device, on_host):
     lines = [(20, 20), (20, 21), (1, 1), (19, 19), (40, 40)]
     q, k, v, meta = case(device, lines, 4, 2, 64, torch.float32)
     starts = meta.query_start_loc.tolist()
     if on_host:
         meta = replace(meta, spans=tuple((starts[i], starts[i + 1], context) for i, (_, context) in enumerate(lines)))
     out = reference.paged_attention(q, k, v, meta, 0.125)
-    untouched = [(0, 20), (60, 100)]
+    untouched = [(0, 40), (60, 100)]
     wanted = out.clone()
     for start, end in untouched:
         out[start:end] = wanted[start:end] = 7.0
-    got = triton_paged.paged_attention(q, k, v, meta, 0.125, out=out, prefill_from=20)
+    got = triton_paged.paged_attention(q, k, v, meta, 0.125, out=out, max_queries=19)
     assert got is out
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 

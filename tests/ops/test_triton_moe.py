@@ -14,7 +14,7 @@ from ops.moe.triton_route import route
 from ops.tuning import files
 from ops.tuning.numbers import ExpertTiles, ProductTiles
 from tests.ops.moe_case import Clamped, moe_case
-from tests.ops.places import DEVICES, places
+from tests.ops.places import DEVICES, interpreted_once, places
 
 PLACES = places(1e-5, 3e-3, 2e-2)
 ROUTINGS = {
@@ -93,7 +93,7 @@ def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got.cpu().double() - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(PLACES))
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_moe_matches_the_definition(shape, num_tokens, dtype, tolerance, device):

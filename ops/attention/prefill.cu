@@ -1,0 +1,359 @@
+// Attention of many queries a row over the paged cache: scores and mixing on Hopper's matrix units, keys and values brought by its
+// copy engine, page by page, into tiles as large as if they lay side by side (Dao 2023, FlashAttention-2; Shah et al. 2024,
+// FlashAttention-3).
+//
+// A block takes one tile of ROWS queries of one head after another, from a list that it makes itself out of the step's lengths on the
+// device; whoever is free takes the next, the longest tiles of a request first. One warp copies. Two groups of four warps compute, each
+// 64 queries: the scores of a tile of keys are under way while the tile before is mixed, and one group's softmax runs beside the
+// other's products. Keys are walked from the last to the first, so that what must be masked comes first.
+
+#define UNSEEN (-__int_as_float(0x7f800000))  // the score of a key that is not seen: minus infinity
+constexpr int PAGE = 16, ROWS = 128, CONSUMERS = 256, THREADS = CONSUMERS + 128, MAX_REQUESTS = 2048;
+
+template <int KEYS>
+struct Scores {  // scores (+)= q[64, 16] k[KEYS, 16]^T; see prefill.py
+  static __device__ void add(float (&scores)[KEYS / 2], u64 q, u64 k, int begun);
+};
+template <int LANES>
+struct Mixed {  // mixed += p[64, 16] v[16, LANES]
+  static __device__ void add(float (&mixed)[LANES / 2], u32 p0, u32 p1, u32 p2, u32 p3, u64 v);
+};
+
+// Rows of 128 bytes as they lie in memory, keys along the sum: `apart` bytes from the first 64 dims to the next.
+__device__ __forceinline__ u64 operand_across(const void* tile, int apart) {
+  return u64((address_of(tile) & 0x3ffff) >> 4) | u64(apart >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+__device__ __forceinline__ void copy_heads(void* to, const TensorMap* map, u64* barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          address_of(to)),
+      "l"(map), "r"(address_of(barrier)), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void give_registers_back() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+// The groups' turns at the matrix units: barriers 1 and 2. Both groups: barrier 3.
+__device__ __forceinline__ void await_turn(int group) { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(CONSUMERS) : "memory"); }
+__device__ __forceinline__ void pass_turn(int group) { asm volatile("bar.arrive %0, %1;" ::"r"(2 - group), "n"(CONSUMERS) : "memory"); }
+__device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 3, %0;" ::"n"(CONSUMERS) : "memory"); }
+__device__ __forceinline__ float exp2_fast(float x) {
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+
+struct Work {  // a tile of queries of one head
+  int request, head;
+  int token;            // of the first query, in the step
+  int num_queries;      // of the tile, up to ROWS
+  int position;         // of the first query, in the sequence
+  int first, end, keys; // tiles of keys [first, end), and the keys that there are
+};
+
+template <int LANES, int KEYS, int Q_STAGES>
+__device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, const int* tables,
+                                        int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks,
+                                        u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size,
+                                        int no_page, int min_queries, int window, float scale_log2, float softcap) {
+  constexpr int STAGES = 2, HALVES = LANES / 64, PAGES = KEYS / PAGE, UNITS = LANES / 16;
+  constexpr int Q_BYTES = ROWS * LANES * 2, TILE_BYTES = KEYS * LANES * 2;
+  extern __shared__ unsigned char unaligned[];
+  __shared__ u64 q_full[Q_STAGES], q_empty[Q_STAGES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+  __shared__ int upto[MAX_REQUESTS];  // tiles of queries, times heads, of a request and those before it
+  __shared__ int sums_of_warps[THREADS / 32];
+  __shared__ Work works[Q_STAGES];
+  unsigned char* q_tiles = unaligned + (1024 - address_of(unaligned) % 1024) % 1024;
+  unsigned char* k_tiles = q_tiles + Q_STAGES * Q_BYTES;
+  unsigned char* v_tiles = k_tiles + STAGES * TILE_BYTES;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_heads = num_heads / group_size;
+  let_next_start();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Q_STAGES; i++) {
+      make_barrier(q_full + i, 1);
+      make_barrier(q_empty + i, CONSUMERS / 32);
+    }
+    for (int i = 0; i < STAGES; i++) {
+      make_barrier(k_full + i, 1);
+      make_barrier(v_full + i, 1);
+      make_barrier(k_empty + i, CONSUMERS / 32);
+      make_barrier(v_empty + i, CONSUMERS / 32);
+    }
+    barriers_are_made();
+  }
+  wait_for_previous();
+  // The list: which requests are ours, and how many tiles each has.
+  for (int base = 0, before = 0; base < num_requests; base += THREADS) {
+    const int request = base + threadIdx.x;
+    int count = 0;
+    if (request < num_requests) {
+      const int queries = starts[request + 1] - starts[request];
+      if (queries >= min_queries) count = (queries + ROWS - 1) / ROWS * num_heads;
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int left = __shfl_up_sync(~0u, count, step);
+      if (lane >= step) count += left;
+    }
+    if (lane == 31) sums_of_warps[warp] = count;
+    __syncthreads();
+    int all = 0;
+    for (int w = 0; w < THREADS / 32; w++) {
+      if (w < warp) count += sums_of_warps[w];
+      all += sums_of_warps[w];
+    }
+    if (request < num_requests) upto[request] = before + count;
+    before += all;
+    __syncthreads();
+  }
+  __syncthreads();
+  const int num_works = upto[num_requests - 1];
+  if (num_works == 0) return;  // everybody, so nobody waits and nothing was counted
+
+  if (warp >= CONSUMERS / 32) {
+    give_registers_back<40>();
+    if (warp > CONSUMERS / 32) return;
+    int index = blockIdx.x;
+    for (int turn = 0, tile = 0;; turn++) {
+      const int q_stage = turn % Q_STAGES;
+      int index_after = 0;  // asked for now, wanted a turn later
+      if (lane == 0) index_after = gridDim.x + atomicAdd(counters, 1);
+      Work work;
+      work.request = -1;
+      if (index < num_works) {
+        int low = 0, high = num_requests - 1;  // the first request with upto > index
+        while (low < high) {
+          const int middle = (low + high) / 2;
+          if (upto[middle] > index) high = middle;
+          else low = middle + 1;
+        }
+        work.request = low;
+        const int local = index - (low ? upto[low - 1] : 0), start = starts[low], queries = starts[low + 1] - start;
+        const int tile_of_queries = (queries + ROWS - 1) / ROWS - 1 - local / num_heads, context = lens[low];
+        work.head = local % num_heads;
+        work.token = start + tile_of_queries * ROWS;
+        work.num_queries = min(ROWS, queries - tile_of_queries * ROWS);
+        work.position = context - queries + tile_of_queries * ROWS;
+        work.keys = work.position + work.num_queries;
+        work.end = (work.keys + KEYS - 1) / KEYS;
+        work.first = max(0, work.position + 1 - window) / KEYS;
+      }
+      if (turn >= Q_STAGES) wait_for(q_empty + q_stage, (turn / Q_STAGES - 1) & 1);
+      if (lane == 0) {
+        works[q_stage] = work;
+        if (work.request < 0) {
+          arrive(q_full + q_stage);
+        } else {
+          expect_bytes(q_full + q_stage, Q_BYTES);
+          for (int h = 0; h < HALVES; h++)
+            for (int part = 0; part < 2; part++)
+              copy_heads(q_tiles + q_stage * Q_BYTES + h * (ROWS * 128) + part * (64 * 128), q_map, q_full + q_stage, h * 64, work.head,
+                         work.token + part * 64);
+        }
+      }
+      if (work.request < 0) break;
+      const int* table = tables + long(rows ? max(rows[work.request], 0) : work.request) * table_stride;
+      const int kv_head = work.head / group_size;
+      auto page_of = [&](int keys_tile) {  // this lane's page of the tile; beyond the keys there are zeros
+        const int page = keys_tile * PAGES + lane;
+        return lane < PAGES && keys_tile >= 0 && page * PAGE < work.keys ? (table[page] * kv_heads + kv_head) * PAGE : no_page;
+      };
+      int at = page_of(work.end - 1);
+      for (int keys_tile = work.end - 1; keys_tile >= work.first; keys_tile--, tile++) {
+        const int stage = tile % STAGES, parity = (tile / STAGES - 1) & 1;
+        const int next = page_of(keys_tile - 1);
+        if (tile >= STAGES) wait_for(k_empty + stage, parity);
+        if (lane == 0) expect_bytes(k_full + stage, TILE_BYTES);
+        __syncwarp();
+        if (lane < PAGES)
+          for (int h = 0; h < HALVES; h++)
+            copy_tile(k_tiles + stage * TILE_BYTES + h * (KEYS * 128) + lane * (PAGE * 128), k_map, k_full + stage, h * 64, at);
+        if (tile >= STAGES) wait_for(v_empty + stage, parity);
+        if (lane == 0) expect_bytes(v_full + stage, TILE_BYTES);
+        __syncwarp();
+        if (lane < PAGES)
+          for (int h = 0; h < HALVES; h++)
+            copy_tile(v_tiles + stage * TILE_BYTES + h * (KEYS * 128) + lane * (PAGE * 128), v_map, v_full + stage, h * 64, at);
+        at = next;
+      }
+      index = __shfl_sync(~0u, index_after, 0);
+    }
+    if (lane == 0) {  // the last block to run out of work sets the list back for the next launch
+      __threadfence();
+      if (atomicAdd(counters + 1, 1) == int(gridDim.x) - 1) counters[0] = counters[1] = 0;
+    }
+    return;
+  }
+
+  take_registers<232>();
+  const int group = warp / 4, g = lane / 4, t = lane % 4;
+  if (group == 1) pass_turn(1);
+  for (int turn = 0, tile = 0;; turn++) {
+    const int q_stage = turn % Q_STAGES;
+    wait_for(q_full + q_stage, turn / Q_STAGES & 1);
+    const Work work = works[q_stage];
+    if (work.request < 0) break;
+    const int row = group * 64 + warp % 4 * 16 + g;  // and row + 8
+    float scores[KEYS / 2], mixed[LANES / 2] = {}, best[2] = {UNSEEN, UNSEEN}, total[2] = {};
+    u32 p[KEYS / 4];
+    const u64 q = operand(q_tiles + q_stage * Q_BYTES + group * (64 * 128));
+    auto begin_scores = [&](int stage) {
+      begin_products();
+      const u64 k = operand(k_tiles + stage * TILE_BYTES);
+#pragma unroll
+      for (int u = 0; u < UNITS; u++)
+        Scores<KEYS>::add(scores, q + (u / 4 * (ROWS * 128) + u % 4 * 32) / 16, k + (u / 4 * (KEYS * 128) + u % 4 * 32) / 16, u);
+      end_products();
+    };
+    auto begin_mixing = [&](int stage) {
+      begin_products();
+      const u64 v = operand_across(v_tiles + stage * TILE_BYTES, KEYS * 128);
+#pragma unroll
+      for (int u = 0; u < PAGES; u++)
+        Mixed<LANES>::add(mixed, p[4 * u], p[4 * u + 1], p[4 * u + 2], p[4 * u + 3], v + u * (PAGE * 128 / 16));
+      end_products();
+    };
+    float shrink[2];
+    auto soften = [&](int keys_tile) {  // scores become weights, in place; what was mixed shrinks by `shrink`
+      const int first_key = keys_tile * KEYS + 2 * t;
+      float scale = scale_log2;
+      if (softcap > 0.f) {
+        scale = 1.4426950408889634f;
+        const float inner = scale_log2 * (2.f / softcap);
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++) scores[i] = softcap - 2.f * softcap / (exp2_fast(scores[i] * inner) + 1.f);
+      }
+      const bool late = (keys_tile + 1) * KEYS - 1 > work.position + group * 64;  // some key stands behind some query
+      if (late || keys_tile * KEYS <= work.position + ROWS - 1 - window) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+          const int position = work.position + row + 8 * c, last = position - first_key, before = last - window;
+#pragma unroll
+          for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+              if (8 * j + e > last || 8 * j + e <= before) scores[4 * j + 2 * c + e] = UNSEEN;
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        float top = best[c];
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(scores[4 * j + 2 * c], scores[4 * j + 2 * c + 1]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        const float level = top == UNSEEN ? 0.f : top * scale;
+        shrink[c] = exp2_fast(best[c] * scale - level);
+        best[c] = top;
+        float sum = 0.f;
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            float& score = scores[4 * j + 2 * c + e];
+            score = exp2_fast(score * scale - level);
+            sum += score;
+          }
+        total[c] = total[c] * shrink[c] + sum;
+      }
+    };
+    auto pack_weights = [&]() {
+#pragma unroll
+      for (int i = 0; i < KEYS / 4; i++) p[i] = pack(scores[2 * i], scores[2 * i + 1]);
+    };
+
+    wait_for(k_full + tile % STAGES, tile / STAGES & 1);
+    await_turn(group);
+    begin_scores(tile % STAGES);
+    pass_turn(group);
+    wait_for_products<0>();
+    if (lane == 0) arrive(k_empty + tile % STAGES);
+    soften(work.end - 1);
+    pack_weights();
+    // Of the last page only what belongs to the sequence: the rest was never written and may be NaN, which no weight of zero silences.
+    if (work.keys % PAGE) {
+      wait_for(v_full + tile % STAGES, tile / STAGES & 1);
+      const int from = work.keys % KEYS, count = (PAGE - work.keys % PAGE) * (LANES / 8);
+      for (int i = threadIdx.x; i < count; i += CONSUMERS) {
+        const int half = i % (LANES / 8) / 8, chunk = i % 8, key = from + i / (LANES / 8);
+        store(reinterpret_cast<u16*>(v_tiles + tile % STAGES * TILE_BYTES + half * (KEYS * 128) + key * 128 + chunk * 16), Vec{});
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      meet_consumers();
+    }
+    for (int keys_tile = work.end - 2; keys_tile >= work.first; keys_tile--, tile++) {
+      const int stage = tile % STAGES, next = (tile + 1) % STAGES;
+      wait_for(k_full + next, (tile + 1) / STAGES & 1);
+      await_turn(group);
+      begin_scores(next);
+      wait_for(v_full + stage, tile / STAGES & 1);
+      begin_mixing(stage);
+      pass_turn(group);
+      wait_for_products<1>();
+      if (lane == 0) arrive(k_empty + next);
+      soften(keys_tile);
+      wait_for_products<0>();
+      if (lane == 0) arrive(v_empty + stage);
+      if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f))  // soon the largest score has been seen
+#pragma unroll
+        for (int i = 0; i < LANES / 2; i++) mixed[i] *= shrink[i / 2 % 2];
+      pack_weights();
+    }
+    if (lane == 0) arrive(q_empty + q_stage);
+    wait_for(v_full + tile % STAGES, tile / STAGES & 1);
+    begin_mixing(tile % STAGES);
+    const float sink = sinks ? sinks[work.head] * 1.4426950408889634f : 0.f;
+    float share[2];
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      total[c] += __shfl_xor_sync(~0u, total[c], 1);
+      total[c] += __shfl_xor_sync(~0u, total[c], 2);
+      const float level = best[c] == UNSEEN ? 0.f : best[c] * (softcap > 0.f ? 1.4426950408889634f : scale_log2);
+      if (sinks) total[c] += exp2f(sink - level);
+      share[c] = 1.f / total[c];
+    }
+    wait_for_products<0>();
+    if (lane == 0) arrive(v_empty + tile % STAGES);
+    tile++;
+    // A lane has two dims of every eight; four lanes trade so that each has eight dims of every 32, and writes 16 bytes.
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      u16* to = out + (long(work.token + row + 8 * c) * num_heads + work.head) * head_size;
+      const bool inside = row + 8 * c < work.num_queries;
+#pragma unroll
+      for (int j = 0; j < LANES / 8; j += 4) {
+        u32 mine[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          mine[i] = pack(mixed[4 * (j + i) + 2 * c] * share[c], mixed[4 * (j + i) + 2 * c + 1] * share[c]);
+        // Transpose 4 x 4 words over four lanes: first within pairs of words, then of pairs.
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            if (!(i & step)) {
+              const u32 sent = t & step ? mine[i] : mine[i | step];
+              const u32 got = __shfl_xor_sync(~0u, sent, step);
+              if (t & step) mine[i] = got;
+              else mine[i | step] = got;
+            }
+        const int dim = (j + t) * 8;
+        if (inside && dim < head_size) store(to + dim, Vec{mine[0], mine[1], mine[2], mine[3]});
+      }
+    }
+  }
+}
+
+#define PREFILL(NAME, LANES, KEYS, Q_STAGES)                                                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                               \
+      NAME(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,    \
+           const int* tables, int table_stride, const int* rows, const int* starts, const int* lens, const float* sinks, \
+           u16* out, int* counters, int num_requests, int num_heads, int group_size, int head_size, int no_page,         \
+           int min_queries, int window, float scale_log2, float softcap) {                                               \
+    prefill<LANES, KEYS, Q_STAGES>(&q, &k, &v, tables, table_stride, rows, starts, lens, sinks, out, counters, num_requests,       \
+                         num_heads, group_size, head_size, no_page, min_queries, window, scale_log2, softcap);           \
+  }

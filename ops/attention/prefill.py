@@ -1,0 +1,144 @@
+"""Attention of rows of many queries on Hopper by prefill.cu: any lengths, any context, one launch that reads them on the device.
+
+Keys and values are read from the paged cache, those of the step itself too: they stand there already. The host knows no lengths, so
+a captured graph may hold it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ops import tuning
+from ops.attention.heads import AttentionHeads
+from ops.attention.meta import AttentionMeta
+from ops.cuda.program import CompiledKernel, Program
+from ops.cuda.tensor_map import TensorMap, tensor_map
+
+ROWS = 128  # queries of a block
+PAGE = 16  # keys of a block of the cache
+MAX_REQUESTS = 2048
+LOG2E = 1.4426950408889634
+_HERE = Path(__file__).parent
+_THREADS = 384
+_STAGES = 2
+_ALIGNMENT = 1024
+_NO_WINDOW = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One instance of prefill.cu: heads of up to `lanes` dims, `keys` keys at a time."""
+
+    lanes: int
+    keys: int
+    tiles_of_queries: int  # that are in shared memory, the next one ahead of its turn
+
+    @property
+    def name(self) -> str:
+        return f"prefill_{self.lanes}_{self.keys}_{self.tiles_of_queries}"
+
+    @property
+    def shared_bytes(self) -> int:
+        return (ROWS * self.tiles_of_queries + 2 * _STAGES * self.keys) * self.lanes * 2 + _ALIGNMENT
+
+
+TILES = (Tile(64, 128, 2), Tile(128, 128, 2), Tile(256, 64, 1))
+
+
+def _instructions(tile: Tile) -> tuple[str, str]:
+    """The two matrix instructions of a tile, whose operands cannot be counted in C++."""
+    kind = '.f32." HALF "." HALF "'
+    scores, mixed = tile.keys // 2, tile.lanes // 2
+    return (
+        f"""
+template <> __device__ __forceinline__ void Scores<{tile.keys}>::add(float (&scores)[{scores}], u64 q, u64 k, int begun) {{
+  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{scores + 2}, 0; wgmma.mma_async.sync.aligned.m64n{tile.keys}k16{kind}"
+    " {{{_operands(scores)}}}, %{scores}, %{scores + 1}, p, 1, 1, 0, 0;}}" : {_bound("scores", scores)}
+    : "l"(q), "l"(k), "r"(begun));
+}}""",
+        f"""
+template <> __device__ __forceinline__ void Mixed<{tile.lanes}>::add(float (&mixed)[{mixed}], u32 p0, u32 p1, u32 p2, u32 p3,
+                                                                    u64 v) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{tile.lanes}k16{kind}"
+    " {{{_operands(mixed)}}}, {{%{mixed}, %{mixed + 1}, %{mixed + 2}, %{mixed + 3}}}, %{mixed + 4}, 1, 1, 1, 1;"
+    : {_bound("mixed", mixed)} : "r"(p0), "r"(p1), "r"(p2), "r"(p3), "l"(v));
+}}""",
+    )
+
+
+def _operands(count: int) -> str:
+    return ", ".join(f"%{i}" for i in range(count))
+
+
+def _bound(array: str, count: int) -> str:
+    return ", ".join(f'"+f"({array}[{i}])' for i in range(count))
+
+
+_PROGRAM = Program(
+    [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "prefill.cu"],
+    {tile.name: f"PREFILL({tile.name}, {tile.lanes}, {tile.keys}, {tile.tiles_of_queries})" for tile in TILES},
+    prelude="\n".join(dict.fromkeys(text for tile in TILES for text in _instructions(tile))),
+    architecture="sm_90a",
+)
+
+
+def refusal(heads: AttentionHeads, k_cache: Tensor, meta: AttentionMeta) -> str | None:
+    """Why such a step cannot be served, None if it can."""
+    if heads.head_size > TILES[-1].lanes or heads.head_size % 8:
+        return f"head size {heads.head_size} is not a multiple of 8 up to {TILES[-1].lanes}"
+    if heads.alibi is not None:
+        return "it knows no linear biases"
+    if k_cache.shape[2] != PAGE:
+        return f"blocks of {k_cache.shape[2]} keys are not blocks of {PAGE}"
+    if meta.seq_lens.shape[0] > MAX_REQUESTS:
+        return f"it counts up to {MAX_REQUESTS} rows"
+    return None
+
+
+def prefill(
+    qkv: Tensor,
+    heads: AttentionHeads,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    out: Tensor,
+    min_queries: int,
+) -> None:
+    """Write the rows of at least `min_queries` queries, up to MAX_REQUESTS rows in all, into out [T, Hq, D]; other tokens are left.
+
+    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D]: q normed and rotated, k and v of the
+    step stored."""
+    num_blocks, num_kv_heads, _, size = k_cache.shape
+    num_tokens, num_requests = qkv.shape[0], meta.seq_lens.shape[0]
+    tile = next(tile for tile in TILES if size <= tile.lanes)
+    q_map = tensor_map(qkv, (size, heads.num_heads, num_tokens), (1, size, qkv.stride(0)), (64, 1, 64))
+    num_keys = num_blocks * num_kv_heads * PAGE
+    _kernel(tile, qkv.dtype, qkv.device).launch(
+        (tuning.of(qkv.device).multiprocessors, 1, 1), _THREADS, tile.shared_bytes,
+        q_map, _cache_map(k_cache, num_keys), _cache_map(v_cache, num_keys),
+        meta.block_tables, meta.block_tables.stride(0), meta.rows, meta.query_start_loc, meta.seq_lens, heads.sinks, out,
+        _counters(qkv.device), num_requests, heads.num_heads, heads.num_heads // num_kv_heads, size, num_keys, min_queries,
+        heads.window or _NO_WINDOW, heads.scale * LOG2E, heads.softcap or 0.0,
+    )  # fmt: skip
+
+
+def _cache_map(cache: Tensor, num_keys: int) -> TensorMap:
+    size = cache.shape[-1]
+    return tensor_map(cache, (size, num_keys), (1, size), (64, PAGE))
+
+
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    """Tiles handed out and blocks that have ended; the kernel leaves both at zero. One launch after another: one stream."""
+    return torch.zeros(2, dtype=torch.int32, device=device)
+
+
+@functools.cache
+def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+    kernel = _PROGRAM.kernel(tile.name, dtype, device)
+    kernel.allow_shared_bytes(tile.shared_bytes)
+    return kernel
