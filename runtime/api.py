@@ -101,19 +101,22 @@ class PreparedPrompt:
     block_hashes: Sequence[bytes] = field(repr=False)
 
     def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
-        """The prepared prompt for `token_ids`, which begin with these and go on with what the same engine gave: nothing is checked
-        or hashed anew."""
+        """The prepared prompt for `token_ids`, which begin with these and go on with what the same engine gave: nothing is
+        checked or hashed anew."""
         return PreparedPrompt(token_ids, self.cache_salt, self.block_hashes)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to generate, or a prompt to be made a vector of. `prompt_ids` is never written to by anyone after construction.
+    """One sequence to generate, or a prompt to be made a vector of. `prompt_ids` is never written to by anyone after
+    construction.
 
-    `priority`: lower runs first (only under the priority policy). `cache_salt` keeps prefix-cache hits within its own
-    tenants. `arrival_s` is `time.monotonic()` when the request reached the server: queue time and TTFT count from it.
-    `prepared`: of `prompt_ids` and `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event
-    loop when it is submitted, which takes some 150 ns a token."""
+    `priority`: lower runs first (only under the priority policy). `cache_salt` keeps prefix-cache hits within its own tenants.
+    `caller`: who asks, for whoever shares among callers; opaque, and None where nobody is told from others. At `deadline_s`, by
+    `time.monotonic()`, it is ended if it has not ended before. `arrival_s` is
+    `time.monotonic()` when the request reached the server: queue time and TTFT count from it. `prepared`: of `prompt_ids` and
+    `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event loop when it is submitted, which
+    takes some 150 ns a token."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -122,6 +125,9 @@ class Request:
     cache_salt: str | None = None
     arrival_s: float = field(default_factory=time.monotonic)
     prepared: PreparedPrompt | None = field(default=None, repr=False)
+    is_probe: bool = False
+    caller: bytes | None = field(default=None, repr=False)
+    deadline_s: float | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -138,6 +144,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence id or a stop token id; or the vector is there
     LENGTH = "length"  # max_tokens or the context length
     ABORT = "abort"  # the client left, or the server is shutting down
+    TIMEOUT = "timeout"  # its deadline has passed, or it has waited too long; `Output.retry_after_s` says which
     ERROR = "error"  # the engine failed on it; `Output.error` says how
 
 
@@ -163,7 +170,8 @@ class Output:
     `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
     `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked.
     `prompt_logprobs`: if asked, with the request's first Output, one for each token of the prompt but the first.
-    `pooled`: for a request with PoolingParams, with its only Output: the vector, float32 numbers."""
+    `pooled`: for a request with PoolingParams, with its only Output: the vector, float32 numbers. `retry_after_s`: for one that
+    waited too long to start, when another try would probably fare better; for no other."""
 
     index: int
     token_ids: list[int]
@@ -175,6 +183,7 @@ class Output:
     complete: bool = False
     prompt_logprobs: list[TokenLogprobs] | None = None
     pooled: Sequence[float] | None = None
+    retry_after_s: float | None = None
 
 
 class TokenStream(Protocol):
@@ -202,8 +211,11 @@ class TokenStream(Protocol):
 #
 # EngineError
 # ├── ContextTooLong     the prompt and one token do not fit: the client's doing
-# ├── QueueFull          try again later
-# └── EngineStopped      draining, or dead
+# ├── Busy               try again later
+# │   ├── QueueFull
+# │   └── CallerLimit    this caller has as much as he may
+# ├── EngineStopped      draining, or dead
+# └── ProbeFailed        of `probe` alone: a token could not be computed
 
 
 class EngineError(Exception):
@@ -219,14 +231,30 @@ class ContextTooLong(EngineError):
         self.limit = limit
 
 
-class QueueFull(EngineError):
-    def __init__(self, waiting: int, limit: int) -> None:
-        super().__init__(f"{waiting} requests are waiting; the limit is {limit}")
-        self.waiting = waiting
-        self.limit = limit
+class Busy(EngineError):
+    """`reason`: which limit, as metrics have it. `retry_after_s`: when it would probably be taken."""
+
+    def __init__(self, message: str, reason: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Busy):
+    def __init__(self, waiting: int, limit: int, *, unit: str = "requests", retry_after_s: float = 1.0) -> None:
+        reason = "max_num_queued_reqs" if unit == "requests" else "max_num_queued_tokens"
+        super().__init__(f"{waiting} {unit} are waiting; the limit is {limit}", reason, retry_after_s)
+
+
+class CallerLimit(Busy):
+    pass
 
 
 class EngineStopped(EngineError):
+    pass
+
+
+class ProbeFailed(EngineError):
     pass
 
 
@@ -255,12 +283,16 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """`ok` only while steps settle. `reason` says what is wrong, for people."""
+    """`ok` only while steps settle, in about the time that they usually take. `reason` says what is wrong, for people. `hopeless`:
+    and nothing suggests that it will be right again. `failing`: step after step failed, and only one that settles can tell that it
+    is over; `EngineClient.probe` is one."""
 
     ok: bool
     reason: str | None
     num_running: int
     num_waiting: int
+    hopeless: bool = False
+    failing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +341,35 @@ class EngineClient(Protocol):
         """Admit all of them or none. `continues`: they are the next part of what was admitted before, so they are not refused for
         a full queue.
 
-        Raises ContextTooLong, QueueFull or EngineStopped."""
+        Raises ContextTooLong, Busy or EngineStopped."""
+        ...
+
+    def check_room(self, caller: bytes | None) -> None:
+        """Raise Busy where `submit` would take nothing of `caller` now, whatever it were: so that nobody sends it in vain."""
         ...
 
     def health(self) -> EngineHealth: ...
 
     def metrics(self) -> Sequence[Metric]: ...
 
+    def reset_prefix_cache(self) -> None:
+        """Forget what prompts have left for others to share. Who is running goes on, and leaves its own from now on."""
+        ...
+
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for the admitted ones, abort what is left after `timeout_s`; how many were aborted."""
         ...
 
-    async def close(self) -> None: ...
+    async def probe(self) -> None:
+        """Return when a step has settled from now on: others', where there is work, else one of a single token of its own.
+
+        Raises ProbeFailed or EngineStopped. As slow as the device is: the caller sets a limit."""
+        ...
+
+    async def death(self) -> str:
+        """Return when the engine can never serve again, and say why. All its requests have been told then."""
+        ...
+
+    async def close(self, limit_s: float = ...) -> bool:
+        """Abort what is left and end, within about `limit_s`. False where something did not let go: a step that hangs."""
+        ...

@@ -40,4 +40,4 @@ class BlockCopies:
         """The batch that carried `copies` has settled, or failed."""
         for copy in copies:
             self._unsettled.remove(copy)
-            self._pool.release(copy, worth_keeping=self._cache.has)
+            self._pool.release(copy, self._cache)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout
 from runtime.options import EngineOptions
 from runtime.policy import POLICIES, Policy
+from runtime.step_budget import FixedBudget, Goals, StepBudget, TimedBudget
+from runtime.step_cost import StepCost
 
 GIB = 1 << 30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -32,8 +35,8 @@ class EngineConfig(EngineOptions):
 
     @classmethod
     def of(cls, options: EngineOptions, *, end_token_ids: frozenset[int]) -> EngineConfig:
-        asked = {spec.name: getattr(options, spec.name) for spec in fields(EngineOptions)}
-        return cls(**asked, end_token_ids=end_token_ids)
+        given = {spec.name: getattr(options, spec.name) for spec in fields(EngineOptions)}
+        return cls(**given, end_token_ids=end_token_ids)
 
     @property
     def captures(self) -> bool:
@@ -69,14 +72,32 @@ class EnginePlan:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_num_mixed_tokens: int | None
+    step_budget: Callable[[], StepBudget]  # of prompts beside decodes
     layout: KVLayout
     kv_cache_dtype: str
     num_kv_blocks: int
     enable_prefix_caching: bool
-    policy: Policy
+    policy: Callable[[], Policy]
     steps_in_flight: int
     notes: tuple[str, ...]  # what was cut to fit, for people
+
+    def timed(
+        self, config: EngineConfig, base_s: float, token_s: float, weights_bytes: int, *, longest_itl_s: float, least: int
+    ) -> EnginePlan:  # fmt: skip
+        """With what was timed: a step with next to nothing in it, and a token of a long prompt. `least`: tokens of prompts below
+        which a step does not pay."""
+        if config.max_num_mixed_tokens is not None:
+            return self
+        kv_bytes = self.layout.block_bytes / self.layout.block_size
+        cost = StepCost.assumed(base_s, token_s, kv_bytes / max(1, weights_bytes))
+        max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
+        goals = Goals.resolve(max_itl_s, target_ttft_s, token_s, longest_itl_s)
+        note = (
+            f"a step that answers share takes {1000 * goals.max_itl_s:.0f} ms at most (max-itl), half of it while prompts "
+            f"are served in {1000 * goals.target_ttft_s:.0f} ms (target-ttft)"
+        )
+        budget = partial(TimedBudget, cost, goals, least=min(least, self.max_num_batched_tokens))
+        return replace(self, step_budget=budget, notes=(*self.notes, note))
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -106,14 +127,14 @@ class EnginePlan:
         if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
             max_num_seqs = min(max_num_seqs, budget - 1)
         if not 0 < max_num_seqs < budget:
-            raise PlanError(f"max-num-batched-tokens ({budget}) must be above max-num-seqs ({max_num_seqs})")
+            raise PlanError(f"--max-num-batched-tokens ({budget}) must be above --max-num-seqs ({max_num_seqs})")
         if config.max_model_len is not None and config.max_model_len > model_len:
-            raise PlanError(f"max-model-len {config.max_model_len} is more than the model's {model_len}")
+            raise PlanError(f"--max-model-len {config.max_model_len} is more than the model's {model_len}")
         if config.num_kv_blocks is not None:
             num_blocks = config.num_kv_blocks
         else:
-            asked = config.kv_cache_bytes
-            num_bytes = defaults.kv_cache_bytes(free_bytes) if asked is None else asked
+            given = config.kv_cache_bytes
+            num_bytes = defaults.kv_cache_bytes(free_bytes) if given is None else given
             num_blocks = num_bytes // layout.block_bytes if layout.block_bytes else 0
         max_model_len, notes = config.max_model_len or model_len, []
         if len(layout.groups) > 1:
@@ -125,8 +146,8 @@ class EnginePlan:
             if config.max_model_len is not None or capacity < layout.block_size:
                 needed_bytes = layout.max_blocks(max_model_len, budget) * layout.block_bytes
                 raise PlanError(
-                    f"the KV cache holds {capacity} tokens, fewer than max-model-len {max_model_len}: raise kv-cache-memory "
-                    f"to {needed_bytes / GIB:.2f}GiB or lower max-model-len"
+                    f"the KV cache holds {capacity} tokens, fewer than --max-model-len {max_model_len}: raise --kv-cache-memory "
+                    f"to {needed_bytes / GIB:.2f}GiB or lower --max-model-len"
                 )
             notes.append(f"max-model-len is {capacity}, not the model's {model_len}: that is what the KV cache holds")
             max_model_len = capacity
@@ -136,7 +157,7 @@ class EnginePlan:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            max_num_mixed_tokens=config.max_num_mixed_tokens,
+            step_budget=partial(FixedBudget, config.max_num_mixed_tokens),
             layout=layout,
             kv_cache_dtype=kv_cache_dtype,
             num_kv_blocks=num_blocks,
@@ -152,8 +173,8 @@ def _refuse(kinds: tuple[MemoryKind, ...]) -> None:
     if any(isinstance(kind, Cross) for kind in kinds):
         raise PlanError("models with cross attention are not served yet: no runner writes an encoder's keys and values")
     attention = [kind.kv for kind in kinds if not isinstance(kind, State | Nothing)]
-    scaled = [kv for kv in attention if kv.kept_as.scale_bytes]
+    scaled = [kv for kv in attention if kv.known_dtype.scale_bytes]
     if any(kv.latent for kv in scaled):
         raise PlanError(f"kv-cache-dtype {INT8_CACHE} is not for latent attention: leave kv-cache-dtype alone")
-    if scaled and len({(kv.head_size, kv.kept_as) for kv in attention}) > 1:  # no block would suit them all
+    if scaled and len({(kv.head_size, kv.known_dtype) for kv in attention}) > 1:  # no block would suit them all
         raise PlanError(f"kv-cache-dtype {INT8_CACHE} is for layers of one head size, and this model's differ")

@@ -14,11 +14,14 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
-from typing import NamedTuple, TypeVar
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
+from runtime.admission import Admission, AdmissionLimits
 from runtime.api import (
+    Busy,
     ContextTooLong,
     EngineHealth,
     EngineStopped,
@@ -26,14 +29,17 @@ from runtime.api import (
     Metric,
     ModelInfo,
     PreparedPrompt,
-    QueueFull,
+    ProbeFailed,
     Request,
     SamplingParams,
     TokenLogprobs,
 )
-from runtime.batch import ScheduledBatch
+from runtime.batch import NOT_FINITE, ScheduledBatch
 from runtime.constrain.masked_sampling import MaskedSampling
+from runtime.deadlines import Deadlines, Limit
+from runtime.fault import Fault, RowFailed
 from runtime.metrics.engine_meter import EngineMeter
+from runtime.metrics.step_health import HealthLimits, StepHealth
 from runtime.prompt import check_ids, prepare
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
@@ -44,7 +50,8 @@ log = logging.getLogger("oneloop.engine")
 
 T = TypeVar("T")
 
-STALL_S = 120.0  # a step older than this is a hang, not a long prompt
+CLOSE_LIMIT_S = 5.0  # for a step that is being computed when the engine is closed
+STEP_ERROR = "the engine failed to compute this request"
 NOT_FINITE_ERROR = "the model's output for this request is not finite"
 
 
@@ -53,12 +60,21 @@ def _min_output(request: Request) -> int:
     return min(request.params.max_tokens, 1) if isinstance(request.params, SamplingParams) else 0
 
 
+def _is_sound(result: StepResult) -> bool:
+    """Whether a step computed what it should: not where all that it sampled is no number."""
+    return not result.tokens or any(token_ids != [NOT_FINITE] for token_ids in result.tokens)
+
+
 class _Sink(NamedTuple):
     """The destination of what a sequence gains: request `place` of `stream`."""
 
     sequence: Sequence
     stream: EngineTokenStream
     place: int
+
+
+class _DeviceLost(Exception):
+    """No step can be computed any more."""
 
 
 class Engine:
@@ -70,24 +86,35 @@ class Engine:
         runner: Runner,
         model: ModelInfo,
         *,
-        max_queue: int = 256,
+        admission: AdmissionLimits | None = None,
         steps_in_flight: int = 2,
+        stream_interval: int = 1,
         seed: int | None = None,
+        health_limits: HealthLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._model = model
-        self._max_queue = max_queue
+        self._admission = Admission(admission or AdmissionLimits(), clock)
+        self._deadlines = Deadlines()
+        self._alarm: asyncio.TimerHandle | None = None  # for the next of them, since a step may hang
+        self._alarm_s: float | None = None
         self._steps_in_flight = steps_in_flight
+        self._stream_interval = stream_interval
         self._random = random.Random(seed)  # seeds for requests that bring none
         self._meter = EngineMeter(model, scheduler)
+        self._health = StepHealth(health_limits or HealthLimits())
+        self._clock = clock
         self._sinks: dict[int, _Sink] = {}  # by the sequence's number
         self._in_flight: deque[Step] = deque()
         self._unsampled: ForwardOutput | None = None
         self._num_requests = 0
         self._accepting = True
         self._closing = False
-        self._death: str | None = None
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why it will never serve again
+        self._probing: asyncio.Future[bool] | None = None  # True: a step has settled; False: no work is left
+        self._spared: set[int] = set()  # sequences that were the largest of a step for which there was no memory
         self._work = asyncio.Event()
         self._masked = MaskedSampling(model, scheduler, self)
         self._idle = asyncio.Event()
@@ -105,33 +132,72 @@ class Engine:
 
     def submit(self, requests: Several[Request], *, continues: bool = False) -> EngineTokenStream:
         if not self._accepting:
-            raise EngineStopped(self._death or "the server is shutting down")
+            raise self._stopped()
         for request in requests:
             self._check(request)
-        free_rows = self._scheduler.limits.max_num_seqs - len(self._scheduler.running)
-        waiting = max(0, len(self._scheduler.waiting) - free_rows)  # beyond what free rows will take up at once
-        if waiting >= self._max_queue and not continues:
-            self._meter.rejected()
-            raise QueueFull(waiting, self._max_queue)
-        sequences = [self._sequence(request) for request in requests]
-        stream = EngineTokenStream(len(sequences), lambda index, reason: self._leave(sequences[index], reason))
-        for index, sequence in enumerate(sequences):
-            self._sinks[sequence.number] = _Sink(sequence, stream, index)
-            self._masked.add(sequence)
-            self._scheduler.add(sequence)
-        self._meter.submitted(len(sequences))
-        self._idle.clear()
-        self._work.set()
+        if not continues:
+            with self._counting_refusals():
+                self._admission.check(requests, self._scheduler.waiting, self._scheduler.num_free_rows)
+        stream = self._admit([self._sequence(request) for request in requests], continues=continues)
+        self._meter.submitted(len(requests))
         return stream
 
+    def check_room(self, caller: bytes | None) -> None:
+        with self._counting_refusals():
+            self._admission.check_caller(caller, self._scheduler.waiting, self._scheduler.num_free_rows)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Busy as busy:
+            self._meter.rejected(busy.reason)
+            raise
+
     def health(self) -> EngineHealth:
-        reason = self._death
+        num_running, num_waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        if self._death.done():
+            return EngineHealth(False, self._death.result(), num_running, num_waiting, hopeless=True)
         oldest = self._in_flight[0] if self._in_flight else self._unsampled
-        if reason is None and oldest is not None:
-            age_s = time.monotonic() - max(oldest.launched_s, self._meter.last_settled_s)
-            if age_s > STALL_S:
-                reason = f"a step has been running for {age_s:.0f} s"
-        return EngineHealth(reason is None, reason, len(self._scheduler.running), len(self._scheduler.waiting))
+        batch = age_s = None
+        if oldest is not None:
+            batch, age_s = oldest.batch, self._clock() - max(oldest.launched_s, self._meter.last_settled_s)
+        verdict = self._health.verdict(batch, age_s or 0.0)
+        return EngineHealth(
+            verdict.reason is None, verdict.reason, num_running, num_waiting, verdict.hopeless, self._health.failing
+        )
+
+    def reset_prefix_cache(self) -> None:
+        self._scheduler.cache.clear()
+
+    async def probe(self) -> None:
+        while self._accepting and self._sinks:  # others' steps prove as much, and cost nothing
+            if self._probing is None or self._probing.done():
+                self._probing = asyncio.get_running_loop().create_future()
+            probing = self._probing
+            either: list[asyncio.Future[Any]] = [probing, self._death]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if probing.done() and probing.result():
+                return
+        if not self._accepting:
+            raise self._stopped()
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        async with self._admit([self._sequence(Request("health", [0], params, is_probe=True))]) as stream:
+            async for (output,) in stream:
+                if output.finish is FinishReason.ERROR:
+                    raise ProbeFailed(output.error or "the token could not be computed")
+                if output.finish is FinishReason.ABORT:
+                    raise self._stopped()
+
+    def _tell_probe(self, has_settled: bool) -> None:
+        if self._probing is not None and not self._probing.done():
+            self._probing.set_result(has_settled)
+
+    def _stopped(self) -> EngineStopped:
+        return EngineStopped(self._death.result() if self._death.done() else "the server is shutting down")
+
+    async def death(self) -> str:
+        return await asyncio.shield(self._death)
 
     def metrics(self) -> list[Metric]:
         return self._meter.metrics()
@@ -147,31 +213,41 @@ class Engine:
             return len(left)
         return 0
 
-    async def close(self) -> None:
+    async def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
         await self.drain(0.0)
         self._closing = True
         self._work.set()
-        await self._task
+        ended, _ = await asyncio.wait({self._task}, timeout=limit_s)
+        if not ended:
+            self._task.cancel()
+            await asyncio.wait({self._task})
         self._masked.close()
-        await self._runner.close()
+        return bool(await self._runner.close() and ended)
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
         try:
             await self._run()
+        except _DeviceLost as error:
+            self._die(f"the device cannot compute any more: {type(error.__cause__).__name__}")
         except Exception as error:
             # A bug of ours, not of a request: say so to everybody instead of letting them wait.
             log.exception("the engine loop died")
-            self._accepting = False
-            self._death = f"the engine died: {type(error).__name__}"
-            for number in list(self._sinks):
-                self.end(number, FinishReason.ERROR, "the engine died")
+            self._die(f"the engine died: {type(error).__name__}")
         finally:
             self._meter.idle()
 
+    def _die(self, why: str) -> None:
+        self._accepting = False
+        self._death.set_result(why)
+        for number in list(self._sinks):
+            self.end(number, FinishReason.ERROR, why)
+        self._idle.set()  # nobody needs to wait for anything
+
     async def _run(self) -> None:
         while await self._wait_for_work():
+            self._end_late()
             launched = self._launched(self._masked.sample_deferred()) or await self._launch_next()
             if self._in_flight and (not launched or len(self._in_flight) >= self._steps_in_flight):
                 await self._settle_oldest()
@@ -188,7 +264,9 @@ class Engine:
         else:
             step = self.enqueue(lambda: self._runner.launch(batch), batch)
             if step is not None:
-                self._meter.launched(batch, step.launched_s)
+                self._note_launch(batch, step.launched_s)
+            elif self._sinks:
+                await asyncio.sleep(0)  # another try at once, but not before others had their turn
             self._launched(step)
         return True
 
@@ -196,7 +274,7 @@ class Engine:
         output = self._unsampled = self.enqueue(lambda: self._runner.launch_forward(batch), batch)
         if output is None:
             return
-        self._meter.launched(batch, output.launched_s)
+        self._note_launch(batch, output.launched_s)
         settled = True
         while self._in_flight and settled:
             settled = await self._settle_oldest()
@@ -205,6 +283,11 @@ class Engine:
         else:  # what it computed rests on a step that failed
             self._scheduler.forget_step([batch])
         self._unsampled = None
+
+    def _note_launch(self, batch: ScheduledBatch, launched_s: float) -> None:
+        num_started = self._meter.launched(batch, launched_s)
+        if num_started:
+            self._admission.started(num_started, others_wait=bool(self._scheduler.waiting))
 
     def _launched(self, step: Step | None) -> bool:
         if step is not None:
@@ -215,17 +298,42 @@ class Engine:
         """What `enqueue` gives; None where it failed, and the requests of `batch` have ended."""
         try:
             return enqueue()
-        except Exception:
-            # Memory, mostly: the device had none left for this batch. What is in flight is not touched by it.
-            log.exception("a step could not be launched; its %d requests end with an error", len(batch.rows))
-            self._end_batch(batch)
+        except Exception as error:
+            # What is in flight is not touched by it.
+            log.exception("a step of %d requests could not be launched", len(batch.rows))
+            self._blame(error, batch)
             self._scheduler.forget_step([batch])
             return None
+
+    def _blame(self, error: Exception, batch: ScheduledBatch) -> None:
+        """End the requests of a failed step that it has to cost; the others start over. Raises _DeviceLost."""
+        if isinstance(error, RowFailed):
+            self.end(error.number, FinishReason.ERROR, STEP_ERROR)
+            return
+        self._health.failed(self._clock())
+        fault = self._runner.fault(error)
+        if fault is Fault.LOST:
+            raise _DeviceLost from error
+        if fault is Fault.MEMORY and batch.rows:
+            self._make_room(batch)
+        else:
+            self._end_batch(batch)
+
+    def _make_room(self, batch: ScheduledBatch) -> None:
+        """There was no memory for a step. All start over, unless it was the same sequence's size already: it ends."""
+        largest = max(batch.rows, key=lambda row: row.num_tokens).number
+        if largest in self._spared:
+            self.end(largest, FinishReason.ERROR, "there is no memory to compute this request")
+        else:
+            self._spared.add(largest)
 
     async def _wait_for_work(self) -> bool:
         """True while there is something to schedule or settle; waits, without a timer, for it; False at the end."""
         if not self._sinks and not self._in_flight:
             self._meter.idle()
+            self._deadlines.clear()
+            self._set_alarm()
+            self._tell_probe(False)
             self._idle.set()
             if not self._closing:
                 await self._sleep()
@@ -246,17 +354,21 @@ class Engine:
         try:
             result = await step.result()
             prompt_logprobs = await step.prompt_logprobs()
-        except Exception:
-            log.exception("a step failed; its %d requests end with an error", len(step.batch.rows))
-            await self._fail()
+        except Exception as error:
+            log.exception("a step of %d requests failed", len(step.batch.rows))
+            await self._fail(error)
             return False
         self._in_flight.popleft()
         self._settle(step, result, prompt_logprobs)
         return True
 
     def _settle(self, step: Step, result: StepResult, prompt_logprobs: list[list[TokenLogprobs] | None]) -> None:
-        now = time.monotonic()
-        self._meter.settled(step, now)
+        now = self._clock()
+        took_s = self._meter.settled(step, now)
+        self._health.settled(step.batch, took_s)
+        self._scheduler.step_budget.settled(step.batch, took_s)
+        if self._probing is not None and _is_sound(result):
+            self._tell_probe(True)
         rows = step.batch.prompt_logprobs_rows if prompt_logprobs else ()
         for row, entries in zip(rows, prompt_logprobs, strict=True):
             self._hold(row.number, entries)
@@ -265,10 +377,10 @@ class Engine:
             self._deliver(settled, now, logprobs[settled.place] if logprobs and settled.token_ids else None)
         self._meter.report(now)
 
-    async def _fail(self) -> None:
-        """The oldest step raised. Its requests end; what was launched behind it may have read its garbage and starts over."""
+    async def _fail(self, error: Exception) -> None:
+        """The oldest step raised, and ends whom it must; what was launched behind it may have read garbage and starts over."""
         failed, *behind = self._in_flight
-        self._end_batch(failed.batch)
+        self._blame(error, failed.batch)
         for step in behind:
             try:
                 await step.result()
@@ -276,6 +388,58 @@ class Engine:
                 log.exception("the step launched behind the failed one failed too")
         self._in_flight.clear()
         self._scheduler.forget_step([failed.batch, *(step.batch for step in behind)])
+
+    def _admit(self, sequences: list[Sequence], *, continues: bool = False) -> EngineTokenStream:
+        stream = EngineTokenStream(
+            len(sequences), lambda index, reason: self._leave(sequences[index], reason), self._stream_interval
+        )
+        for index, sequence in enumerate(sequences):
+            self._sinks[sequence.number] = _Sink(sequence, stream, index)
+            self._masked.add(sequence)
+            self._scheduler.add(sequence)
+            self._limit(sequence, continues=continues)
+        requests = [sequence.request for sequence in sequences]
+        self._admission.admitted(requests, others_wait=len(self._scheduler.waiting) > len(sequences))
+        self._idle.clear()
+        self._work.set()
+        return stream
+
+    # --- deadlines ------------------------------------------------------------------------------------------------
+
+    def _limit(self, sequence: Sequence, *, continues: bool) -> None:
+        """Note when it has to have ended, and to have started, if it has to."""
+        deadline_s, queue_time_s = sequence.request.deadline_s, self._admission.limits.max_queue_time_s
+        if deadline_s is not None:
+            self._deadlines.add(deadline_s, sequence.number, Limit.DEADLINE, self._sinks)
+        if queue_time_s is not None and not continues and not sequence.request.is_probe:
+            self._deadlines.add(self._clock() + queue_time_s, sequence.number, Limit.QUEUE_TIME, self._sinks)
+        if self._deadlines.next_s != self._alarm_s:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        self._alarm_s = self._deadlines.next_s
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarm_s is not None:
+            delay_s = max(0.0, self._alarm_s - self._clock())
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._wake_late)
+
+    def _wake_late(self) -> None:
+        self._end_late()
+        self._set_alarm()
+
+    def _end_late(self) -> None:
+        """End whose time is over."""
+        next_s = self._deadlines.next_s
+        if next_s is None or next_s > (now := self._clock()):
+            return
+        for number, limit in self._deadlines.take_due(now):
+            if limit is Limit.DEADLINE:
+                self.end(number, FinishReason.TIMEOUT, "its deadline has passed")
+            elif number in self._sinks and self._sinks[number].sequence.first_scheduled_s is None:
+                retry_after_s = self._admission.retry_after_s(len(self._scheduler.waiting))
+                self.end(number, FinishReason.TIMEOUT, "it has waited too long to start", retry_after_s)
 
     # --- one sequence ---------------------------------------------------------------------------------------------
 
@@ -310,6 +474,7 @@ class Engine:
             stream.put(index, [], sequence.num_cached_tokens, finish, error=error, pooled=settled.pooled)
             return
         self._meter.gained(sequence, len(token_ids), now)
+        self._admission.gained(sequence.request.caller, len(token_ids))
         if sequence.has_matchers:
             self._masked.note(sequence, token_ids)
         stop_token_id = None
@@ -337,24 +502,37 @@ class Engine:
             if reason is FinishReason.ABORT:
                 log.info("request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens)
 
-    def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence from the server's side; its reader gets `reason` and `error`."""
+    def end(
+        self, number: int, reason: FinishReason, error: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        """End a sequence from the server's side; its reader gets all of these."""
         if number in self._sinks:
             sequence, stream, index = self._sinks[number]
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
             complete = reason is FinishReason.STOP
             if not complete:
-                log.warning("request %s ended by the server: %s", sequence.request.id, error or reason)
-            stream.put(index, [], sequence.num_cached_tokens, reason, error=error, complete=complete)
+                level = logging.INFO if reason is FinishReason.TIMEOUT else logging.WARNING
+                log.log(level, "request %s ended by the server: %s", sequence.request.id, error or reason)
+            stream.put(
+                index,
+                [],
+                sequence.num_cached_tokens,
+                reason,
+                error=error,
+                complete=complete,
+                retry_after_s=retry_after_s,
+            )
 
     def _end_batch(self, batch: ScheduledBatch) -> None:
         for row in batch.rows:
-            self.end(row.number, FinishReason.ERROR, "the engine failed to compute this request")
+            self.end(row.number, FinishReason.ERROR, STEP_ERROR)
 
     def _forget(self, sequence: Sequence) -> None:
         """It has finished: out of the books, into the statistics."""
         del self._sinks[sequence.number]
+        self._spared.discard(sequence.number)
+        self._admission.ended(sequence.request.caller)
         self._masked.forget(sequence)
         self._meter.finished(sequence)
         self._work.set()

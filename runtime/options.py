@@ -14,7 +14,7 @@ MODEL, ENGINE, HTTP = "model", "engine", "HTTP"  # groups of --help
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8_per_token_head"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 
@@ -94,10 +94,27 @@ class EngineOptions:
     )
     max_num_seqs: int | None = option(None, "sequences in one step", group=ENGINE, minimum=1)
     max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=ENGINE, minimum=1)
+    max_itl: float | None = option(
+        None,
+        "milliseconds that a step takes at most which running answers share with prompts, as far as prompts go; half of them "
+        "while prompts are served in time (default: what 3072 tokens take, from 20 to 70, on a CPU 200)",
+        group=ENGINE,
+        minimum=1,
+        maximum=60_000,
+        metavar="MS",
+    )
+    target_ttft: float | None = option(
+        None,
+        "milliseconds in which prompts that wait should be computed: where they would take longer, steps grow up to --max-itl "
+        "(default: five times that)",
+        group=ENGINE,
+        minimum=1,
+        maximum=600_000,
+        metavar="MS",
+    )
     max_num_mixed_tokens: int | None = option(
         None,
-        "tokens of prompts in a step that running answers share: fewer keep streams even, and prompts wait "
-        "(default: as many as take 25 ms on CUDA, no limit on a CPU)",
+        "tokens of prompts in a step that running answers share, whatever they take (default: as --max-itl says)",
         group=ENGINE,
         minimum=1,
     )
@@ -112,7 +129,7 @@ class EngineOptions:
     )
     gpu_memory_utilization: float = option(
         0.9,
-        "share of the GPU's memory to use for everything, 0 to 1",
+        "share of the GPU's memory that this server may use for everything, whatever others hold of it; 0 to 1",
         group=ENGINE,
         minimum=0.05,
         maximum=1.0,
@@ -127,9 +144,21 @@ class EngineOptions:
         None, "blocks in the KV cache, of 16 tokens, or more where layers are recurrent", group=ENGINE, minimum=2
     )
     enable_prefix_caching: bool = option(True, "share the KV blocks of common prompt beginnings", group=ENGINE)
-    scheduling_policy: SchedulingPolicy = option("fcfs", "who is admitted first", group=ENGINE)
+    scheduling_policy: SchedulingPolicy = option(
+        "fair",
+        "whose turn it is: fair shares tokens between clients (keys, or addresses where there are none) and takes the requests "
+        "of one as they come; fcfs is first come, first served; priority goes by a request's priority",
+        group=ENGINE,
+    )
     steps_in_flight: int = option(
         2, "2 schedules a step while the one before runs, 1 waits for it", group=ENGINE, minimum=1, maximum=2
+    )
+    stream_interval: int = option(
+        1,
+        "tokens that a stream gathers before they are sent, but for the first: more cost less CPU a token, and come less evenly",
+        group=ENGINE,
+        minimum=1,
+        maximum=1000,
     )
     num_threads: int | None = option(
         None, "CPU threads for the model (default: all cores allowed)", group=ENGINE, minimum=1, name="threads"
@@ -144,4 +173,32 @@ class EngineOptions:
     seed: int | None = option(
         None, "makes the draws of requests without a seed repeatable", group=ENGINE, minimum=0, maximum=2**63 - 1
     )
-    max_queue: int = option(256, "requests waiting before new ones get 429", group=HTTP, minimum=1)
+    max_queue: int = option(
+        256,
+        "requests waiting before new ones get 429; a client with less than his part of a full queue still gets in",
+        group=HTTP,
+        minimum=1,
+    )
+    max_queued_tokens: int | None = option(
+        None, "prompt tokens waiting before new requests get 429 (default: no limit)", group=HTTP, minimum=1
+    )
+    max_num_seqs_per_key: int | None = option(
+        None,
+        "sequences that one key, or one address where there are no keys, may have running and waiting before it gets 429",
+        group=HTTP,
+        minimum=1,
+    )
+    max_tokens_per_minute_per_key: int | None = option(
+        None,
+        "tokens, of prompts and generated, that one key or address may have in a minute before it gets 429",
+        group=HTTP,
+        minimum=1,
+    )
+    max_queue_time: float | None = option(
+        None,
+        "seconds that a request may wait to start before it is ended with 503 (default: no limit)",
+        group=HTTP,
+        minimum=0.001,
+        maximum=86400,
+        metavar="SECONDS",
+    )

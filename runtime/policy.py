@@ -1,21 +1,182 @@
-"""Scheduling policies: one sort key each. The smallest key runs first and is preempted last; keys are unique, so the first
-in line can always make progress."""
+"""Scheduling policies: whose turn it is.
+
+`order` is a sort key that never changes: sequences that run are served by it, and preempted from its end; keys are unique, so
+the first in line can always make progress. Which waiting sequence starts next, and which of several prompts goes on first, may
+depend on what everybody has had so far.
+
+`Fair` is a virtual token counter ("Fairness in Serving Large Language Models", Sheng et al., OSDI 2024): what each caller got
+is counted in tokens, and the caller who got least is next. A caller who begins to wait starts at the least count among those
+who wait, so nobody saves up while he asks for nothing. As long as nobody waits nothing is counted: there is nothing to share.
+Unlike in the paper a prompt is counted as its chunks are computed, so one long prompt does not keep others waiting for more
+than a step; and what is preempted is computed again at nobody's cost."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable
+from collections.abc import Sequence as Several
+from typing import Protocol
 
 from runtime.sequence import Sequence
 
-Policy = Callable[[Sequence], tuple[int, int]]
+MAX_COUNTERS = 4096  # of callers; beyond, those who ask for nothing at the moment are forgotten
+OUTPUT_COST = 2.0  # of a generated token, in tokens of a prompt: as in the paper, after what providers charge
 
 
-def fcfs(sequence: Sequence) -> tuple[int, int]:
-    return 0, sequence.number
+class Policy(Protocol):
+    """Called by the scheduler, with the lists that it keeps in `order`."""
+
+    def order(self, sequence: Sequence) -> tuple[int, int]:
+        """The smallest is served first and preempted last."""
+        ...
+
+    def waits(self, sequence: Sequence) -> None:
+        """It has arrived, or been preempted; it is not in the list of those waiting yet."""
+        ...
+
+    def starts(self, sequence: Sequence) -> None:
+        """It waits no longer, and runs."""
+        ...
+
+    def ends(self, sequence: Sequence) -> None:
+        """It has ended, running or waiting."""
+        ...
+
+    def computes(self, sequence: Sequence, num_tokens: int) -> None:
+        """A step computes so many tokens of its prompt."""
+        ...
+
+    def next_waiting(self, waiting: Several[Sequence]) -> int:
+        """The index of who starts next. `waiting`: not empty."""
+        ...
+
+    def next_prompt(self, prompts: Several[Sequence]) -> int:
+        """The index of the one that goes on first, of running ones that are in the middle of their prompts. `prompts`: not
+        empty."""
+        ...
+
+    def overtakes(self, waiting: Sequence, prompt: Sequence) -> bool:
+        """Whether `waiting` starts before running `prompt` goes on."""
+        ...
 
 
-def priority(sequence: Sequence) -> tuple[int, int]:
-    return sequence.request.priority, sequence.number
+class FirstCome:
+    """In the order of arrival."""
+
+    def order(self, sequence: Sequence) -> tuple[int, int]:
+        return 0, sequence.number
+
+    def waits(self, sequence: Sequence) -> None:
+        pass
+
+    def starts(self, sequence: Sequence) -> None:
+        pass
+
+    def ends(self, sequence: Sequence) -> None:
+        pass
+
+    def computes(self, sequence: Sequence, num_tokens: int) -> None:
+        pass
+
+    def next_waiting(self, waiting: Several[Sequence]) -> int:
+        return 0
+
+    def next_prompt(self, prompts: Several[Sequence]) -> int:
+        return 0
+
+    def overtakes(self, waiting: Sequence, prompt: Sequence) -> bool:
+        return False
 
 
-POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
+class Priority(FirstCome):
+    """In the order of the requests' priorities, the smallest first; among equals in that of arrival."""
+
+    def order(self, sequence: Sequence) -> tuple[int, int]:
+        return sequence.request.priority, sequence.number
+
+
+class Fair(FirstCome):
+    """Callers share what there is; the requests of one go in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._counters: dict[bytes | None, float] = {}  # by caller, since somebody began to wait
+        self._waiting: dict[bytes | None, list[int]] = {}  # by caller: numbers in order, never none
+        self._started: dict[int, Sequence] = {}  # by number: those that run
+        self._counted: dict[int, int] = {}  # by number: output tokens that have been counted, of those that run
+
+    def waits(self, sequence: Sequence) -> None:
+        self._stop(sequence)
+        caller = sequence.request.caller
+        if not self._waiting:
+            self._counters.clear()
+            self._counted.update((number, one.num_output_tokens) for number, one in self._started.items())
+        elif caller not in self._waiting:
+            self._count_outputs()
+            least = min(self._counters.get(other, 0.0) for other in self._waiting)
+            self._counters[caller] = max(self._counters.get(caller, 0.0), least)
+        insort(self._waiting.setdefault(caller, []), sequence.number)
+        if len(self._counters) > MAX_COUNTERS:
+            there = self._waiting.keys() | {one.request.caller for one in self._started.values()}
+            self._counters = {caller: count for caller, count in self._counters.items() if caller in there}
+
+    def starts(self, sequence: Sequence) -> None:
+        self._leave_queue(sequence)
+        self._started[sequence.number] = sequence
+        self._counted[sequence.number] = sequence.num_output_tokens
+
+    def ends(self, sequence: Sequence) -> None:
+        self._stop(sequence)
+        self._leave_queue(sequence)
+
+    def computes(self, sequence: Sequence, num_tokens: int) -> None:
+        if self._waiting and not sequence.num_preemptions:
+            caller = sequence.request.caller
+            self._counters[caller] = self._counters.get(caller, 0.0) + num_tokens
+
+    def next_waiting(self, waiting: Several[Sequence]) -> int:
+        if len(self._waiting) == 1:
+            return 0
+        self._count_outputs()
+        counters = self._counters
+        number = min((counters.get(caller, 0.0), numbers[0]) for caller, numbers in self._waiting.items())[1]
+        return bisect_left(waiting, number, key=lambda sequence: sequence.number)
+
+    def next_prompt(self, prompts: Several[Sequence]) -> int:
+        if len(prompts) == 1 or not self._waiting:
+            return 0
+        counters = self._counters
+        return min(range(len(prompts)), key=lambda i: (counters.get(prompts[i].request.caller, 0.0), prompts[i].number))
+
+    def overtakes(self, waiting: Sequence, prompt: Sequence) -> bool:
+        counters = self._counters
+        return counters.get(waiting.request.caller, 0.0) < counters.get(prompt.request.caller, 0.0)
+
+    def _count_outputs(self) -> None:
+        for sequence in self._started.values():
+            self._count_output(sequence)
+
+    def _count_output(self, sequence: Sequence) -> None:
+        gained = sequence.num_output_tokens - self._counted[sequence.number]
+        if gained:
+            caller = sequence.request.caller
+            self._counters[caller] = self._counters.get(caller, 0.0) + OUTPUT_COST * gained
+            self._counted[sequence.number] += gained
+
+    def _stop(self, sequence: Sequence) -> None:
+        if self._started.pop(sequence.number, None) is not None:
+            if self._waiting:
+                self._count_output(sequence)
+            del self._counted[sequence.number]
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        numbers = self._waiting.get(sequence.request.caller)
+        if numbers is None:
+            return
+        index = bisect_left(numbers, sequence.number)
+        if index < len(numbers) and numbers[index] == sequence.number:
+            del numbers[index]
+            if not numbers:
+                del self._waiting[sequence.request.caller]
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"fair": Fair, "fcfs": FirstCome, "priority": Priority}

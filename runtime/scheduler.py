@@ -10,9 +10,11 @@ that it can have, and brings no ids. When a step settles, its sequence's counts 
 blocks beyond stay with the sequence, for its next tokens. Only known tokens are offered to the prefix cache. A sequence for which
 the proposer has a guess while ids are in flight waits for them, to have drafts behind them; without one it goes on as any other.
 
-Why it cannot deadlock: running sequences are served in policy order and only later ones are preempted for earlier ones; the
-first in line therefore keeps its blocks, and the pool holds at least one sequence of the greatest length. A prompt is promised
-the blocks of all of it when it is admitted, and takes them as its steps come to them: as far as others go it has them already.
+Why it cannot deadlock: running sequences are preempted from the end of the policy's order, by earlier ones; the first in line
+therefore keeps its blocks, and the pool holds at least one sequence of the greatest length. Decodes are served in that order,
+and before prompts, whose turns are the policy's: where one lacks a block that those of this very step have it waits, and nobody
+starts meanwhile. A prompt is promised the blocks of all of it when it is admitted, and takes them as its steps come to them: as
+far as others go it has them already.
 Why blocks may be freed while a launched step still reads or writes them: steps execute in the order they are launched, so a
 new owner's writes come after. That goes for a window's blocks too: a sequence gives up, before its next step is decided, those
 that this step and all later ones do not see, wherever unsettled steps really ended."""
@@ -42,8 +44,16 @@ from runtime.kv.prefix_cache import Match, PrefixCache
 from runtime.policy import Policy
 from runtime.proposer import Proposer
 from runtime.sequence import Sequence, Status
+from runtime.step_budget import FixedBudget, Load, StepBudget
 
 _TILE = 64  # tokens
+_NEW_SHARE = 0.1  # of the last to start, in what is known of those that started
+_TILES = (
+    (4096, 512),
+    (2048, 256),
+    (1024, 128),
+    (0, _TILE),
+)  # tokens of a step, and what it is cut to: as graphs are captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,14 @@ class SchedulerLimits:
 def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
     """Tokens of a step with so many of both, less what would only begin a further tile of a device's matrix units."""
     total = num_decodes + num_prompt_tokens
-    return total if num_prompt_tokens < 2 * _TILE else total - total % _TILE
+    return (
+        total if num_prompt_tokens < 2 * _TILE else total - total % next(tile for size, tile in _TILES if total >= size)
+    )
+
+
+def _is_answering(sequence: Sequence) -> bool:
+    """Whether it has begun to answer and goes on, even if it waits for a mask or for ids at the moment."""
+    return bool(sequence.output_ids or sequence.num_in_flight) and sequence.num_tokens < sequence.max_tokens_total
 
 
 def _num_reserved(work: Work) -> int:
@@ -83,8 +100,8 @@ class Settled(NamedTuple):
 
 
 class _Refusal(NamedTuple):
-    """A note that there was no room to admit sequence `number`; nor is there as long as all of these are the same: blocks can only
-    have become fewer, and a hit that somebody came to use is a free block less and one less to take."""
+    """A note that there was no room to admit sequence `number`; nor is there as long as all of these are the same: blocks can
+    only have become fewer, and a hit that somebody came to use is a free block less and one less to take."""
 
     number: int
     match: Match
@@ -95,13 +112,15 @@ class _Refusal(NamedTuple):
 class Scheduler:
     def __init__(
         self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy,
-        proposer: Proposer | None = None,
+        proposer: Proposer | None = None, step_budget: StepBudget | None = None,
     ) -> None:  # fmt: skip
+        """`step_budget`: of prompts beside decodes; None: as the limits say."""
         self.limits = limits
         self.pool = pool
         self.cache = cache
         self.policy = policy
         self.copies = BlockCopies(pool, cache)
+        self.step_budget = step_budget or FixedBudget(limits.max_num_mixed_tokens)
         self._proposer = proposer
         self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
@@ -114,6 +133,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens looked up, and found
         self.num_prefix_hits = 0
+        self._hit_share = 0.0  # of the tokens of those that started lately, found
 
     # --- what the engine calls ------------------------------------------------------------------------------------
 
@@ -122,7 +142,8 @@ class Scheduler:
         params = sequence.sampling
         eos_token_ids = frozenset() if params.ignore_eos else self.limits.eos_token_ids
         sequence.ending_ids = params.stop_token_ids | eos_token_ids | {NOT_FINITE}
-        insort(self.waiting, sequence, key=self.policy)
+        self.policy.waits(sequence)
+        insort(self.waiting, sequence, key=self.policy.order)
 
     def schedule(self) -> ScheduledBatch | None:
         """The next step, or None where no sequence can advance."""
@@ -137,34 +158,47 @@ class Scheduler:
             for sequence in self.running
         ]
         decodes = num_wanted.count(1)
-        if decodes and self.limits.max_num_mixed_tokens is not None:
-            budget = min(budget, _whole_tiles(decodes, self.limits.max_num_mixed_tokens))
+        scored_cost, room_for_drafts = 1, budget - decodes
+        if self.waiting or decodes + num_wanted.count(0) < len(num_wanted):
+            if decodes or any(map(_is_answering, self.running)):
+                mixed = self.step_budget.prompt_tokens(self._load(num_wanted))
+                if mixed is not None:
+                    budget = min(budget, _whole_tiles(decodes, mixed))
+                    scored_cost = min(self.step_budget.scored_cost(), mixed)
+            room_for_drafts = (budget - decodes) // 2  # prompts move on, too
+        prompts: list[Sequence] = []
         for index, wanted in enumerate(num_wanted):
             if index == len(self.running):
                 break  # the rest was preempted
-            # A long prompt leaves every decode behind it its one token: nobody's stream stalls for it.
-            decodes -= wanted == 1
-            num_tokens = min(wanted, budget - decodes)
-            if num_tokens:
-                sequence = self.running[index]
-                draft_ids: tuple[int, ...] = ()
-                if self._proposer is not None and wanted == 1:
-                    guess = self._guess(self._proposer, sequence, budget - decodes - 1)
-                    if guess is None:
-                        continue
-                    draft_ids, num_tokens = guess, 1 + len(guess)
-                end = sequence.num_computed_tokens + num_tokens
-                if (end > sequence.num_slots or self._has_windows) and not self._grow(sequence, end):
-                    break  # it was the last in line and preempted itself
-                rows.append(self._advance(sequence, num_tokens, draft_ids))
-                budget -= num_tokens
-        if self.num_preemptions == preemptions_before:
-            self._admit(rows, budget)
+            sequence, num_tokens = self.running[index], wanted
+            if wanted != 1:
+                if wanted:
+                    prompts.append(sequence)
+                continue
+            draft_ids: tuple[int, ...] = ()
+            if self._proposer is not None:
+                guess = self._guess(self._proposer, sequence, room_for_drafts)
+                if guess is None:
+                    continue
+                draft_ids, num_tokens = guess, 1 + len(guess)
+                room_for_drafts -= len(guess)
+            end = sequence.num_computed_tokens + num_tokens
+            if (end > sequence.num_slots or self._has_windows) and not self._grow(sequence, end, rows):
+                break  # it was the last in line and preempted itself
+            rows.append(self._advance(sequence, num_tokens, draft_ids))
+            budget -= num_tokens
+        if prompts or self.waiting:
+            may_start = self.num_preemptions == preemptions_before
+            self._compute_prompts(rows, prompts, budget, scored_cost, may_start=may_start)
         copies = self.copies.take()
         if not rows and not copies:
             return None
         num_preempted = self.num_preemptions - preemptions_before
         return ScheduledBatch(tuple(rows), sum([row.num_tokens for row in rows]), num_preempted, copies)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
 
     def sequence(self, number: int) -> Sequence | None:
         """None where it has finished."""
@@ -238,8 +272,8 @@ class Scheduler:
                 sequence.num_in_flight -= 1
 
     def is_current(self, row: ScheduledRow) -> bool:
-        """Whether a deferred row may still be sampled. Not where its sequence has ended, or has been preempted: then it is computed
-        again and sampled anew."""
+        """Whether a deferred row may still be sampled. Not where its sequence has ended, or has been preempted: then it is
+        computed again and sampled anew."""
         sequence = self._sequences.get(row.number)
         return (
             sequence is not None
@@ -259,6 +293,7 @@ class Scheduler:
             self._give_back(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
+        self.policy.ends(sequence)
         sequence.status = Status.FINISHED
         sequence.finish = reason
         self._sequences.pop(sequence.number, None)
@@ -280,6 +315,20 @@ class Scheduler:
             self._preempt(sequence)
         self.cache.clear()
 
+    def _load(self, num_wanted: Several[int]) -> Load:
+        """`num_wanted`: tokens that each running sequence has still to compute."""
+        num_decodes = num_context = num_waiting = depth = 0
+        for sequence, wanted in zip(self.running, num_wanted, strict=True):
+            if wanted == 1:
+                num_decodes += 1
+                num_context += sequence.num_computed_tokens
+            elif wanted:
+                num_waiting += wanted
+                depth = depth or sequence.num_computed_tokens
+        could_start = sum(sequence.num_known_tokens for sequence in self.waiting[: len(self._free_rows)])
+        num_waiting += int(could_start * (1 - self._hit_share))
+        return Load(num_decodes, num_context, num_waiting, depth)
+
     # --- running --------------------------------------------------------------------------------------------------
 
     def _guess(self, proposer: Proposer, sequence: Sequence, room: int) -> tuple[int, ...] | None:
@@ -298,8 +347,9 @@ class Scheduler:
         missing = sum(max(0, table.num_missing(end) - table.num_reserved) for table in sequence.tables)
         return draft_ids if missing <= self.pool.num_free else ()
 
-    def _grow(self, sequence: Sequence, end: int) -> bool:
-        """Blocks for its tokens up to `end`, at the cost of sequences later in line; False where it had to go itself."""
+    def _grow(self, sequence: Sequence, end: int, rows: Several[ScheduledRow]) -> bool:
+        """Blocks for its tokens up to `end`, at the cost of sequences later in line that are not in this step, whose `rows` are
+        those so far. False where there are too few; if it was the last in line, it has gone itself."""
         if self._has_windows:
             self._release_out_of_window(sequence)
         grows, missing = False, 0
@@ -310,6 +360,8 @@ class Scheduler:
         if grows:
             while self.pool.num_free < missing:
                 victim = self.running[-1]
+                if any(row.number == victim.number for row in rows):
+                    return False
                 self._preempt(victim)
                 if victim is sequence:
                     return False
@@ -321,7 +373,7 @@ class Scheduler:
         for table in sequence.tables:
             out_of_window = table.take_out_of_window(first)
             if out_of_window:
-                self.pool.release(out_of_window, worth_keeping=self.cache.has)
+                self.pool.release(out_of_window, self.cache)
 
     def _extend(self, sequence: Sequence, end: int) -> None:
         """Blocks for its tokens up to `end`, those first that were promised to it."""
@@ -382,7 +434,8 @@ class Scheduler:
         )
 
     def _prompt_logprobs(self, sequence: Sequence, end: int) -> PromptLogprobsSpan | None:
-        """What a step that computes up to `end` tells for the first time: a sequence that is computed again tells nothing twice."""
+        """What a step that computes up to `end` tells for the first time: a sequence that is computed again tells nothing
+        twice."""
         start, count = sequence.next_prompt_logprob, sequence.sampling.prompt_logprobs
         if count is None or end < start:
             return None
@@ -417,14 +470,15 @@ class Scheduler:
         sequence.status = Status.WAITING
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self.waiting, sequence, key=self.policy)
+        self.policy.waits(sequence)
+        insort(self.waiting, sequence, key=self.policy.order)
 
     def _give_back(self, sequence: Sequence) -> None:
         assert sequence.row is not None
         self._free_rows.append(sequence.row)
         sequence.row = None
         for table in sequence.tables:
-            self.pool.release(table.ids, worth_keeping=self.cache.has)
+            self.pool.release(table.ids, self.cache)
             self.pool.unreserve(table.num_reserved)
         sequence.tables = ()
         sequence.num_registered_blocks = 0
@@ -432,23 +486,66 @@ class Scheduler:
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
-    def _admit(self, rows: list[ScheduledRow], budget: int) -> None:
-        """Start waiting sequences, strictly in line: one that does not fit yet is not overtaken, so none starves."""
-        while self.waiting and self._free_rows and budget:
-            sequence = self.waiting[0]
-            if sequence.num_in_flight:
-                return  # preempted with an id still on the device; it settles within the next steps
-            if not self._reserve(sequence):
+    def _compute_prompts(
+        self, rows: list[ScheduledRow], prompts: list[Sequence], budget: int, scored_cost: int, *, may_start: bool
+    ) -> None:
+        """Spend what decodes left of a step: on running sequences in the middle of their `prompts`, and on those that wait, in
+        the policy's order. Who is next and does not fit yet is not overtaken by others that wait, so none starves."""
+        policy = self.policy
+        prompts = [sequence for sequence in prompts if sequence.row is not None]  # the others were preempted
+        while budget:
+            candidate = self._next_waiting() if may_start else None
+            if prompts:
+                index = policy.next_prompt(prompts)
+                if candidate is None or not policy.overtakes(candidate, prompts[index]):
+                    sequence = prompts.pop(index)
+                    cost = scored_cost if sequence.scores_prompt else 1
+                    wanted = sequence.num_tokens - sequence.num_computed_tokens
+                    if (num_tokens := min(wanted, budget // cost)) and self._go_on(rows, sequence, num_tokens):
+                        budget -= num_tokens * cost
+                    elif num_tokens:
+                        may_start = False  # there are no blocks even for those that run
+                    continue
+            if candidate is None:
                 return
-            del self.waiting[0]
-            sequence.status = Status.RUNNING
-            sequence.row = self._free_rows.pop()
-            sequence.needs_bind = True
-            insort(self.running, sequence, key=self.policy)
-            num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
-            self._extend(sequence, sequence.num_computed_tokens + num_tokens)
-            rows.append(self._advance(sequence, num_tokens))
-            budget -= num_tokens
+            cost = scored_cost if candidate.scores_prompt else 1
+            if budget >= cost and self._reserve(candidate):
+                budget -= cost * self._start(rows, candidate, budget // cost)
+            elif prompts:
+                may_start = False
+            else:
+                return
+
+    def _next_waiting(self) -> Sequence | None:
+        """Who starts next, if anybody may. Not one that was preempted with an id still on the device: it settles within the next
+        steps."""
+        if not self.waiting or not self._free_rows:
+            return None
+        sequence = self.waiting[self.policy.next_waiting(self.waiting)]
+        return None if sequence.num_in_flight else sequence
+
+    def _go_on(self, rows: list[ScheduledRow], sequence: Sequence, num_tokens: int) -> bool:
+        """Compute more of a prompt. False where there is no block for it."""
+        end = sequence.num_computed_tokens + num_tokens
+        if (end > sequence.num_slots or self._has_windows) and not self._grow(sequence, end, rows):
+            return False
+        rows.append(self._advance(sequence, num_tokens))
+        self.policy.computes(sequence, num_tokens)
+        return True
+
+    def _start(self, rows: list[ScheduledRow], sequence: Sequence, most: int) -> int:
+        """Start a sequence for which blocks have been reserved, with at most so many tokens; how many these are."""
+        self.waiting.remove(sequence)
+        self.policy.starts(sequence)
+        sequence.status = Status.RUNNING
+        sequence.row = self._free_rows.pop()
+        sequence.needs_bind = True
+        insort(self.running, sequence, key=self.policy.order)
+        num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, most)
+        self._extend(sequence, sequence.num_computed_tokens + num_tokens)
+        rows.append(self._advance(sequence, num_tokens))
+        self.policy.computes(sequence, num_tokens)
+        return num_tokens
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Tables with what is cached of its known tokens, which it shares from now on, and the promise of the others; or nothing.
@@ -480,7 +577,8 @@ class Scheduler:
         sequence.has_new_blocks = True
         sequence.num_computed_tokens = start
         sequence.num_registered_blocks = match.num_entries
-        if cache.enabled:
+        self._hit_share += _NEW_SHARE * (start / num_tokens - self._hit_share)
+        if cache.enabled and not sequence.request.is_probe:
             self.num_prefix_queries += num_tokens
             self.num_prefix_hits += start
         if not sequence.num_preemptions:

@@ -95,7 +95,11 @@ class Sequence:
         return self.num_known_tokens + self.num_in_flight
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed."""
+        return self.next_prompt_logprob < self.num_prompt_tokens
+
+    @property
     def num_reusable(self) -> int:
         """Tokens that may come out of a cache: those behind them must be computed, since their logits are wanted."""
-        untold = self.next_prompt_logprob < self.num_prompt_tokens
-        return self.next_prompt_logprob - 1 if untold else self.num_tokens - 1
+        return self.next_prompt_logprob - 1 if self.scores_prompt else self.num_tokens - 1

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runtime.admission import AdmissionLimits
 from runtime.api import LoadProgress, ModelInfo
 from runtime.config import EngineConfig, EnginePlan
 from runtime.engine import Engine
@@ -52,8 +53,15 @@ async def start_engine(config: EngineConfig, files: ModelFiles, report: Report) 
         parts.scheduler,
         parts.runner,
         parts.model,
-        max_queue=config.max_queue,
+        admission=AdmissionLimits(
+            config.max_queue,
+            config.max_queued_tokens,
+            config.max_num_seqs_per_key,
+            config.max_tokens_per_minute_per_key,
+            config.max_queue_time,
+        ),
         steps_in_flight=config.steps_in_flight,
+        stream_interval=config.stream_interval,
         seed=config.seed,
     )
 
@@ -110,9 +118,11 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
 
 def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner) -> EngineParts:
     """Books and facts around a runner."""
-    limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, plan.max_num_mixed_tokens)
+    limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids)
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups)
-    scheduler = Scheduler(limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy)
+    scheduler = Scheduler(
+        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), step_budget=plan.step_budget()
+    )
     return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids))
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
 from runtime.constrain.masks import RowMasks
+from runtime.fault import Fault
 from runtime.gpu_event import GpuEvent
 
 
@@ -77,4 +78,10 @@ class Runner(Protocol):
         """The same for a batch with masked rows, up to its logits. Whatever other rows sample may be sampled now or later."""
         ...
 
-    async def close(self) -> None: ...
+    def fault(self, error: BaseException) -> Fault:
+        """What an error means that a launch or a step's end raised."""
+        ...
+
+    async def close(self) -> bool:
+        """Bounded in time. False where what is being computed did not end."""
+        ...

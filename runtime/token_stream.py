@@ -15,10 +15,13 @@ from runtime.api import FinishReason, Output, TokenLogprobs
 
 
 class EngineTokenStream:
-    """`end(index, reason)` is the engine's way to end request `index` early."""
+    """`end(index, reason)` is the engine's way to end request `index` early. A reader that waits is woken by a request's first
+    token and by its end, and between them by every `interval` tokens: each wake-up is a write to a socket in the end."""
 
-    def __init__(self, num_requests: int, end: Callable[[int, FinishReason], None]) -> None:
+    def __init__(self, num_requests: int, end: Callable[[int, FinishReason], None], interval: int = 1) -> None:
         self._end = end
+        self._interval = interval
+        self._silent = set(range(num_requests))  # of which nothing has come yet
         self._open = set(range(num_requests))  # may still produce something
         self._fresh: dict[int, Output] = {}  # since the last read
         self._prompts: dict[int, list[TokenLogprobs]] = {}  # until the first Output
@@ -42,6 +45,7 @@ class EngineTokenStream:
         logprobs: list[TokenLogprobs] | None = None,
         complete: bool = False,
         pooled: Sequence[float] | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         """The stream owns both lists from now on."""
         if index not in self._open:
@@ -49,18 +53,22 @@ class EngineTokenStream:
         output = self._fresh.get(index)
         if output is None:
             self._fresh[index] = Output(
-                index, token_ids, finish, stop_token_id, num_cached_tokens, error, logprobs, complete, None, pooled
-            )
+                index, token_ids, finish, stop_token_id, num_cached_tokens, error, logprobs, complete, None, pooled,
+                retry_after_s,
+            )  # fmt: skip
         else:
             output.token_ids += token_ids
             output.finish, output.stop_token_id, output.error, output.complete = finish, stop_token_id, error, complete
-            output.num_cached_tokens = num_cached_tokens
+            output.num_cached_tokens, output.retry_after_s = num_cached_tokens, retry_after_s
             if logprobs is not None:
                 output.logprobs = [*(output.logprobs or ()), *logprobs]
         if index in self._prompts:
             self._fresh[index].prompt_logprobs = self._prompts.pop(index)
         if finish is not None:
             self._open.discard(index)
+        elif self._interval > 1 and index not in self._silent and len(self._fresh[index].token_ids) < self._interval:
+            return
+        self._silent.discard(index)
         self._wake()
 
     # --- the reader's side ----------------------------------------------------------------------------------------

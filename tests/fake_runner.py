@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -12,8 +13,9 @@ import numpy as np
 
 from runtime.api import ModelInfo
 from runtime.batch import ScheduledBatch, ScheduledRow
-from runtime.constrain.masks import RowMasks, Words, mask_of, num_words
+from runtime.constrain.masks import MaskWords, RowMasks, mask_of, num_words
 from runtime.engine import Engine
+from runtime.fault import Fault, host_fault
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
@@ -52,11 +54,16 @@ class FakeRunner:
     """`patient`: forward passes are never done before all masks are there, so none is late."""
 
     def __init__(
-        self, sample: Callable[[ScheduledRow], int] = count_up, manual: bool = False, patient: bool = True
+        self,
+        sample: Callable[[ScheduledRow], int] = count_up,
+        manual: bool = False,
+        patient: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sample = sample
         self.manual = manual
         self.patient = patient
+        self.clock = clock
         self.events: list[ManualGpuEvent] = []
         self.batches: list[ScheduledBatch] = []
         self.sampled: list[ScheduledBatch] = []  # whole steps, and both halves of others
@@ -93,7 +100,11 @@ class FakeRunner:
         if not self.patient:
             done.complete()
         return ForwardOutput(
-            batch, partial(self._sample, sampled), partial(self._unsampled, self.sampled_late), lambda: done
+            batch,
+            partial(self._sample, sampled),
+            partial(self._unsampled, self.sampled_late),
+            lambda: done,
+            launched_s=self.clock(),
         )
 
     def _sample(self, sampled: list[ScheduledBatch], batch: ScheduledBatch, masks: RowMasks) -> Step:
@@ -110,7 +121,7 @@ class FakeRunner:
         self.events.append(event)
         if not self.manual:
             event.complete()
-        return Step(batch, event, lambda: StepResult(ids, pooled=vectors))
+        return Step(batch, event, lambda: StepResult(ids, pooled=vectors), launched_s=self.clock())
 
     def accept(self, row: ScheduledRow) -> list[int]:
         """What a row gains: drafts as long as they are what it samples, and one more."""
@@ -126,19 +137,23 @@ class FakeRunner:
         """A pooling row's vector: its sequence's number and how long its prompt is."""
         return [float(row.number), float(row.end)]
 
-    def choose(self, row: ScheduledRow, mask: Words) -> int:
+    def choose(self, row: ScheduledRow, mask: MaskWords) -> int:
         """What a masked row draws."""
         return first_allowed(self.sample(row), mask)
 
-    async def close(self) -> None:
+    def fault(self, error: BaseException) -> Fault:
+        return host_fault(error)
+
+    async def close(self) -> bool:
         self.closed = True
+        return True
 
 
-def allows(mask: Words, token_id: int) -> bool:
+def allows(mask: MaskWords, token_id: int) -> bool:
     return bool(mask[token_id // 32] >> (token_id % 32) & 1)
 
 
-def first_allowed(wanted: int, mask: Words) -> int:
+def first_allowed(wanted: int, mask: MaskWords) -> int:
     """`wanted`, or the next id, going round, that may be drawn."""
     if wanted < 0:
         return wanted
@@ -229,7 +244,7 @@ def make_engine(
     """`model` says what the engine is to believe; its rows and blocks are those given here."""
     model = replace(model or model_info(), max_num_seqs=max_num_seqs, num_kv_blocks=num_blocks)
     limits = SchedulerLimits(max_num_seqs, budget, model.eos_token_ids)
-    scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy], proposer)
+    scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy](), proposer)
     if isinstance(runner, FakeRunner):
         scheduler.names = runner.names
     return Engine(scheduler, runner, model, **options)

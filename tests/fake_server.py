@@ -1,7 +1,8 @@
 """The server with a FakeEngine, as a process: `python -m tests.fake_server` prints its port first.
 
 For load tests of the HTTP layer alone (with SmolLM2's real tokenizer), and for tests of what signals do to a process:
-`--fake paused` never gives a token, `--fake loads-forever` starts a child and hangs in a thread. Takes the server's options."""
+`--fake paused` never gives a token, `--fake loads-forever` starts a child and hangs in a thread; others (`LOADS`) fail in a way of
+their own, some when the first request comes. Takes the server's options."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import uvloop
 
 from runtime.weights.fetch import resolve
+from server import ending, process
 from server.__main__ import listen
 from server.config import ServerConfig, parse
 from server.loaded.defaults import SamplingDefaults
@@ -55,7 +58,55 @@ async def load_forever(config: ServerConfig, report: Report, cancel: threading.E
     raise AssertionError("nobody sets that event")
 
 
-LOADS = {"paused": load_paused, "loads-forever": load_forever}
+def on_submit(loaded: LoadedModel, act: Callable[[], None]) -> None:
+    """`act` as soon as a request has come."""
+    engine = loaded.engine
+    submit = engine.submit
+
+    def acting(*args, **options):
+        stream = submit(*args, **options)
+        asyncio.get_running_loop().call_soon(act)
+        return stream
+
+    engine.submit = acting
+
+
+def hang() -> None:
+    print("hangs", flush=True)
+    threading.Event().wait()
+
+
+async def load_dying(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
+    loaded = serves(tiny_tokenizer(), config, paused=True)
+    on_submit(loaded, lambda: loaded.engine.die("the device cannot compute any more: OutOfOrder"))
+    return loaded
+
+
+async def load_with_a_hanging_step(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
+    loaded = serves(tiny_tokenizer(), config, paused=True)
+    loaded.engine.lets_go = False
+    return loaded
+
+
+async def load_with_a_hanging_thread(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
+    threading.Thread(target=hang).start()
+    return serves(tiny_tokenizer(), config, paused=True)
+
+
+async def load_with_a_hanging_loop(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
+    loaded = serves(tiny_tokenizer(), config, paused=True)
+    on_submit(loaded, hang)
+    return loaded
+
+
+LOADS = {
+    "paused": load_paused,
+    "loads-forever": load_forever,
+    "dies": load_dying,
+    "hanging-step": load_with_a_hanging_step,
+    "hanging-thread": load_with_a_hanging_thread,
+    "hanging-loop": load_with_a_hanging_loop,
+}
 
 
 def main() -> int:
@@ -63,9 +114,14 @@ def main() -> int:
     chosen = LOADS[arguments[1]] if arguments[:1] == ["--fake"] else load
     config = parse(["--port", "0", *(arguments[2:] if chosen is not load else arguments)], os.environ)
     sock = listen(config.host, config.port)
+    if "TEST_LIMIT_S" in os.environ:  # nobody wants to wait for the real ones
+        process.END_LIMIT_S = ending.OBEY_LIMIT_S = float(os.environ["TEST_LIMIT_S"])
     print(sock.getsockname()[1], flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Process(config, sock, chosen, time.monotonic()).run())
+        server = Process(config, sock, chosen, time.monotonic())
+        code = runner.run(server.run())
+        server.end(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from runtime.api import (
+    Busy,
     EngineError,
     EngineHealth,
     EngineStopped,
@@ -17,6 +18,7 @@ from runtime.api import (
     Metric,
     ModelInfo,
     PreparedPrompt,
+    ProbeFailed,
     Request,
     TokenLogprobs,
 )
@@ -86,6 +88,13 @@ class FakeEngine:
         self.prepared_on: list[threading.Thread] = []
         self.ended: list[tuple[str, FinishReason]] = []
         self.closed = False
+        self.hopeless = self.failing = False
+        self.num_probes = 0
+        self.answers_probes = asyncio.Event()
+        self.answers_probes.set()
+        self.lets_go = True  # of everything, when it is closed
+        self._died = asyncio.Event()
+        self.num_resets = 0  # of the prefix cache
         self._live: list[_Live] = []
         self._running = not paused
         self._task: asyncio.Task[None] | None = None
@@ -114,8 +123,12 @@ class FakeEngine:
             self._task = asyncio.create_task(self._run())
         return stream
 
+    def check_room(self, caller: bytes | None) -> None:
+        if isinstance(self.refuse, Busy):
+            raise self.refuse
+
     def health(self) -> EngineHealth:
-        return EngineHealth(self.unhealthy is None, self.unhealthy, len(self._live), 0)
+        return EngineHealth(self.unhealthy is None, self.unhealthy, len(self._live), 0, self.hopeless, self.failing)
 
     def metrics(self) -> list[Metric]:
         done = {(("finished_reason", reason.value),): 0.0 for reason in FinishReason}
@@ -126,6 +139,9 @@ class FakeEngine:
             Metric("request_success", "Requests that ended, by reason.", "counter", done),
             Metric("step_time_seconds", "A step.", "histogram", {(): HistogramData((0.1, 1.0), (3, 2, 1), 4.5)}),
         ]
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
 
     async def drain(self, timeout_s: float) -> int:
         self.refuse = self.refuse or EngineStopped("the server is shutting down")
@@ -140,11 +156,23 @@ class FakeEngine:
             return len(left)
         return 0
 
-    async def close(self) -> None:
+    async def probe(self) -> None:
+        self.num_probes += 1
+        await self.answers_probes.wait()
+        if self.unhealthy is not None:
+            raise ProbeFailed(self.unhealthy)
+
+    async def death(self) -> str:
+        await self._died.wait()
+        assert self.unhealthy is not None
+        return self.unhealthy
+
+    async def close(self, limit_s: float = 1.0) -> bool:
         await self.drain(0)
         self.closed = True
         if self._task is not None:
             self._task.cancel()
+        return self.lets_go
 
     # --- the test's hand ------------------------------------------------------------------------------------------
 
@@ -153,6 +181,19 @@ class FakeEngine:
         for _ in range(num_tokens):
             for live in list(self._live):
                 self._give(live)
+
+    def time_out(self, retry_after_s: float | None = None) -> None:
+        """The time of every live request is over; with `retry_after_s` they have waited too long to start."""
+        for live in list(self._live):
+            self._end(live, FinishReason.TIMEOUT)
+            live.stream.put(live.index, [], 0, FinishReason.TIMEOUT, retry_after_s=retry_after_s)
+
+    def die(self, why: str) -> None:
+        """It will never serve again."""
+        self.unhealthy, self.hopeless = why, True
+        self.refuse = EngineStopped(why)
+        self.fail(why)
+        self._died.set()
 
     def fail(self, error: str) -> None:
         """The engine's fault: every live request ends with an error."""
@@ -183,8 +224,8 @@ class FakeEngine:
         token, finish, stop_token_id = next(live.events)
         if finish is not None:
             self._end(live, finish)
-        if (told := fake_prompt_logprobs(live.request)) and not live.begun:
-            live.stream.hold_prompt_logprobs(live.index, told)
+        if (found := fake_prompt_logprobs(live.request)) and not live.begun:
+            live.stream.hold_prompt_logprobs(live.index, found)
         live.begun = True
         logprobs = None if token is None else fake_logprobs(token, live.request)
         live.stream.put(

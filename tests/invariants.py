@@ -48,7 +48,7 @@ def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
         assert sequence.row is None
         assert not sequence.tables
     for line in (scheduler.running, scheduler.waiting):
-        assert [scheduler.policy(s) for s in line] == sorted(scheduler.policy(s) for s in line)
+        assert [scheduler.policy.order(s) for s in line] == sorted(scheduler.policy.order(s) for s in line)
 
 
 def _ids(sequence: Sequence) -> list[int]:

@@ -6,15 +6,15 @@ or is preempted meanwhile is not sampled: by then its place in the device tables
 from __future__ import annotations
 
 from runtime.batch import ScheduledBatch
-from runtime.constrain.constraints import Constraints
+from runtime.constrain.mask_maker import MaskMaker
 from runtime.scheduler import Scheduler
 from runtime.step import ForwardOutput
 
 
 class DeferredSampling:
-    def __init__(self, scheduler: Scheduler, constraints: Constraints) -> None:
+    def __init__(self, scheduler: Scheduler, mask_maker: MaskMaker) -> None:
         self._scheduler = scheduler
-        self._constraints = constraints
+        self._mask_maker = mask_maker
         self._snapshots: list[ForwardOutput] = []
 
     def add(self, snapshot: ForwardOutput) -> None:
@@ -27,7 +27,7 @@ class DeferredSampling:
         self._snapshots = [snapshot for snapshot in self._snapshots if any(map(is_current, snapshot.batch.rows))]
         for snapshot in self._snapshots:
             rows = filter(is_current, snapshot.batch.rows)
-            ready = {row.row for row in rows if self._constraints.has_mask(row.number)}
+            ready = {row.row for row in rows if self._mask_maker.has_mask(row.number)}
             if ready:
                 _, sampling = snapshot.batch.split(ready)
                 self._scheduler.resume(sampling)

@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 
 from runtime.api import FinishReason, ModelInfo
 from runtime.batch import ScheduledBatch
-from runtime.constrain.constraints import Constraints
 from runtime.constrain.deferred import DeferredSampling
+from runtime.constrain.mask_maker import MaskMaker
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 from runtime.step import ForwardOutput, Step
@@ -39,24 +39,24 @@ class Engine(Protocol):
 class MaskedSampling:
     def __init__(self, model: ModelInfo, scheduler: Scheduler, engine: Engine) -> None:
         self._engine = engine
-        self._constraints = Constraints(model, engine.wake)
-        self._deferred = DeferredSampling(scheduler, self._constraints)
+        self._mask_maker = MaskMaker(model, engine.wake)
+        self._deferred = DeferredSampling(scheduler, self._mask_maker)
 
     # --- sequences ------------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        self._constraints.add(sequence)
+        self._mask_maker.add(sequence)
 
     def note(self, sequence: Sequence, token_ids: list[int]) -> None:
         """`token_ids` have settled, of a sequence that has matchers."""
-        self._constraints.note(sequence.number, token_ids)
+        self._mask_maker.note(sequence.number, token_ids)
 
     def forget(self, sequence: Sequence) -> None:
         if sequence.has_matchers:
-            self._constraints.forget(sequence.number)
+            self._mask_maker.forget(sequence.number)
 
     def close(self) -> None:
-        self._constraints.close()
+        self._mask_maker.close()
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -64,8 +64,8 @@ class MaskedSampling:
         """The step that samples `output`, but for rows whose masks are late. All before it has settled."""
         batch = output.batch
         masked = batch.masked_rows
-        await self._constraints.make([row.number for row in masked], output.done)
-        late = {row.row for row in masked if not self._constraints.has_mask(row.number)}
+        await self._mask_maker.make([row.number for row in masked], output.done)
+        late = {row.row for row in masked if not self._mask_maker.has_mask(row.number)}
         return self._sample(output, self._defer(output, batch, late) if late else batch)
 
     def sample_deferred(self) -> Step | None:
@@ -82,7 +82,7 @@ class MaskedSampling:
         return rest
 
     def _sample(self, output: ForwardOutput, batch: ScheduledBatch) -> Step | None:
-        masks, ended = self._constraints.take(batch.masked_rows)
+        masks, ended = self._mask_maker.take(batch.masked_rows)
         for end in ended:
             self._engine.end(end.number, end.finish, end.error)
         step = self._engine.enqueue(lambda: output.sample(batch, masks), batch)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.int32]
+MaskWords = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,14 @@ class RowMasks:
     """`words` [n, V / 32 up] int32: what each of the device rows `rows` may draw in the step at hand."""
 
     rows: tuple[int, ...]
-    words: Words
+    words: MaskWords
 
 
 def num_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
-def mask_of(token_ids: Collection[int], words: int) -> Words:
+def mask_of(token_ids: Collection[int], words: int) -> MaskWords:
     """[words] int32 with the bits of `token_ids`."""
     bits = np.zeros((words, 32), dtype=np.uint8)
     bits.reshape(-1)[list(token_ids)] = 1

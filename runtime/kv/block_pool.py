@@ -1,17 +1,37 @@
 """Block pool: which KV blocks are free, how many of them are promised, and how many sequences use each of the others.
 
-Invariant: a block is in one of the two free lines exactly when its count is 0, and no more are promised than are free. Blocks with
-nothing worth keeping are handed out first, the last released before the others; then cached ones, least recently used first. The
-latter are an OrderedDict, not a deque, because a prefix hit takes a block out of the middle. A promise is a number, not blocks:
-until it is kept, what the blocks hold can still be hit. Knows ids only: neither hashes nor tensors.
+Invariant: a block is in exactly one of the two free lines when its count is 0, and no more are promised than are free. Blank
+blocks, with nothing worth keeping, are handed out first, the last released before the others; then cached ones, least recently
+used first. A promise is a number, not blocks: until it is kept, what the blocks hold can still be hit. Knows ids only: neither
+hashes nor tensors.
 
-All but the deciding is done for many ids at a time: a prompt has thousands of blocks, and they are counted on the event loop."""
+A cached prompt has thousands of blocks, and they are taken and given back on the event loop: many at a time go by numpy, few one
+by one. A hit takes blocks out of the middle of the cached line, so that is not a list of what is free but of what was released:
+an entry counts while it is where its block says that it stands (`_places`). Others are skipped, and cleared away where the line
+is twice as long as all blocks."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import filterfalse
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+BlockIds: TypeAlias = "array[int]"  # of type "i"
+Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+MANY = 32  # from so many on numpy costs less than a loop
+_NOWHERE = -1
+
+
+class Cached(Protocol):
+    """Which blocks hold what is worth keeping."""
+
+    @property
+    def has(self) -> Callable[[int], bool]: ...
+    def has_each(self, block_ids: Words, /) -> Flags: ...
 
 
 class BlockPool:
@@ -19,21 +39,32 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_reserved = 0
         self.num_freed = 0  # how often a block has become free: while it stays, no more blocks have
-        self._counts = [0] * num_blocks
-        self._blank = [*range(num_blocks - 1, -1, -1)]  # the next one last
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._counts = array("i", bytes(4 * num_blocks))
+        self._blank = array("i", range(num_blocks - 1, -1, -1))  # the next one last
+        self._line = array(
+            "i"
+        )  # released and cached, in that order; from `_first` on, what is before has been handed out
+        self._first = 0
+        self._cleared = 0  # entries that `_line` no longer has at its head
+        self._places = (
+            array("q", [_NOWHERE]) * num_blocks
+        )  # of each free cached block: its entry, with the cleared ones
+        self._num_cached = 0
+        # The same memory, for many at a time.
+        self._counts_of = np.frombuffer(self._counts, np.int32)
+        self._places_of = np.frombuffer(self._places, np.int64)
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody uses and nobody has been promised."""
-        return len(self._blank) + len(self._kept) - self.num_reserved
+        return len(self._blank) + self._num_cached - self.num_reserved
 
     def count(self, block_id: int) -> int:
         return self._counts[block_id]
 
-    def num_idle(self, ids: Iterable[int]) -> int:
+    def num_idle(self, ids: Sequence[int]) -> int:
         """How many of them nobody uses."""
-        return [*map(self._counts.__getitem__, ids)].count(0)
+        return len(ids) - int(np.count_nonzero(self._counts_of[np.asarray(ids, np.int32)]))
 
     def reserve(self, num: int) -> None:
         """Promise `num` blocks, to be taken by `allocate` or given up by `unreserve`. The caller checked `num_free`."""
@@ -46,7 +77,7 @@ class BlockPool:
         self.num_reserved -= num
         self.num_freed += num
 
-    def allocate(self, num: int, num_reserved: int = 0) -> list[int]:
+    def allocate(self, num: int, num_reserved: int = 0) -> BlockIds:
         """`num` blocks with count 1, whatever they held before is gone; `num_reserved` of them had been promised. The caller
         checked `num_free` for the rest."""
         self._check_free(num - num_reserved)
@@ -55,45 +86,130 @@ class BlockPool:
         self.num_reserved -= num_reserved
         ids = self._blank[: -num - 1 : -1]
         del self._blank[len(self._blank) - len(ids) :]
-        while len(ids) < num:
-            ids.append(self._kept.popitem(last=False)[0])
-        counts = self._counts
-        for block_id in ids:
-            counts[block_id] = 1
+        if len(ids) < num:
+            self._take_cached(num, ids)
+        if num < MANY:
+            for block_id in ids:
+                self._counts[block_id] = 1
+        else:
+            self._counts_of[np.frombuffer(ids, np.int32)] = 1
         return ids
 
+    def _take_cached(self, num: int, ids: BlockIds) -> None:
+        """The least recently used, until there are `num` ids."""
+        line, places, first, cleared = self._line, self._places, self._first, self._cleared
+        self._num_cached -= num - len(ids)
+        while len(ids) < num:
+            block_id = line[first]
+            if places[block_id] == cleared + first:
+                places[block_id] = _NOWHERE
+                ids.append(block_id)
+                first += 1
+            else:
+                first = self._next_in_line(first + 1)
+        if first > self.num_blocks:
+            del line[:first]
+            self._cleared += first
+            first = 0
+        self._first = first
+
+    def _next_in_line(self, first: int) -> int:
+        """The first entry from `first` on that counts."""
+        num = 16
+        while first < len(self._line):
+            counts = self._entries_that_count(first, first + num)
+            if counts.any():
+                return first + int(counts.argmax())
+            first, num = first + num, 2 * num
+        raise RuntimeError("fewer cached blocks than were counted")
+
+    def _entries_that_count(self, start: int, end: int) -> Flags:
+        ids = np.frombuffer(self._line, np.int32)[start:end]
+        start += self._cleared
+        counts: Flags = self._places_of[ids] == np.arange(start, start + len(ids))
+        return counts
+
     def share(self, ids: Sequence[int]) -> None:
-        """One more user for each; a free one, of which there must be enough that nobody was promised, leaves its line."""
+        """One more user for each of these different blocks; a free one, of which there must be enough that nobody was promised,
+        leaves its line."""
+        if len(ids) >= MANY:
+            self._share_many(np.asarray(ids, np.int32))
+            return
         counts = self._counts
         idle = [block_id for block_id in ids if not counts[block_id]]
         if idle:
             self._check_free(len(idle))
-            self._take_out(idle)
+            places = self._places
+            for block_id in idle:
+                if places[block_id] == _NOWHERE:
+                    self._blank.remove(block_id)  # no hit, which is cached: the target of a copy
+                    self._num_cached += 1
+                places[block_id] = _NOWHERE
+            self._num_cached -= len(idle)
         for block_id in ids:
             counts[block_id] += 1
 
-    def _take_out(self, idle: list[int]) -> None:
-        kept = self._kept
-        for block_id in idle:
-            if block_id in kept:
-                del kept[block_id]
-            else:  # no hit, which has a name and was kept for it: the target of a copy
-                self._blank.remove(block_id)
+    def _share_many(self, ids: Words) -> None:
+        counts = self._counts_of[ids]
+        idle = ids[counts == 0]
+        self._check_free(len(idle))
+        blank = idle[self._places_of[idle] == _NOWHERE]
+        for block_id in blank.tolist():
+            self._blank.remove(block_id)
+        self._places_of[idle] = _NOWHERE
+        self._num_cached -= len(idle) - len(blank)
+        self._counts_of[ids] = counts + 1
 
-    def release(self, ids: Sequence[int], worth_keeping: Callable[[int], bool]) -> None:
-        """One user less for each, from the tail, so that a sequence's last blocks are reused before its first."""
-        counts = self._counts
-        idle = []
+    def release(self, ids: Sequence[int], cached: Cached) -> None:
+        """One user less for each of these different blocks, from the tail, so that a sequence's last ones are reused before its
+        first."""
+        if len(ids) >= MANY:
+            self._release_many(np.asarray(ids, np.int32)[::-1], cached)
+        else:
+            self._release_few(ids, cached.has)
+        if len(self._line) - self._first > 2 * self.num_blocks:
+            self._clear_away()
+
+    def _release_few(self, ids: Sequence[int], has: Callable[[int], bool]) -> None:
+        counts, places, line, blank = self._counts, self._places, self._line, self._blank
+        num_blank, first_place = len(blank), self._cleared + len(line)
+        place = first_place
         for block_id in reversed(ids):
             left = counts[block_id] = counts[block_id] - 1
             if left <= 0:
                 if left:
                     raise RuntimeError(f"block {block_id} released more often than taken")
-                idle.append(block_id)
+                if has(block_id):
+                    places[block_id] = place
+                    place += 1
+                    line.append(block_id)
+                else:
+                    blank.append(block_id)
+        self._num_cached += place - first_place
+        self.num_freed += place - first_place + len(blank) - num_blank
+
+    def _release_many(self, ids: Words, cached: Cached) -> None:
+        left = self._counts_of[ids] - 1
+        if left.min() < 0:
+            raise RuntimeError(f"block {ids[left.argmin()]} released more often than taken")
+        self._counts_of[ids] = left
+        idle = ids[left == 0]
         self.num_freed += len(idle)
-        self._blank += filterfalse(worth_keeping, idle)
-        for block_id in filter(worth_keeping, idle):
-            self._kept[block_id] = None
+        is_cached = cached.has_each(idle)
+        self._blank.frombytes(idle[~is_cached].tobytes())
+        idle = idle[is_cached]
+        start = self._cleared + len(self._line)
+        self._places_of[idle] = np.arange(start, start + len(idle))
+        self._line.frombytes(idle.tobytes())
+        self._num_cached += len(idle)
+
+    def _clear_away(self) -> None:
+        """Entries of the line that no longer count."""
+        end = len(self._line)
+        left = np.frombuffer(self._line, np.int32)[self._first :][self._entries_that_count(self._first, end)]
+        self._line = array("i", left.tobytes())
+        self._first = self._cleared = 0
+        self._places_of[left] = np.arange(len(left))
 
     def _check_free(self, num: int) -> None:
         if num > self.num_free:

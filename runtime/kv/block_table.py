@@ -7,9 +7,11 @@ memory says; each has as many ids as the group is wide."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from runtime.kv.block_pool import BlockIds
 from runtime.kv.layout import LayerGroup
 
 
@@ -18,7 +20,7 @@ class NewBlocks(NamedTuple):
 
     group: int
     first_entry: int
-    ids: tuple[int, ...]
+    ids: Sequence[int]
 
 
 class BlockTable:
@@ -30,7 +32,7 @@ class BlockTable:
         self._block_size = block_size
         self.group = group
         self.first_entry = self._first_in_window(start)
-        self._ids: list[int] = []
+        self._ids: BlockIds = array("i")
         self.num_slots = self._num_slots()  # tokens that fit without another block
         self.num_reserved = 0  # blocks of the pool that will be its next
         self._num_sent = 0  # of the ids, those that a scheduled batch has carried to the device
@@ -49,11 +51,11 @@ class BlockTable:
         return self.group.kind.num_tokens(self._num_entries, self._block_size)
 
     @property
-    def ids(self) -> list[int]:
+    def ids(self) -> BlockIds:
         """Block ids from the first entry on."""
         return self._ids
 
-    def entry_ids(self, start: int, end: int) -> list[int]:
+    def entry_ids(self, start: int, end: int) -> BlockIds:
         """Block ids of entries [start, end)."""
         width = self.group.width
         return self._ids[(start - self.first_entry) * width : (end - self.first_entry) * width]
@@ -67,11 +69,11 @@ class BlockTable:
         self._ids.extend(ids)
         self.num_slots = self._num_slots()
 
-    def take_out_of_window(self, position: int) -> list[int]:
+    def take_out_of_window(self, position: int) -> BlockIds:
         """Ids that no query at `position` or behind it sees; the table has them no more."""
         first_entry = self._first_in_window(position)
         if first_entry <= self.first_entry:
-            return []
+            return array("i")
         num = (first_entry - self.first_entry) * self.group.width
         out_of_window = self._ids[:num]
         del self._ids[:num]
@@ -79,8 +81,8 @@ class BlockTable:
         self._num_sent -= num
         return out_of_window
 
-    def take_unsent(self) -> tuple[int, tuple[int, ...]]:
+    def take_unsent(self) -> tuple[int, BlockIds]:
         """(index of the first entry, ids) of what no batch has carried yet; they count as sent from now on."""
         first = self._num_sent
         self._num_sent = len(self._ids)
-        return self.first_entry + first // self.group.width, tuple(self._ids[first:])
+        return self.first_entry + first // self.group.width, self._ids[first:]

@@ -10,9 +10,10 @@ Layers of equal kinds share block tables. Numbers only: no tensor, no block, no 
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate
 from math import prod
 from typing import ClassVar, Self
 
@@ -47,7 +48,7 @@ class AttentionKVSpec:
         return 1 if self.latent else 2
 
     @property
-    def kept_as(self) -> KVDtype:
+    def known_dtype(self) -> KVDtype:
         """Raises ValueError where that is still open."""
         if self.dtype is None:
             raise ValueError("the KV cache of a layer has no dtype yet: see MemoryKind.with_dtype")
@@ -56,12 +57,12 @@ class AttentionKVSpec:
     @property
     def elements(self) -> int:
         """Elements of one head of one token, its scales among them."""
-        return self.head_size + self.kept_as.scale_bytes // self.kept_as.element_bytes
+        return self.head_size + self.known_dtype.scale_bytes // self.known_dtype.element_bytes
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token in a page."""
-        return self.num_kv_heads * (self.head_size * self.kept_as.element_bytes + self.kept_as.scale_bytes)
+        return self.num_kv_heads * (self.head_size * self.known_dtype.element_bytes + self.known_dtype.scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ class _Kind:
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
     ) -> int:
         """The most of the first `num_entries` entries, of these names, behind which all is `cached` that queries see from there
-        on."""
+        on. It may be too many where entries are missing that those behind them would need: whoever then misses one asks again
+        about those before it."""
         return 0
 
 
@@ -160,7 +162,8 @@ class Full(_Tokens):
     def longest_prefix(
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
     ) -> int:
-        return len([*takewhile(cached.__contains__, islice(names, num_entries))])
+        """By halves, since behind an entry that is missing others seldom are there: they are used with it, and go first."""
+        return bisect_left(names, True, hi=num_entries, key=lambda name: name not in cached)
 
     def __str__(self) -> str:
         return "see all tokens"

@@ -59,7 +59,7 @@ class KVCache:
     def _blocks(self, kv: AttentionKVSpec, placement: LayerPlacement, number: int) -> torch.Tensor:
         """Blocks of one layer as kernels count them, of which `placement.num_sub_slots` or more lie in one of the pool's."""
         shape = kv.num_kv_heads, self._layout.kernel_block_size, kv.elements
-        dtype = getattr(torch, kv.kept_as.name)
+        dtype = getattr(torch, kv.known_dtype.name)
         return self._kv_tensors[number].view(dtype).view(-1, *shape)[placement.sub_slot :]
 
     def _state(self, state: RecurrentStateSpec, placement: LayerPlacement) -> tuple[torch.Tensor, ...]:

@@ -9,12 +9,16 @@ Knows ids and hashes, not sequences."""
 from __future__ import annotations
 
 import os
+import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple, NewType
 
+import numpy as np
+
+from runtime.kv.block_pool import MANY, BlockIds, Flags, Words
 from runtime.kv.kinds import AttentionKVSpec, Full
 from runtime.kv.layout import LayerGroup
 
@@ -27,7 +31,7 @@ class Match(NamedTuple):
     from there on."""
 
     num_entries: int
-    ids: list[list[int]]
+    ids: list[BlockIds]
 
 
 class _LastMatch:
@@ -50,6 +54,13 @@ class _LastMatch:
         self.stale = self.stale or self.names is None or not self.names.isdisjoint(names)
 
 
+def _interleaved(columns: list[list[int | None]]) -> BlockIds:
+    """An id of each column in turn. Raises struct.error where one is None."""
+    width, num = len(columns), len(columns[0])
+    ids = columns[0] if width == 1 else chain.from_iterable(zip(*columns, strict=True))
+    return array("i", struct.pack(f"{num * width}i", *ids))  # a third of what array(ids) costs
+
+
 class PrefixCache:
     def __init__(self, block_size: int, enabled: bool = True, groups: Sequence[LayerGroup] = PLAIN) -> None:
         self.block_size = block_size
@@ -59,7 +70,8 @@ class PrefixCache:
         # An entry of a group is as many blocks as the group is wide, in so many dicts: what has no tuples costs half as much.
         self._blocks_of: list[list[dict[BlockHash, int]]] = [[{} for _ in range(group.width)] for group in groups]
         self._name_of: dict[int, BlockHash] = {}
-        self.has = self._name_of.__contains__  # whether a block can be found, for a caller with thousands
+        self.has = self._name_of.__contains__  # whether a block can be found
+        self._has = bytearray()  # by block, as far as any were named: whether it is in `_name_of`
         self._last: _LastMatch | None = None
 
     def __len__(self) -> int:
@@ -67,6 +79,25 @@ class PrefixCache:
 
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._name_of
+
+    def has_each(self, block_ids: Words) -> Flags:
+        """Whether each can be found."""
+        self._cover(block_ids.max(initial=-1))
+        return np.frombuffer(self._has, np.bool_)[block_ids]
+
+    def _note_has(self, block_ids: Sequence[int]) -> None:
+        if len(block_ids) < MANY:
+            for block_id in block_ids:
+                self._cover(block_id)
+                self._has[block_id] = 1
+        else:
+            each = np.asarray(block_ids, np.int32)
+            self._cover(each.max())
+            np.frombuffer(self._has, np.bool_)[each] = True
+
+    def _cover(self, block_id: int) -> None:
+        if block_id >= len(self._has):
+            self._has += bytes(block_id + 1)
 
     def hash_blocks(
         self, token_ids: Sequence[int], salt: str | None, parent: BlockHash | None = None
@@ -95,17 +126,27 @@ class PrefixCache:
 
     def _match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
         num = min(len(block_hashes), max_entries) if self.enabled else 0
+        ids: list[BlockIds] = []
+        while len(ids) < len(self.groups):
+            num, ids = self._longest_prefix(block_hashes, num), []
+            for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
+                first = self._first_in_window(group, num)
+                names = block_hashes[first:num]
+                found = [[*map(column.get, names)] for column in blocks_of]
+                try:
+                    ids.append(_interleaved(found))
+                except struct.error:  # the group's kind was too hopeful
+                    num = first + found[0].index(None)
+                    break
+        return Match(num, ids)
+
+    def _longest_prefix(self, block_hashes: Sequence[BlockHash], num: int) -> int:
         before = -1
         while num != before:  # what one group lacks shortens the prefix for the others
             before = num
             for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
                 num = group.kind.longest_prefix(block_hashes, num, blocks_of[0], self.block_size)
-        ids = []
-        for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
-            names = block_hashes[self._first_in_window(group, num) : num]
-            columns = [map(column.__getitem__, names) for column in blocks_of]
-            ids.append([*(columns[0] if len(columns) == 1 else chain.from_iterable(zip(*columns, strict=True)))])
-        return Match(num, ids)
+        return num
 
     def _first_in_window(self, group: LayerGroup, num_entries: int) -> int:
         return group.first_in_window(num_entries * self.block_size) // self.block_size
@@ -122,9 +163,12 @@ class PrefixCache:
             block_ids = [block_ids[index * width + column] for index in new for column in range(width)]
             names = [names[index] for index in new]
         for number, column in enumerate(blocks_of):
-            of_column = block_ids[number::width] if width > 1 else block_ids
+            of_column = [
+                *(block_ids[number::width] if width > 1 else block_ids)
+            ]  # one object of a number in both dicts
             column.update(zip(names, of_column, strict=True))
             self._name_of.update(zip(of_column, names, strict=True))
+        self._note_has(block_ids)
         if names and self._last is not None:
             self._last.note(names)
 
@@ -136,7 +180,9 @@ class PrefixCache:
             for blocks_of in self._blocks_of:
                 if blocks_of[0].get(name) == block_id or any(more.get(name) == block_id for more in blocks_of[1:]):
                     for column in blocks_of:
-                        del name_of[column.pop(name)]
+                        other = column.pop(name)
+                        del name_of[other]
+                        self._has[other] = False
                     break
             gone.append(name)
         if gone and self._last is not None:
@@ -146,4 +192,5 @@ class PrefixCache:
         for column in chain.from_iterable(self._blocks_of):
             column.clear()
         self._name_of.clear()
+        self._has.clear()
         self._last = None

@@ -57,10 +57,10 @@ def parser() -> argparse.ArgumentParser:
 def engine_config(given: Mapping[str, Any], model_config: Mapping[str, Any]) -> EngineConfig:
     """What was asked over the defaults of a measurement: no prefix cache, lengths and rows as vLLM had, and all prompts in before
     any decodes for long, since otherwise the time of a decode would be that of other rows' prompts."""
-    asked = {option.name: given[option.name] for option in fields(EngineConfig) if option.name in given}
+    explicit = {option.name: given[option.name] for option in fields(EngineConfig) if option.name in given}
     longest = int(model_config.get("max_position_embeddings", DEFAULT_MODEL_LEN))
     defaults = EngineConfig(
         load_format="dummy", enable_prefix_caching=False, max_model_len=min(DEFAULT_MODEL_LEN, longest),
         max_num_seqs=DEFAULT_SEQS, max_num_mixed_tokens=1 << 20, max_queue=1 << 16, seed=0,
     )  # fmt: skip
-    return replace(defaults, **asked)
+    return replace(defaults, **explicit)

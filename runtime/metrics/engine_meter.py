@@ -4,8 +4,10 @@ A sequence's own times stand on the sequence, so a request that ends takes its h
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from dataclasses import asdict
 
 from runtime.api import Metric, ModelInfo
 from runtime.batch import ScheduledBatch
@@ -15,6 +17,7 @@ from runtime.metrics.throughput_log import ThroughputLog
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 from runtime.step import Step
+from runtime.step_budget import StepBudget, TimedBudget
 
 log = logging.getLogger("oneloop.engine")
 
@@ -48,13 +51,14 @@ class EngineMeter:
     def submitted(self, num_requests: int) -> None:
         self._stats.request_n.observe(num_requests)
 
-    def rejected(self) -> None:
-        self._stats.admission_rejections += 1
+    def rejected(self, reason: str) -> None:
+        self._stats.admission_rejections[reason] += 1
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def launched(self, batch: ScheduledBatch, launched_s: float) -> None:
-        stats, scheduler = self._stats, self._scheduler
+    def launched(self, batch: ScheduledBatch, launched_s: float) -> int:
+        """How many sequences are in a step for the first time."""
+        stats, scheduler, num_started = self._stats, self._scheduler, 0
         stats.iteration_tokens.observe(batch.num_tokens)
         stats.batch_size.observe(len(batch.rows))
         if batch.num_preempted:
@@ -65,15 +69,20 @@ class EngineMeter:
         for row in batch.rows:
             if row.binding is not None:  # as the first row of a sequence has one
                 sequence = scheduler.sequence(row.number)
-                if sequence is not None and sequence.first_scheduled_s is None:
+                if sequence is not None and sequence.first_scheduled_s is None and not sequence.request.is_probe:
                     sequence.first_scheduled_s = launched_s
                     stats.queue_time.observe(launched_s - sequence.request.arrival_s)
+                    num_started += 1
+        return num_started
 
-    def settled(self, step: Step, now: float) -> None:
-        self._stats.step_time.observe(now - max(step.launched_s, self.last_settled_s))
+    def settled(self, step: Step, now: float) -> float:
+        """How long the step took, s: from its launch, or from the end of the one before it."""
+        duration_s = now - max(step.launched_s, self.last_settled_s)
+        self._stats.step_time.observe(duration_s)
         if step.launched_s < self.last_settled_s and (idle_s := step.idle_before_s()) is not None:
             self._stats.gpu_idle_gap.observe(idle_s)
         self.last_settled_s = now
+        return duration_s
 
     def report(self, now: float) -> None:
         """The throughput line in the log, if it is time for one."""
@@ -83,6 +92,8 @@ class EngineMeter:
 
     def gained(self, sequence: Sequence, num_tokens: int, now: float) -> None:
         """A step brought it `num_tokens`; 0 for one that ends with its prompt, computed or pooled."""
+        if sequence.request.is_probe:
+            return
         stats = self._stats
         stats.generation_tokens += num_tokens
         last_s = sequence.last_token_s
@@ -97,6 +108,8 @@ class EngineMeter:
             stats.inter_token_latency.observe((now - last_s) / num_tokens)
 
     def finished(self, sequence: Sequence) -> None:
+        if sequence.request.is_probe:
+            return
         stats, now = self._stats, time.monotonic()
         assert sequence.finish is not None
         stats.finished[sequence.finish] += 1
@@ -129,6 +142,7 @@ class EngineMeter:
         return [
             gauge("num_requests_running", "Requests that are running.", len(scheduler.running)),
             gauge("num_requests_waiting", "Requests that are waiting to be scheduled.", len(scheduler.waiting)),
+            gauge("event_loop_tasks", "Tasks on the event loop, the server's own included.", _num_tasks()),
             gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", usage),
             Metric("cache_config_info", "The KV cache, as labels.", "gauge", {self._cache_facts: 1.0}),
             gauge(
@@ -139,5 +153,31 @@ class EngineMeter:
             counter("num_preemptions", "Sequences preempted for lack of KV blocks.", scheduler.num_preemptions),
             counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
             counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
+            *_step_cost(scheduler.step_budget),
             *self._stats.metrics(),
         ]
+
+
+def _step_cost(budget: StepBudget) -> list[Metric]:
+    """Where steps are timed: what one is expected to take, by what is in it."""
+    if not isinstance(budget, TimedBudget):
+        return []
+    cost = asdict(budget.learned.cost)
+    samples: dict[tuple[tuple[str, str], ...], float] = {
+        (("part", part.removesuffix("_s")),): value for part, value in cost.items()
+    }
+    goals = (("max_itl", budget.goals.max_itl_s), ("target_ttft", budget.goals.target_ttft_s))
+    return [
+        Metric(
+            "step_cost_seconds", "What a step takes, as learned: at least, and for each of its parts.", "gauge", samples
+        ),
+        *(gauge(f"{name}_seconds", f"The goal of --{name.replace('_', '-')}.", value) for name, value in goals),
+    ]
+
+
+def _num_tasks() -> int:
+    """0 where no loop runs."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0

@@ -22,6 +22,7 @@ REQUEST_S = (
 )  # fmt: skip
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 IDLE_GAP_S = (2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_num_seqs_per_key", "max_tokens_per_minute_per_key")
 POWERS_OF_TWO = tuple(float(2**i) for i in range(15))
 
 
@@ -59,7 +60,7 @@ class EngineStats:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.prompt_tokens_cached = 0
-        self.admission_rejections = 0
+        self.admission_rejections: Counter[str] = Counter(dict.fromkeys(REJECTIONS, 0))
         self.finished: Counter[FinishReason] = Counter(dict.fromkeys(FinishReason, 0))
         self.time_to_first_token = Histogram(FIRST_TOKEN_S)
         self.inter_token_latency = Histogram(INTER_TOKEN_S)
@@ -97,9 +98,9 @@ class EngineStats:
             ),
             Metric(
                 "admission_rejections",
-                "Submissions refused because the queue was full.",
+                "Submissions refused, by the limit that was reached.",
                 "counter",
-                {(("reason", "max_num_queued_reqs"),): float(self.admission_rejections)},
+                {(("reason", reason),): float(num) for reason, num in self.admission_rejections.items()},
             ),
             Metric(
                 "request_success",

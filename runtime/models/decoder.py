@@ -56,6 +56,8 @@ class Decoder:
         self._stack = stack if traced is None else traced
         self._parameters = parameters
 
+    may_refuse_capture = False
+
     @property
     def graph_unsupported_reason(self) -> str | None:
         """Why its steps cannot be captured, None where they can."""

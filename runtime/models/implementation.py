@@ -129,8 +129,8 @@ def _through_transformers(architecture: str, config: Mapping[str, Any]) -> Trans
 
 
 def _nearest(architecture: str) -> str:
-    served = {*FAMILIES, *_tried()} - {architecture}
-    return difflib.get_close_matches(architecture, served, n=1, cutoff=0.0)[0]
+    known = {*FAMILIES, *_tried()} - {architecture}
+    return difflib.get_close_matches(architecture, known, n=1, cutoff=0.0)[0]
 
 
 def _tried() -> tuple[str, ...]:

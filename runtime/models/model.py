@@ -14,7 +14,8 @@ from runtime.models.spec.model import ModelSpec
 
 class Model(Protocol):
     """`dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `graph_unsupported_reason`: why its steps cannot be
-    captured as CUDA graphs, None where they can."""
+    captured as CUDA graphs, None where they can. `may_refuse_capture`: that nobody wrote the modules for it, so a capture that
+    fails is no error: steps then run one kernel after another."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -28,6 +29,8 @@ class Model(Protocol):
     def weights_bytes(self) -> int: ...
     @property
     def graph_unsupported_reason(self) -> str | None: ...
+    @property
+    def may_refuse_capture(self) -> bool: ...
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Model:
         """The same model for these caches alone, in as few native calls as `ops.Tracer` allows; it may be itself."""

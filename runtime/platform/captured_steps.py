@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import ops
 from runtime.batch import Pool, ScheduledRow
 from runtime.platform.graph_pool import GraphPool
 from runtime.runner.device_inputs import DeviceInputs, StepShape
@@ -17,7 +16,7 @@ class CapturedSteps:
         self._pool = pool
 
     def replay(self, rows: tuple[ScheduledRow, ...]) -> Sampled | None:
-        if not serves(rows, ops.min_planned_prefill(self._inputs.last_ids.device)):
+        if not serves(rows):
             return None
         shape = StepShape.of(rows)
         found = self._pool.find(shape.num_tokens, shape.num_rows, uniform=shape.uniform)
@@ -27,12 +26,11 @@ class CapturedSteps:
         return self._pool.replay(found)
 
 
-def serves(rows: Sequence[ScheduledRow], min_planned_prefill: int) -> bool:
-    """Whether each of `rows` wants at most one draw of a graph, and none a kernel that is planned on the host, as prompts of
-    `min_planned_prefill` tokens do that are whole in the step."""
+def serves(rows: Sequence[ScheduledRow]) -> bool:
+    """Whether each of `rows` wants at most one draw of a graph."""
     for row in rows:
         if row.prompt_logprobs is not None or type(row.work) is Pool:
             return False
-        if row.num_tokens > 1 and (row.draft_ids or (row.start == 0 and row.num_tokens >= min_planned_prefill)):
+        if row.num_tokens > 1 and row.draft_ids:
             return False
     return True

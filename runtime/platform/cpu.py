@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -21,6 +22,9 @@ from runtime.runner.warmup import next_tokens, prompts
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
+
+LONGEST_ITL_S = 0.2  # by default, between two tokens of a stream beside other people's prompts
+_LEAST_TOKENS = 32  # of prompts in a step: fewer would take longer, each
 
 # A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
 DEFAULTS = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
@@ -84,8 +88,10 @@ class CpuPlatform:
             NoGraphs(),
             DraftRules.of(plan.layout),
         )
-        _warm_up(runner, plan)
-        return runner, plan
+        base_s, token_s = _warm_up(runner, plan)
+        return runner, plan.timed(
+            config, base_s, token_s, model.weights_bytes, longest_itl_s=LONGEST_ITL_S, least=_LEAST_TOKENS
+        )
 
 
 def _native() -> bool:
@@ -103,9 +109,14 @@ def _weights(config: EngineConfig) -> WeightPolicy:
     )
 
 
-def _warm_up(runner: ModelRunner, plan: EnginePlan) -> None:
-    """One prompt of two blocks, then a token."""
+def _warm_up(runner: ModelRunner, plan: EnginePlan) -> tuple[float, float]:
+    """One prompt of two blocks, then a token; and the same on the clock. Seconds of a step with one token, and of each further one.
+    Times scatter: a prompt takes at least a hundredth of its step, whatever the other one took."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
     batch = prompts([length], plan.layout, plan.num_kv_blocks)
-    runner.run(batch)
-    runner.run(next_tokens(batch))
+    times = []
+    for step in (batch, next_tokens(batch)) * 2:
+        began_s = time.perf_counter()
+        runner.run(step)
+        times.append(time.perf_counter() - began_s)
+    return times[3], max(times[2] - times[3], times[2] / 100) / max(1, length - 1)

@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 import ops
 from runtime.api import LoadProgress
+from runtime.batch import ScheduledBatch
 from runtime.config import GIB, INT8_CACHE, DeviceDefaults, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
@@ -38,14 +38,19 @@ log = logging.getLogger("oneloop.start")
 # All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy.
 DEFAULTS = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
 
-MIXED_STEP_S = 0.025  # about as long as a prompt may keep other people's streams waiting
-_MIXED_PIECE = 512  # tokens
+LONGEST_ITL_S = 0.07  # by default, between two tokens of a stream beside other people's prompts
+_LEAST_TOKENS = 256  # of prompts in a step: fewer leave matrix units idle
 _GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
 _MEASURED_KV_BYTES = 256 << 20  # that the first step, which is measured, may take for blocks, of which one must do
 
 
 class CudaPlatform:
+    """`gpu_memory_utilization` is this process's share of the device, whatever others hold of it, as vLLM has it."""
+
     name = device = "cuda"
+
+    def __init__(self) -> None:
+        self._free_at_start: int | None = None  # before the model came
 
     def missing(self) -> str | None:
         if torch.cuda.is_available():
@@ -82,14 +87,23 @@ class CudaPlatform:
     def _plan(self, config: EngineConfig, spec: ModelSpec, to_come: int) -> EnginePlan:
         """`to_come`: bytes that model, steps and graphs will take on top of what is allocated now. Raises PlanError."""
         free, total = self.memory()
-        share = int(total * config.gpu_memory_utilization) - (total - free)
-        left = share - to_come
+        if self._free_at_start is None:
+            self._free_at_start = free
+        share = config.gpu_memory_utilization
+        granted, used = int(total * share), self._free_at_start - free
+        left = granted - used - to_come
         sized = config.kv_cache_bytes is not None or config.num_kv_blocks is not None
+        if granted > self._free_at_start and not sized:
+            raise PlanError(
+                f"gpu-memory-utilization {share} is {granted / GIB:.1f} of the device's {total / GIB:.1f} GiB, and only "
+                f"{self._free_at_start / GIB:.1f} are free: others hold the rest; lower it to "
+                f"{int(self._free_at_start / total * 100) / 100:.2f} at most"
+            )
         if left <= 0 and not sized:
             raise PlanError(
-                f"nothing is left for the KV cache: of {total / GIB:.1f} GiB on the device {free / GIB:.1f} are free, and model "
-                f"and steps take {(share - left) / GIB:.1f} of the {share / GIB:.1f} that gpu-memory-utilization "
-                f"{config.gpu_memory_utilization} grants; raise it, lower max-num-batched-tokens, or take a smaller model"
+                f"nothing is left for the KV cache: model and steps take {(used + to_come) / GIB:.1f} GiB of the "
+                f"{granted / GIB:.1f} that gpu-memory-utilization {share} grants of the device's {total / GIB:.1f}; raise it, "
+                "lower max-num-batched-tokens, or take a smaller model"
             )
         return EnginePlan.resolve(
             config,
@@ -119,24 +133,25 @@ class CudaPlatform:
     ) -> tuple[ModelRunner, EnginePlan]:  # fmt: skip
         report(LoadProgress("kernels"))
         with self.out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
-            step_bytes, tokens_per_s = _measure_step(plan, model, eos_token_ids)
+            step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids)
         graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens)
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
             graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
-        if config.max_num_mixed_tokens is None:
-            final = replace(final, max_num_mixed_tokens=_mixed_tokens(final.max_num_batched_tokens, tokens_per_s))
+        final = final.timed(
+            config, base_s, token_s, model.weights_bytes, longest_itl_s=LONGEST_ITL_S, least=_LEAST_TOKENS
+        )
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
             _run_each_kind(parts.runner, final, final.num_kv_blocks)
             if captures:
-                self._capture(parts, graphs, report)
+                self._capture(parts, graphs, report, may_fail=model.may_refuse_capture)
         if config.captures and not captures:
             log.info("no steps are captured as graphs: %s", model.graph_unsupported_reason)
         return parts.runner, final
 
-    def _capture(self, parts: _Parts, graphs: GraphPool, report: Report) -> None:
+    def _capture(self, parts: _Parts, graphs: GraphPool, report: Report, *, may_fail: bool) -> None:
         shapes = list(graphs.shapes)
         free_before = self.memory().free
 
@@ -153,12 +168,18 @@ class CudaPlatform:
         try:
             with torch.inference_mode():
                 graphs.capture(reported(), compute)
+        except RuntimeError as error:
+            if not may_fail or isinstance(error, torch.OutOfMemoryError):
+                raise
+            graphs.clear()
+            log.warning("no steps are captured as graphs: a module refuses (%s)", str(error).splitlines()[0])
         finally:
             gc.enable()
         torch.cuda.synchronize()
         report(LoadProgress("graphs", len(shapes), len(shapes), "graphs"))
         taken = free_before - self.memory().free
-        log.info("captured %d steps in %.2f GiB", len(shapes), taken / GIB)
+        if graphs.is_captured:
+            log.info("captured %d steps in %.2f GiB", len(shapes), taken / GIB)
 
 
 def _dtype(config: EngineConfig) -> str:
@@ -169,9 +190,9 @@ def _current() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _measure_step(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> tuple[int, float]:
-    """Bytes that the largest step takes on top of weights and KV, and tokens that it computes in a second; compiles all
-    kernels on the way."""
+def _measure_step(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> tuple[int, float, float]:
+    """Bytes that the largest step takes on top of weights and KV; seconds of the smallest, and of each token of the largest.
+    Compiles all kernels on the way."""
     before = torch.cuda.memory_allocated()
     num_blocks = max(1, min(64, _MEASURED_KV_BYTES // plan.layout.block_bytes))
     runner = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2)).runner
@@ -183,21 +204,21 @@ def _measure_step(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int])
         _run_each_kind(runner, plan, num_blocks)
     torch.cuda.reset_peak_memory_stats()
     runner.run(batch)
-    began_s = time.perf_counter()
-    runner.run(batch)
-    tokens_per_s = batch.num_tokens / (time.perf_counter() - began_s)
+    token_s = _seconds(runner, batch) / batch.num_tokens
     peak = torch.cuda.max_memory_allocated()
+    smallest = prompts([1], plan.layout, num_blocks)
+    base_s = min(_seconds(runner, smallest) for _ in range(3))
     runner.stop()
     del runner
     gc.collect()
     torch.cuda.empty_cache()
-    return peak - before, tokens_per_s
+    return peak - before, base_s, token_s
 
 
-def _mixed_tokens(most: int, tokens_per_s: float) -> int:
-    """Tokens of prompts beside decodes that take MIXED_STEP_S at that rate: at most `most`, and whole pieces."""
-    fitting = int(tokens_per_s * MIXED_STEP_S) // _MIXED_PIECE * _MIXED_PIECE
-    return min(most, max(_MIXED_PIECE, fitting))
+def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
+    began_s = time.perf_counter()
+    runner.run(batch)
+    return time.perf_counter() - began_s
 
 
 class _Parts(NamedTuple):

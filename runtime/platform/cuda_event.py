@@ -44,6 +44,11 @@ class EventWaiter:
         self._recorded.put(None)
         self._thread.join(timeout=1.0)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether, once it is closed, it waits for nothing any more."""
+        return not self._thread.is_alive()
+
     def _wait_in_order(self) -> None:
         while (entry := self._recorded.get()) is not None:
             event, future = entry

@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from runtime.fault import Fault
 from runtime.gpu_event import GpuEvent
+from runtime.platform.cuda_errors import cuda_fault
 from runtime.platform.cuda_event import EventWaiter
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
@@ -64,10 +66,15 @@ class CudaLane:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    async def close(self) -> None:
+    def fault(self, error: BaseException) -> Fault:
+        fault = cuda_fault(error)
+        if fault is Fault.MEMORY:
+            torch.cuda.empty_cache()  # what is kept for tensors of other sizes may be what is missing
+        return fault
+
+    async def close(self) -> bool:
         self.stop()
-        if self._worker is not None:
-            await self._worker.close()
+        return self._waiter.has_ended and (self._worker is None or await self._worker.close())
 
     def stop(self) -> None:
         self._waiter.close()

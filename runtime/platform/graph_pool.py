@@ -81,6 +81,14 @@ class GraphPool:
             # Logits are large and read, if at all, before the next replay: their memory is the next graph's too.
             self._graphs[shape] = graph, sampled._replace(logits=_alias(sampled.logits))
 
+    def clear(self) -> None:
+        """Nothing is captured: every step runs eagerly."""
+        self._graphs.clear()
+
+    @property
+    def is_captured(self) -> bool:
+        return bool(self._graphs)
+
     def find(self, num_tokens: int, num_rows: int, *, uniform: bool) -> StepShape | None:
         """The smallest captured shape that such a step fits."""
         if uniform:

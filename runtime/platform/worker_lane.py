@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from runtime.fault import Fault, host_fault
 from runtime.runner.lane import Launched, Part
 from runtime.runner.worker import Worker
 
@@ -22,7 +23,7 @@ class WorkerLane:
         def run() -> None:
             try:
                 value.set_result(work())
-            except Exception as error:
+            except BaseException as error:  # a library's panic is no Exception
                 value.set_exception(error)  # for what is submitted behind it to raise
 
         done = self._worker.submit(run)
@@ -44,8 +45,11 @@ class WorkerLane:
     def synchronize(self) -> None:
         pass
 
-    async def close(self) -> None:
-        await self._worker.close()
+    def fault(self, error: BaseException) -> Fault:
+        return host_fault(error)
+
+    async def close(self) -> bool:
+        return await self._worker.close()
 
     def stop(self) -> None:
         pass

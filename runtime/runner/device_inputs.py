@@ -23,7 +23,7 @@ from runtime.runner.host_tables import TableUpdates
 from runtime.runner.step_inputs import StepInputs, inputs_with_drafts
 from runtime.transfer import is_remote
 
-_Words = np.ndarray[tuple[int], np.dtype[np.int32]]
+_Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 _UPDATES = 1 << 14  # table entries of one upload; a step that has more takes several
 
 
@@ -115,7 +115,7 @@ class DeviceInputs:
             first = [tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]]
             self._unpack(torch.tensor(first, dtype=torch.int32).view(-1), 0, 0, _UPDATES, StepShape(0, 0, False))
             tables, indices, values = tables[_UPDATES:], indices[_UPDATES:], values[_UPDATES:]
-        parts: list[_Words | list[int]] = [*self._pack(rows), tables, indices, values]
+        parts: list[_Int32s | list[int]] = [*self._pack(rows), tables, indices, values]
         pinned = next(self._packed)
         host, at = pinned.numpy(), 0
         for part in parts:
@@ -176,7 +176,7 @@ class DeviceInputs:
             values.extend(ids)
         return tables, indices, values
 
-    def _pack(self, rows: Sequence[ScheduledRow]) -> list[_Words]:
+    def _pack(self, rows: Sequence[ScheduledRow]) -> list[_Int32s]:
         ids: list[int] = []
         for row in rows:
             ids.extend(row.token_ids)

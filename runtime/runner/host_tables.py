@@ -4,7 +4,7 @@ Written in launch order, like everything a step reads. A table of states has one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -13,8 +13,8 @@ import numpy as np
 from runtime.batch import ScheduledRow
 from runtime.kv.layout import KVLayout
 
-Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
-Longs = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Int32s = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Update(NamedTuple):
@@ -23,7 +23,7 @@ class Update(NamedTuple):
     table: int
     row: int
     first_entry: int
-    ids: tuple[int, ...]
+    ids: Sequence[int]
 
 
 class _Table(NamedTuple):
@@ -70,7 +70,7 @@ class HostTables:
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
         self._block_size = layout.kernel_block_size
-        self.entries: Words = np.zeros(self._updates.shape, np.int32)
+        self.entries: Int32s = np.zeros(self._updates.shape, np.int32)
         first_state = layout.num_tables - layout.num_state_tables
         self._flat = self.entries[:first_state].reshape(first_state, prod(self.entries.shape[1:]))  # no copy
         self._states = self.entries[first_state:, :, 0]
@@ -80,12 +80,12 @@ class HostTables:
         for table, row, first, ids in self._updates.of(rows):
             self.entries[table, row, first : first + len(ids)] = ids
 
-    def slot_mapping(self, token_rows: Longs, positions: Longs) -> Longs:
+    def slot_mapping(self, token_rows: Int64s, positions: Int64s) -> Int64s:
         """[tables of no states, T]: where tokens of these rows and positions, both [T], are stored."""
         entries = positions // self._block_size
         blocks = self._flat.take(token_rows * self.entries.shape[2] + entries, axis=1)
         return (blocks - entries) * self._block_size + positions
 
-    def states(self, rows: Longs) -> Longs | tuple[()]:
+    def states(self, rows: Int64s) -> Int64s | tuple[()]:
         """[tables of states, B]: where the states of these rows [B] lie."""
         return self._states.take(rows, axis=1).astype(np.int64) if len(self._states) else ()

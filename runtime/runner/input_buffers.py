@@ -17,7 +17,7 @@ from runtime.batch import Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
-from runtime.runner.host_tables import HostTables, Longs
+from runtime.runner.host_tables import HostTables, Int64s
 from runtime.runner.step_inputs import StepInputs, inputs_with_drafts
 
 
@@ -32,8 +32,8 @@ class InputBuffers:
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
         self.num_computed = torch.zeros(max_num_seqs, dtype=torch.int64)
         self._tables = HostTables(layout, max_num_seqs, max_model_len)
-        self._last_ids: Longs = self.last_ids.numpy()  # the same memory
-        self._num_computed: Longs = self.num_computed.numpy()  # the same memory
+        self._last_ids: Int64s = self.last_ids.numpy()  # the same memory
+        self._num_computed: Int64s = self.num_computed.numpy()  # the same memory
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
         return rows
@@ -83,14 +83,14 @@ class InputBuffers:
             sample_positions=sample_positions,
         )
 
-    def _starts(self, rows: Sequence[ScheduledRow], row_ids: Longs) -> Longs:
+    def _starts(self, rows: Sequence[ScheduledRow], row_ids: Int64s) -> Int64s:
         """The token at which each row begins, [B]."""
         for row in rows:
             if row.binding is not None:
                 self._num_computed[row.row] = row.binding.num_computed
         return self._num_computed[row_ids]
 
-    def _ids(self, rows: Sequence[ScheduledRow], ends: list[int], row_ids: Longs) -> Longs:
+    def _ids(self, rows: Sequence[ScheduledRow], ends: list[int], row_ids: Int64s) -> Int64s:
         """Known ids and guesses from the batch; the one that a row lacks from what it sampled last."""
         flat: list[int] = []
         late_tokens: list[int] = []
@@ -110,7 +110,7 @@ class InputBuffers:
         return ids
 
 
-def _int64(values: list[int] | Longs) -> torch.Tensor:
+def _int64(values: list[int] | Int64s) -> torch.Tensor:
     if not len(values):  # a step may be pieces of prompts alone; and kernels refuse the strides of numpy's empty arrays
         return torch.empty(0, dtype=torch.int64)
     return torch.from_numpy(np.array(values, np.int64))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from runtime.fault import Fault
 from runtime.gpu_event import GpuEvent
 
 T = TypeVar("T")
@@ -56,7 +57,14 @@ class Lane(Protocol):
         """Wait, on the thread that builds, for all that was computed there."""
         ...
 
-    async def close(self) -> None: ...
+    def fault(self, error: BaseException) -> Fault:
+        """What an error of a step means, raised where it was submitted or where its end was awaited. Does not wait."""
+        ...
+
+    async def close(self) -> bool:
+        """False where what is being computed did not end: it goes on by itself, and nobody may use its device again."""
+        ...
+
     def stop(self) -> None:
         """Close it, of a runner that never served."""
         ...

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from runtime.api import TokenLogprobs
-from runtime.batch import ScheduledBatch, ScheduledRow
+from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks
+from runtime.fault import Fault, RowFailed
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.pool.pooling import Pooled
@@ -91,8 +92,11 @@ class ModelRunner:
         _refuse_encoder_work(batch)
         return self._forward_output(batch, self._lane.begin(lambda: self._first_part(batch)))
 
-    async def close(self) -> None:
-        await self._lane.close()
+    def fault(self, error: BaseException) -> Fault:
+        return self._lane.fault(error)
+
+    async def close(self) -> bool:
+        return await self._lane.close()
 
     # --- what a platform calls ------------------------------------------------------------------------------------
 
@@ -149,9 +153,7 @@ class ModelRunner:
         rows = self._inputs.arranged(batch.rows)
         for row in rows:
             if row.binding is not None:
-                self._sampler.bind(row.row, row.binding)
-                self._logprobs.bind(row.row, row.binding)
-                self._drafts.bind(row.row, row.binding)
+                self._bind(row, row.binding)
         if len(rows) < batch.num_tokens:
             self._drafts.check(rows)
         if batch.copies:
@@ -159,6 +161,16 @@ class ModelRunner:
             ends = [copy.source for copy in batch.copies], [copy.target for copy in batch.copies]
             self._cache.copy_blocks(*(index_on(device, blocks) for blocks in ends))
         return rows
+
+    def _bind(self, row: ScheduledRow, binding: RowBinding) -> None:
+        try:
+            self._sampler.bind(row.row, binding)
+            self._logprobs.bind(row.row, binding)
+            self._drafts.bind(row.row, binding)
+        except Exception as error:
+            if self.fault(error) is not Fault.STEP:
+                raise
+            raise RowFailed(row.number) from error
 
     @torch.inference_mode()
     def whole(self, batch: ScheduledBatch) -> Outputs:
@@ -187,8 +199,8 @@ class ModelRunner:
         rows = batch.sampled_by(computed.logits_of)
         chosen = [index for index, row in _logits_rows(rows) if row.samples]
         index = index_on(computed.sampled.positions.device, chosen)
-        kept = tuple(row for row in rows if row.samples)
-        return Computed(kept, Sampled(*(tensor[index] for tensor in computed.sampled)))
+        sampling = tuple(row for row in rows if row.samples)
+        return Computed(sampling, Sampled(*(tensor[index] for tensor in computed.sampled)))
 
     def _sampled_masked(self, batch: ScheduledBatch, computed: Computed, masks: RowMasks) -> Computed:
         """Masked rows were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""

@@ -1,28 +1,106 @@
-"""Worker: the one thread on which a CPU computes, so that a forward pass never holds the event loop. In order, like a stream."""
+"""Worker: the one thread on which a CPU computes, so that a forward pass never holds the event loop. In order, like a stream.
+
+What work raises, whatever it is, is its own: the thread goes on. Should the thread itself end, everybody who waits for it is told
+(WorkerGone), and so is who comes later. It is not replaced: nobody knows what ended it, nor what it left half done; the engine
+ends, and with it the process. A daemon, so that a step that hangs cannot keep the process from ending."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, NamedTuple, TypeVar
 
+from runtime.fault import WorkerGone
 from runtime.gpu_event import WorkerEvent
 
 T = TypeVar("T")
 
+CLOSE_LIMIT_S = 1.0  # for what is being computed when it is closed
+
+
+class _Job(NamedTuple):
+    work: Callable[[], Any]
+    done: asyncio.Future[Any]
+
 
 class Worker:
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="oneloop-worker")
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._untold: deque[_Job] = deque()  # in their order; the one that is being computed is the first
+        self._gone = False
+        self._lock = Lock()  # between a thread that ends and whoever brings it something
+        self._thread = Thread(target=self._compute, name="oneloop-worker", daemon=True)
+        self._thread.start()
+        atexit.register(self._end)  # an interpreter that ends may not be met by a thread inside compiled code
 
     def submit(self, work: Callable[[], None]) -> WorkerEvent:
-        """Enqueue and return. Call it on the event loop."""
-        return WorkerEvent(asyncio.get_running_loop().run_in_executor(self._thread, work))
+        """Enqueue and return. Call it on the event loop.
+
+        Raises WorkerGone."""
+        return WorkerEvent(self._enqueue(work))
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` for loading and warm-up, which want the result."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        result: T = await self._enqueue(work)
+        return result
 
-    async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+    async def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
+        """What was submitted before is computed. False where that took longer than `limit_s`: nobody waits for it any more."""
+        atexit.unregister(self._end)
+        await asyncio.to_thread(self._end, limit_s)
+        return not self._thread.is_alive()
+
+    def _end(self, limit_s: float = CLOSE_LIMIT_S) -> None:
+        self._jobs.put(None)
+        self._thread.join(limit_s)
+
+    def _enqueue(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        with self._lock:
+            if self._gone:
+                raise WorkerGone("the worker thread has ended")
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._untold.append(job := _Job(work, done))
+            self._jobs.put(job)
+        return done
+
+    def _compute(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                result, error = None, None
+                try:
+                    result = job.work()
+                except BaseException as raised:  # a library's panic, or SystemExit, is no Exception
+                    error = raised
+                _tell(job, result, error)
+                self._untold.popleft()
+                del job, result, error  # they hold tensors, and the next job may be long in coming
+        finally:
+            with self._lock:
+                self._gone = True
+                for left in self._untold:
+                    _tell(left, None, WorkerGone("the worker thread has ended"))
+                self._untold.clear()
+
+
+def _tell(job: _Job, result: Any, error: BaseException | None) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
+        job.done.get_loop().call_soon_threadsafe(_complete, job.done, result, error)
+
+
+def _complete(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(result)
+        return
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):
+        # Neither may pass through a coroutine as it is: the one would end the event loop, the other cannot be set.
+        error, cause = RuntimeError(f"{type(error).__name__}: {error}"), error
+        error.__cause__ = cause
+    done.set_exception(error)
+    done.exception()  # seen: an engine that has died does not wait for it

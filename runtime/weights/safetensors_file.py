@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +19,7 @@ import numpy as np
 
 from runtime.weights.dequantize import FORMATS, Bytes, dequantize
 from runtime.weights.dtypes import Array, store
-from runtime.weights.formats import SCHEMES
+from runtime.weights.formats import UNCONFIGURED
 from runtime.weights.formats.scheme import Scheme, StoredTensor
 from runtime.weights.gguf import read_exactly
 from runtime.weights.rules import Shape, Span, WeightsError
@@ -52,7 +53,7 @@ class _Stored:
     @property
     def row_bytes(self) -> int:
         """Bytes of one index of the first dimension."""
-        return self.nbytes // (self.shape[0] if self.shape else 1)
+        return self.nbytes // max(1, self.shape[0] if self.shape else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class SafetensorsCheckpoint:
 
     Raises WeightsError where files are missing, broken or of a kind that is never loaded."""
 
-    def __init__(self, folder: Path, schemes: Sequence[Scheme] = SCHEMES) -> None:
+    def __init__(self, folder: Path, schemes: Sequence[Scheme] = UNCONFIGURED) -> None:
         self._fds: list[int] = []
         self._paths: list[Path] = []
         self._tensors: dict[str, _Stored] = {}
@@ -79,6 +80,7 @@ class SafetensorsCheckpoint:
         except BaseException:
             self.close()
             raise
+        self._schemes = schemes
         self._quantised = self._put_together(schemes)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.shapes: Mapping[str, Shape] = shapes | {name: each.shape for name, each in self._quantised.items()}
@@ -99,11 +101,11 @@ class SafetensorsCheckpoint:
         """See `stream.TensorReader`. A scalar is one row."""
         if (quantised := self._quantised.get(name)) is not None:
             values = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
-            quantised.scheme.decode(self._raw(quantised, Span(start, start + len(out))), values)
+            quantised.scheme.decode(self._raw(quantised, Span(start, start + len(out))), values, start)
         else:
             tensor = self._tensors[name]
             if tensor.format not in _SAME_AS_STORED:
-                known = ", ".join((*_SAME_AS_STORED, *(scheme.format for scheme in SCHEMES)))
+                known = ", ".join((*_SAME_AS_STORED, *(scheme.format for scheme in self._schemes)))
                 raise WeightsError(
                     f"{self._paths[tensor.file]}: tensor {name} is {tensor.format}, which is not supported ({known})"
                 )
@@ -118,7 +120,7 @@ class SafetensorsCheckpoint:
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
         """See `stream.TensorReader`."""
         if (quantised := self._quantised.get(name)) is not None:
-            return quantised.scheme.kept(self._raw(quantised, Span(start, stop)))
+            return quantised.scheme.stored_form(self._raw(quantised, Span(start, stop)))
         return {"weight": self._bytes(self._tensors[name], Span(start, stop))}
 
     def _raw(self, quantised: _Quantised, span: Span) -> dict[str, Bytes]:
@@ -133,7 +135,7 @@ class SafetensorsCheckpoint:
     def _read(self, tensor: _Stored, start: int, into: Bytes) -> None:
         read_exactly(self._fds[tensor.file], into, tensor.offset + start * tensor.row_bytes, self._paths[tensor.file])
 
-    def _put_together(self, schemes: Sequence[Scheme]) -> dict[str, _Quantised]:
+    def _put_together(self, schemes: Sequence[Scheme] = UNCONFIGURED) -> dict[str, _Quantised]:
         """Take out of the tensors those that belong to others; the weights that they make, by name."""
         stored = {name: StoredTensor(tensor.format, tensor.shape) for name, tensor in self._tensors.items()}
         found = {}
@@ -149,10 +151,14 @@ class SafetensorsCheckpoint:
     def _open(self, path: Path, names: set[str] | None) -> None:
         """`names`: what the index expects there; None takes whatever there is."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(
+                path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            )  # a pipe nobody writes to would wait for ever
         except OSError as error:
             raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
         self._fds.append(fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise WeightsError(f"{path}: is no file")
         self._paths.append(path)
         tensors = _read_header(path, fd, len(self._fds) - 1)
         if lost := (names or set()) - set(tensors):
@@ -187,7 +193,7 @@ def _shards(index: Path) -> dict[Path, set[str] | None]:
         raise WeightsError(f"{index}: not an index of safetensors files: {error!r}") from error
     shards: dict[Path, set[str] | None] = {}
     for name, file in pairs:
-        if Path(file).name != file:
+        if Path(file).name != file or "\0" in file:
             raise WeightsError(f"{index}: {name} is said to be in {file!r}, which is not a file beside it")
         names = shards.setdefault(index.parent / file, set())
         assert names is not None

@@ -131,8 +131,10 @@ class TensorStream:
         try:
             for load in loads:
                 wide = load.parameter.float32 or isinstance(load.transform, UnitOffsetNorm)
-                kept = "float32" if wide else storage.get(load.parameter.name, dtype)
-                waiting.append(self._begin_stored(load, pool) if kept == AS_STORED else self._begin(load, kept, pool))
+                target = "float32" if wide else storage.get(load.parameter.name, dtype)
+                waiting.append(
+                    self._begin_stored(load, pool) if target == AS_STORED else self._begin(load, target, pool)
+                )
                 ahead += waiting[-1].nbytes
                 while waiting and (ahead > _AHEAD or load is loads[-1]):
                     ahead -= waiting[0].nbytes

@@ -10,6 +10,7 @@ from itertools import count
 import torch
 
 import ops
+from runtime.admission import AdmissionLimits
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledBatch
 from runtime.config import EngineConfig
@@ -77,7 +78,11 @@ async def our_greedy(
     if preempting:
         _preempt_often(parts.scheduler)
     engine = Engine(
-        parts.scheduler, parts.runner, parts.model, max_queue=10_000, steps_in_flight=config.steps_in_flight
+        parts.scheduler,
+        parts.runner,
+        parts.model,
+        admission=AdmissionLimits(10_000),
+        steps_in_flight=config.steps_in_flight,
     )
     params = SamplingParams(max_tokens, temperature=0.0)
     groups = [list(prompts)] if together else [[prompt] for prompt in prompts]

@@ -81,12 +81,12 @@ def prompts(num: int = 4) -> list[list[int]]:
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.5])
 def test_answers_and_scores_are_transformers_own(pair, length_penalty, early_stopping):
     theirs, ours = pair
-    asked = prompts()
+    given = prompts()
     num_ended = 0
     for width, max_tokens in itertools.product((1, 3, 6), (1, 14)):
         beams = BeamParams(width, (width + 1) // 2, length_penalty, early_stopping)
-        found = asyncio.run(search(ours, asked, SamplingParams(max_tokens, logprobs=0), beams))
-        for number, prompt in enumerate(asked):
+        found = asyncio.run(search(ours, given, SamplingParams(max_tokens, logprobs=0), beams))
+        for number, prompt in enumerate(given):
             answers = found[number * beams.num_best :][: beams.num_best]
             if width > 1:  # with one beam transformers does not search
                 expected, scores = transformers_beams(theirs, prompt, max_tokens, beams)
@@ -127,20 +127,20 @@ def test_a_shortest_length_is_kept_as_transformers_keeps_it(pair):
 
 def test_without_an_end_all_answers_have_the_greatest_length_and_stop_ids_are_ends(pair):
     _, ours = pair
-    asked = prompts(3)
-    found = asyncio.run(search(ours, asked, SamplingParams(10, ignore_eos=True), BeamParams(4, 4)))
+    given = prompts(3)
+    found = asyncio.run(search(ours, given, SamplingParams(10, ignore_eos=True), BeamParams(4, 4)))
     assert [len(answer.token_ids) for answer in found] == [10] * 12
     stop = found[0].token_ids[3]
     params = SamplingParams(10, ignore_eos=True, stop_token_ids=frozenset({stop}))
-    found = asyncio.run(search(ours, asked[:1], params, BeamParams(4, 4, length_penalty=-3.0)))
+    found = asyncio.run(search(ours, given[:1], params, BeamParams(4, 4, length_penalty=-3.0)))
     assert {answer.stop_token_id for answer in found} <= {stop, None}
     assert found[0].stop_token_id == stop == found[0].token_ids[-1]
 
 
 def test_nothing_depends_on_the_cache_or_on_how_the_engine_cuts_the_work(pair):
     _, ours = pair
-    asked = prompts(5)
-    run = lambda **options: asyncio.run(search(ours, asked, SamplingParams(20), BeamParams(4, 2), **options))  # noqa: E731
+    given = prompts(5)
+    run = lambda **options: asyncio.run(search(ours, given, SamplingParams(20), BeamParams(4, 2), **options))  # noqa: E731
     usual = [answer.token_ids for answer in run()]
     for options in (
         {"enable_prefix_caching": False},

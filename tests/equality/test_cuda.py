@@ -8,8 +8,10 @@ import pytest
 import torch
 import transformers
 
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, WeightPolicy
+from runtime.models import implementation
 from runtime.models.load import load_model
+from runtime.models.through_transformers.model import TransformersModel
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import Outcome, compare, run, transformers_greedy
 
@@ -103,3 +105,49 @@ def test_a_graph_computes_what_its_kernels_do_without_it(case, dtype):
     decoder, four = load(folder, dtype), [prompts[3]] * 4
     captured, eager = decode(decoder, four), decode(decoder, four, enforce_eager=True)
     assert captured.token_ids == eager.token_ids
+
+
+def load_foreign(folder):
+    files = resolve(str(folder), None, lambda progress: None)
+    spec = implementation.describe(files.config, "transformers")
+    return implementation.load(
+        spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None,
+        max_model_len=spec.max_model_len, device="cuda", weights=WeightPolicy("float32"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["ArceeConfig", "ApertusConfig", "BioGptConfig"])
+def foreign(request, tmp_path_factory):
+    """A model that has no description of ours, a few prompts, and what transformers answers."""
+    folder = tmp_path_factory.mktemp("foreign")
+    torch.manual_seed(6)
+    config = getattr(transformers, request.param)(**{**COMMON, "head_dim": 16, "pad_token_id": 0})
+    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    theirs.save_pretrained(folder)
+    rng = random.Random(4)
+    prompts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (1, 17, 90, 300)]
+    return folder, prompts, [transformers_greedy(theirs, prompt, MAX_TOKENS) for prompt in prompts]
+
+
+def test_modules_of_transformers_are_captured(foreign, caplog):
+    folder, prompts, references = foreign
+    with caplog.at_level("INFO", "oneloop.start"):
+        outcome = decode(load_foreign(folder), prompts)
+    compare(outcome, references)
+    assert "captured " in caplog.text
+    assert "refuses" not in caplog.text
+
+
+def test_modules_that_look_at_what_they_compute_run_without_graphs(foreign, caplog, monkeypatch):
+    folder, prompts, references = foreign
+    original = TransformersModel.forward
+
+    def forward(self, step):
+        int(step.input_ids.max())
+        return original(self, step)
+
+    monkeypatch.setattr(TransformersModel, "forward", forward)
+    with caplog.at_level("INFO", "oneloop.start"):
+        outcome = decode(load_foreign(folder), prompts)
+    compare(outcome, references)
+    assert "no steps are captured as graphs: a module refuses" in caplog.text

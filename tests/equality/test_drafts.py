@@ -21,7 +21,7 @@ from tests.equality.greedy import engine_parts
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCAB, NUM_TOKENS = 211, 40
 PROMPTS = [(5,), tuple(range(40)), (7, 8, 9), tuple(range(60, 75))]
-ASKED = [
+PARAMS = [
     {"temperature": 0.0, "logprobs": 1},
     {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.0},  # takes none
     {"temperature": 1.5, "seed": 4, "top_p": 0.9, "logprobs": 3},
@@ -63,7 +63,10 @@ class Oracle:
 
 async def generate(decoder: Model, proposer: Oracle | None, **options) -> tuple[list[tuple[list[int], list]], int]:
     """Of each prompt ids, and the tokens shown beside them; and how many guesses steps have checked."""
-    config = EngineConfig(device=decoder.device, num_kv_blocks=64, max_num_seqs=8, max_model_len=200, **options)
+    config = EngineConfig(
+        device=decoder.device, num_kv_blocks=64, max_num_seqs=8, max_model_len=200,
+        **{"max_num_mixed_tokens": 16} | options,
+    )  # fmt: skip
     parts = await engine_parts(decoder, config)
     parts.scheduler._proposer = proposer
     num_drafted, schedule = 0, parts.scheduler.schedule
@@ -77,8 +80,8 @@ async def generate(decoder: Model, proposer: Oracle | None, **options) -> tuple[
     parts.scheduler.schedule = counted
     engine = Engine(parts.scheduler, parts.runner, parts.model, steps_in_flight=config.steps_in_flight)
     requests = [
-        Request(str(i), list(prompt), SamplingParams(NUM_TOKENS, ignore_eos=True, **asked))
-        for i, (prompt, asked) in enumerate(zip(PROMPTS, ASKED, strict=True))
+        Request(str(i), list(prompt), SamplingParams(NUM_TOKENS, ignore_eos=True, **sampling))
+        for i, (prompt, sampling) in enumerate(zip(PROMPTS, PARAMS, strict=True))
     ]
     found: list[tuple[list[int], list]] = [([], []) for _ in requests]
     try:

@@ -49,10 +49,15 @@ def test_they_equal_transformers(pair, options):
     theirs, ours = pair
     rng = random.Random(4)
     prompts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (1, 7, 40, 90)]
-    wishes = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 1}, {"temperature": 0.0, "presence_penalty": 1.0}, {}]
+    all_params = [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "seed": 1},
+        {"temperature": 0.0, "presence_penalty": 1.0},
+        {},
+    ]
     requests = [
-        Request(str(i), prompt, SamplingParams(MAX_TOKENS, logprobs=None if i == 3 else COUNT, **wish))
-        for i, (prompt, wish) in enumerate(zip(prompts, wishes, strict=True))
+        Request(str(i), prompt, SamplingParams(MAX_TOKENS, logprobs=None if i == 3 else COUNT, **sampling))
+        for i, (prompt, sampling) in enumerate(zip(prompts, all_params, strict=True))
     ]
     config = EngineConfig(**{"num_kv_blocks": 64, **options})
     answers = asyncio.run(generate(ours, config, requests))
@@ -100,7 +105,7 @@ def test_tokens_may_be_asked_for_by_id(pair):
         SamplingParams(MAX_TOKENS, temperature=0.0, logprobs=1, logprob_token_ids=(7,)),
     ]
     prompt = [4, 8, 15]
-    requests = [Request(str(i), prompt, wish) for i, wish in enumerate(params)]
+    requests = [Request(str(i), prompt, sampling) for i, sampling in enumerate(params)]
     by_id, usual, single = asyncio.run(generate(ours, EngineConfig(num_kv_blocks=64), requests))
     exact = exact_logprobs(theirs, prompt + usual.ids)[2:-1]
     check(exact, usual.ids, usual.logprobs, COUNT)
@@ -134,9 +139,9 @@ async def test_a_prompt_whose_logits_are_no_numbers_ends_alone(pair):
     _, ours = pair
     parts = await engine_parts(Spoiled(ours), EngineConfig(num_kv_blocks=64))
     engine = Engine(parts.scheduler, parts.runner, parts.model)
-    wish = SamplingParams(3, temperature=0.0, prompt_logprobs=0)
+    sampling = SamplingParams(3, temperature=0.0, prompt_logprobs=0)
     found: dict[int, list[FinishReason | None]] = {0: [], 1: []}
-    async with engine.submit([Request("a", [7] * 20, wish), Request("b", [8] * 20, wish)]) as stream:
+    async with engine.submit([Request("a", [7] * 20, sampling), Request("b", [8] * 20, sampling)]) as stream:
         async for outputs in stream:
             for output in outputs:
                 found[output.index].append(output.finish)

@@ -13,7 +13,7 @@ import transformers
 
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
-from runtime.constrain import constraints
+from runtime.constrain import mask_maker
 from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
@@ -25,7 +25,7 @@ Rules = Callable[[list[int]], Collection[int] | None]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCAB = 211
 PROMPTS = [[5], list(range(40)), [7, 8, 9], list(range(60, 75)), [3] * 20]
-ASKED = [
+PARAMS = [
     {"temperature": 0.0},
     {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
     {"temperature": 1.5, "seed": 4, "top_p": 0.9, "logprobs": 3},
@@ -61,16 +61,19 @@ def recurrent(request, tmp_path_factory):
 
 async def generate(decoder, changes: dict[int, dict], late: Mapping[int, Rules], **options) -> list[tuple]:
     """(ids, logprobs of prompt and output, how it ended) of each prompt; `changes` by prompt. `late`: rules for some whose masks
-    are all late."""
-    config = EngineConfig(device=decoder.device, num_kv_blocks=64, max_num_seqs=8, max_model_len=200, **options)
+    are all late. Prompts are cut alike in every run, not by what steps were measured to take: cut otherwise, they are rounded
+    otherwise."""
+    config = EngineConfig(
+        device=decoder.device, num_kv_blocks=64, max_num_seqs=8, max_model_len=200, max_num_mixed_tokens=16, **options
+    )
     parts = await engine_parts(decoder, config)
     engine = Engine(parts.scheduler, parts.runner, parts.model, steps_in_flight=config.steps_in_flight)
     makers = LateMasks(parts.scheduler)
     for i, rule in late.items():
         changes[i] = {**changes.get(i, {}), "matchers": (makers.rule(str(i), rule, VOCAB),)}
     requests = [
-        Request(str(i), prompt, SamplingParams(24, **{**asked, **changes.get(i, {})}))
-        for i, (prompt, asked) in enumerate(zip(PROMPTS, ASKED, strict=True))
+        Request(str(i), prompt, SamplingParams(24, **{**sampling, **changes.get(i, {})}))
+        for i, (prompt, sampling) in enumerate(zip(PROMPTS, PARAMS, strict=True))
     ]
     found: list[tuple] = [([], [], None) for _ in requests]
     try:
@@ -89,7 +92,7 @@ async def generate(decoder, changes: dict[int, dict], late: Mapping[int, Rules],
 def run(decoder, changes=None, late=None, **options) -> list[tuple]:
     with pytest.MonkeyPatch.context() as patch:
         if not late:  # none is late because the machine is busy: its row would be computed beside others than expected
-            patch.setattr(constraints, "GRACE_S", 60.0)
+            patch.setattr(mask_maker, "GRACE_S", 60.0)
         return asyncio.run(generate(decoder, {**(changes or {})}, late or {}, **options))
 
 

@@ -54,7 +54,7 @@ def hashed(monkeypatch) -> Counter[threading.Thread]:
     return calls
 
 
-def asked(ids, prepared) -> Request:
+def request_of(ids, prepared) -> Request:
     return Request("long", ids, SamplingParams(3), prepared=prepared)
 
 
@@ -65,11 +65,11 @@ async def test_a_long_prompt_that_was_prepared_costs_the_loop_a_look_at_each_id_
     async with engine_on(runner, **ROOM) as engine:
         prepared = await asyncio.to_thread(engine.prepare, ids)
         assert hashed[here] == ids.looks[here] == 0
-        stream = engine.submit([asked(ids, prepared)])
+        stream = engine.submit([request_of(ids, prepared)])
         assert ids.looks[here] == 0
         assert await read(stream) == {0: ([LONG, LONG + 1, LONG + 2], FinishReason.LENGTH)}
         check_pool(engine._scheduler)
-        again = await read(engine.submit([asked(ids, prepared)]))
+        again = await read(engine.submit([request_of(ids, prepared)]))
     assert again == {0: ([LONG, LONG + 1, LONG + 2], FinishReason.LENGTH)}
     assert len(runner.batches) == LONG // BUDGET + 2 + 3  # the second finds all but its last block
     assert ids.looks[here] == LONG + 4
@@ -88,10 +88,10 @@ async def test_what_was_prepared_for_other_ids_or_another_tenant_is_refused():
         ids = [1, 2, 3]
         prepared = engine.prepare(ids)
         with pytest.raises(ValueError, match="prepared prompt of other tokens"):
-            engine.submit([asked([1, 2, 3], prepared)])
+            engine.submit([request_of([1, 2, 3], prepared)])
         with pytest.raises(ValueError, match="prepared prompt of other tokens"):
             engine.submit([Request("r", ids, SamplingParams(3), cache_salt="mine", prepared=prepared)])
-        assert await read(engine.submit([asked(ids, prepared)])) == {0: ([3, 4, 5], FinishReason.LENGTH)}
+        assert await read(engine.submit([request_of(ids, prepared)])) == {0: ([3, 4, 5], FinishReason.LENGTH)}
 
 
 async def test_a_prompt_that_goes_on_from_a_prepared_one_is_hashed_from_there(hashed):
@@ -100,7 +100,7 @@ async def test_a_prompt_that_goes_on_from_a_prepared_one_is_hashed_from_there(ha
         prepared = await asyncio.to_thread(engine.prepare, ids)
         longer = [*ids, 40, 41, 42, 43, 44]
         for _ in range(2):
-            stream = engine.submit([asked(longer, prepared.extended(longer))])
+            stream = engine.submit([request_of(longer, prepared.extended(longer))])
             assert await read(stream) == {0: ([45, 46, 47], FinishReason.LENGTH)}
         assert hashed[threading.current_thread()] == 2  # the eleventh block, each time
         assert engine._scheduler.num_prefix_hits == 44

@@ -1,22 +1,27 @@
 """EnginePlan: what options come to, and which are refused by name."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 import ops
 from runtime.config import GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kinds import Cross, Nothing
 from runtime.models.registry import spec_from_config
+from runtime.models.spec.model import ModelSpec
 from runtime.platform import cpu
 from runtime.platform.cpu import CpuPlatform
 from runtime.platform.cuda import CudaPlatform
+from runtime.platform.platform import DeviceMemory
 from tests.kinds import BFLOAT16, full, kv, state, window
 
 LAYERS = (full(3, 64, None),) * 30
 
 
-def resolve(free_bytes=16 * GIB, model_len=8192, dtype="float32", layers=LAYERS, **asked) -> EnginePlan:
+def resolve(free_bytes=16 * GIB, model_len=8192, dtype="float32", layers=LAYERS, **options) -> EnginePlan:
     return EnginePlan.resolve(
-        EngineConfig(**asked),
+        EngineConfig(**options),
         dtype=dtype,
         layers=layers,
         model_len=model_len,
@@ -73,7 +78,7 @@ def test_a_model_without_memory_takes_no_blocks_and_its_whole_context():
 
 def test_layers_with_a_dtype_of_their_own_keep_it():
     plan = resolve(layers=(*LAYERS, full(3, 64, BFLOAT16)), kv_cache_dtype="float32")
-    assert [kind.kv.kept_as.name for kind in plan.layout.kinds] == ["float32"] * 30 + ["bfloat16"]
+    assert [kind.kv.known_dtype.name for kind in plan.layout.kinds] == ["float32"] * 30 + ["bfloat16"]
 
 
 def test_cross_attention_is_refused_until_a_runner_has_an_encoder():
@@ -89,7 +94,7 @@ def test_groups_of_layers_are_described_where_there_are_several():
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("options", "named"),
     [
         ({"max_model_len": 9000}, "max-model-len"),
         ({"max_model_len": 8192, "num_kv_blocks": 100}, "kv-cache-memory"),
@@ -97,9 +102,9 @@ def test_groups_of_layers_are_described_where_there_are_several():
         ({"max_num_seqs": 64, "max_num_batched_tokens": 64}, "max-num-batched-tokens"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_by_name(asked, named):
+def test_options_that_do_not_fit_are_refused_by_name(options, named):
     with pytest.raises(PlanError, match=named):
-        resolve(**asked)
+        resolve(**options)
 
 
 def test_a_small_budget_alone_lowers_the_number_of_rows():
@@ -120,16 +125,16 @@ SPEC = spec_from_config(
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("options", "named"),
     [
         ({"kv_cache_dtype": "int8_per_token_head"}, "kv-cache-dtype int8_per_token_head"),
         ({"quantization": "int8"}, "quantization int8"),
         ({"kernels": "native"}, "kernels native"),
     ],
 )
-def test_what_is_for_the_cpu_is_refused_on_a_gpu_by_name(asked, named):
+def test_what_is_for_the_cpu_is_refused_on_a_gpu_by_name(options, named):
     with pytest.raises(PlanError, match=f"{named} (is|are) for the CPU"):
-        CudaPlatform().refuse(EngineConfig(**asked))
+        CudaPlatform().refuse(EngineConfig(**options))
 
 
 @pytest.fixture
@@ -138,7 +143,7 @@ def native(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "weights", "kv"),
+    ("options", "weights", "kv"),
     [
         ({}, WeightPolicy("stored", keep_quantized=True), "float32"),
         ({"quantization": "none"}, WeightPolicy("stored"), "float32"),
@@ -148,8 +153,8 @@ def native(monkeypatch):
         ({"quantization": "int8"}, WeightPolicy("stored", keep_quantized=True, online_int8=True), "float32"),
     ],
 )
-def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(native, asked, weights, kv):
-    plan = CpuPlatform().plan(EngineConfig(**asked), SPEC)
+def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(native, options, weights, kv):
+    plan = CpuPlatform().plan(EngineConfig(**options), SPEC)
     assert (plan.dtype, plan.weights, plan.kv_cache_dtype) == ("float32", weights, kv)
 
 
@@ -166,3 +171,47 @@ def test_weights_leave_memory_to_the_cache_as_they_are_kept(native, monkeypatch)
     monkeypatch.setattr(cpu, "free_host_bytes", lambda: 4 << 20)
     in_float32 = CpuPlatform().plan(EngineConfig(quantization="none"), SPEC, stored_bytes=100_000).kv_cache_bytes
     assert CpuPlatform().plan(EngineConfig(), SPEC, stored_bytes=100_000).kv_cache_bytes > in_float32
+
+
+class SharedGpu(CudaPlatform):
+    """Of 100 GiB so many are free: at first, and at each further look."""
+
+    def __init__(self, *free_gib: float) -> None:
+        super().__init__()
+        self._free = [*free_gib]
+
+    def memory(self) -> DeviceMemory:
+        free = self._free.pop(0) if len(self._free) > 1 else self._free[0]
+        return DeviceMemory(int(free * GIB), 100 * GIB)
+
+
+def spec_of_gib(weights: float) -> ModelSpec:
+    return cast(
+        "ModelSpec",
+        SimpleNamespace(
+            weights_bytes=lambda dtype: int(weights * GIB), memory_kinds=lambda: LAYERS, max_model_len=8192
+        ),
+    )
+
+
+@pytest.mark.parametrize("held_by_others", [0, 45, 59])
+def test_a_share_of_a_gpu_is_this_servers_whatever_others_hold(held_by_others):
+    plan = SharedGpu(100 - held_by_others).plan(EngineConfig(gpu_memory_utilization=0.4), spec_of_gib(10))
+    assert plan.kv_cache_bytes == pytest.approx(30 * GIB, rel=1e-3)
+
+
+def test_what_the_server_has_taken_since_it_looked_first_counts():
+    gpu, config = SharedGpu(60, 48), EngineConfig(gpu_memory_utilization=0.4)
+    gpu.plan(config, spec_of_gib(10))
+    assert gpu.plan(config, spec_of_gib(3)).kv_cache_bytes == pytest.approx((40 - 12 - 3) * GIB, rel=1e-3)
+
+
+def test_a_share_that_others_hold_is_refused_with_what_would_fit():
+    with pytest.raises(PlanError, match=r"0.9 is 90.0 of .* only 55.5 are free: others .* lower it to 0.55 at most"):
+        SharedGpu(55.5).plan(EngineConfig(), spec_of_gib(10))
+    assert SharedGpu(55.5).plan(EngineConfig(kv_cache_bytes=GIB), spec_of_gib(10)).num_kv_blocks > 0
+
+
+def test_a_share_that_the_model_fills_is_refused_in_numbers_that_are_never_negative():
+    with pytest.raises(PlanError, match=r"model and steps take 50.0 GiB of the 40.0 that .* 0.4 grants"):
+        SharedGpu(45).plan(EngineConfig(gpu_memory_utilization=0.4), spec_of_gib(50))

@@ -47,11 +47,11 @@ def make(
 ) -> Scheduler:
     limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
     caching = caching and all(group.kind.no_prefix_reason is None for group in groups)
-    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy], proposer)
+    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy](), proposer)
 
 
-def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64, **params) -> Sequence:
-    request = Request(str(number), list(prompt), SamplingParams(max_tokens, **params), priority, salt)
+def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64, caller=None, **params) -> Sequence:
+    request = Request(str(number), list(prompt), SamplingParams(max_tokens, **params), priority, salt, caller=caller)
     return Sequence(request, number=number, max_model_len=limit, seed=0)
 
 
@@ -192,7 +192,7 @@ def expected(seq: Sequence) -> list[int]:
     return ids
 
 
-def note_prompt_logprobs(scheduler: Scheduler, batch: ScheduledBatch, told: dict[int, list[int]]) -> None:
+def note_prompt_logprobs(scheduler: Scheduler, batch: ScheduledBatch, positions: dict[int, list[int]]) -> None:
     """Which prompt positions `batch` tells of; it computes what it takes to tell."""
     for row in batch.prompt_logprobs_rows:
         span = row.prompt_logprobs
@@ -200,10 +200,10 @@ def note_prompt_logprobs(scheduler: Scheduler, batch: ScheduledBatch, told: dict
         assert row.start < span.start < end <= row.end + 1
         sequence = scheduler.sequence(row.number)
         assert sequence is None or list(span.token_ids) == sequence.token_ids[span.start : end]
-        told.setdefault(row.number, []).extend(range(span.start, end))
+        positions.setdefault(row.number, []).extend(range(span.start, end))
 
 
-def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, told=None, max_steps=10_000) -> int:
+def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, positions=None, max_steps=10_000) -> int:
     in_flight: deque = deque()
     for step in range(max_steps):
         batch = scheduler.schedule()
@@ -217,7 +217,7 @@ def run_to_end(scheduler: Scheduler, memory: Memory, depth=2, told=None, max_ste
         check_pool(scheduler)
         check_tables(scheduler, drafting=True)
         if batch is None or len(in_flight) >= depth:
-            note_prompt_logprobs(scheduler, in_flight[0][0], {} if told is None else told)
+            note_prompt_logprobs(scheduler, in_flight[0][0], {} if positions is None else positions)
             scheduler.settle(*in_flight.popleft())
     raise AssertionError("the scheduler did not finish")
 
@@ -458,30 +458,30 @@ def test_a_held_draw_is_void_once_its_sequence_has_another_row():
 def test_a_prompt_to_be_scored_is_computed_whole_though_it_is_cached():
     scheduler = make(budget=64)
     prompt = list(range(20, 37))
-    for number, wish in enumerate([None, 1, None]):
-        scheduler.add(sequence(number, prompt, prompt_logprobs=wish))
+    for number, count in enumerate([None, 1, None]):
+        scheduler.add(sequence(number, prompt, prompt_logprobs=count))
     batch = scheduler.schedule()
     assert [row.num_tokens for row in batch.rows] == [17, 17, 1]
     (row,) = batch.prompt_logprobs_rows
     assert (row.prompt_logprobs.start, row.prompt_logprobs.token_ids) == (1, tuple(prompt[1:]))
 
 
-def test_what_was_told_of_a_prompt_is_not_computed_again_to_be_told():
+def test_prompt_logprobs_that_have_gone_out_are_not_computed_again():
     scheduler = make(budget=9, num_blocks=32)
     memory = Memory(scheduler)
     seq = sequence(1, range(20, 40), prompt_logprobs=0)
     scheduler.add(seq)
-    told: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     first = scheduler.schedule()
-    note_prompt_logprobs(scheduler, first, told)
+    note_prompt_logprobs(scheduler, first, positions)
     scheduler.settle(first, *memory.run(first))
     scheduler._preempt(seq)
     again = scheduler.schedule()
     assert again.rows[0].start == 8  # two blocks are cached, and token 9 is what token 10 is told by
-    note_prompt_logprobs(scheduler, again, told)
+    note_prompt_logprobs(scheduler, again, positions)
     scheduler.settle(again, *memory.run(again))
-    run_to_end(scheduler, memory, told=told)
-    assert told == {1: list(range(1, 20))}
+    run_to_end(scheduler, memory, positions=positions)
+    assert positions == {1: list(range(1, 20))}
 
 
 def test_a_prompt_to_be_computed_only_ends_with_its_last_token_and_may_fill_the_context():
@@ -505,22 +505,23 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
     groups=st.sampled_from(list(GROUPS.values())),
     seqs=st.integers(1, 6),
     budget=st.integers(7, 40),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(list(POLICIES)),
     caching=st.booleans(),
     depth=st.integers(1, 3),
     drafts=st.integers(0, 4),
+    mixed=st.sampled_from([None, 1, 3, 8]),
 )
 def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_drafts_copies_late_masks_and_failures(
-    seed, spare_blocks, groups, seqs, budget, policy, caching, depth, drafts
+    seed, spare_blocks, groups, seqs, budget, policy, caching, depth, drafts, mixed
 ):
     rng = random.Random(seed)
     num_blocks = sum(group.max_blocks(32, budget, BLOCK) for group in groups) + spare_blocks
     proposer = Guesses(rng, drafts) if drafts else None
-    scheduler = make(num_blocks, seqs, budget, policy, caching, groups=groups, proposer=proposer)
+    scheduler = make(num_blocks, seqs, budget, policy, caching, mixed, groups, proposer)
     has_states = any(group.state for group in groups)
     memory = Memory(scheduler, lambda: drafts > 0 and not has_states and rng.random() < 0.05)
     alive: list[Sequence] = []
-    told: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     pooled: dict[int, list[int]] = {}
     in_flight: deque = deque()
     copied: dict[int, list] = {}  # what each target of a copy under way holds
@@ -529,7 +530,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
 
     def settle_oldest() -> None:
         batch, tokens, vectors = in_flight.popleft()
-        note_prompt_logprobs(scheduler, batch, told)
+        note_prompt_logprobs(scheduler, batch, positions)
         for copy in batch.copies:
             assert memory.blocks[copy.target] == copied.pop(copy.target)
         for settled in scheduler.settle(batch, tokens, vectors):
@@ -547,7 +548,8 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
                 seq = pooling_sequence(number, prompt, rng.randrange(3), salt)
             else:
                 priority = rng.randrange(3)
-                seq = sequence(number, prompt, rng.randrange(12), priority, salt, limit=32, prompt_logprobs=count)
+                caller = rng.choice([None, b"a", b"b"])
+                seq = sequence(number, prompt, rng.randrange(12), priority, salt, 32, caller, prompt_logprobs=count)
             alive.append(seq)
             scheduler.add(seq)
         if alive and rng.random() < 0.1:
@@ -587,12 +589,12 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
     while in_flight:
         settle_oldest()
     memory.skips = lambda: False
-    run_to_end(scheduler, memory, depth, told)
+    run_to_end(scheduler, memory, depth, positions)
     for seq in alive:
         if seq.finish is FinishReason.LENGTH:
             assert seq.token_ids == expected(seq)
             wanted = [] if seq.sampling.prompt_logprobs is None else list(range(1, seq.num_prompt_tokens))
-            assert told.get(seq.number, []) == wanted
+            assert positions.get(seq.number, []) == wanted
         if seq.number in pooled:
             assert seq.finish is FinishReason.STOP
             assert pooled[seq.number] == vector_of(list(seq.prompt_ids))
@@ -842,7 +844,7 @@ def test_blocks_of_a_prompt_are_promised_at_once_taken_step_by_step_and_nobody_e
         scheduler.pool.share(idle[1:3])
     with pytest.raises(RuntimeError, match="2 blocks asked, 1 free and not reserved"):
         scheduler.pool.allocate(2)
-    scheduler.pool.release(idle[:1], worth_keeping=scheduler.cache.has)
+    scheduler.pool.release(idle[:1], scheduler.cache)
     scheduler.add(other)
     second = scheduler.schedule()
     assert [row.number for row in second.rows] == [1]
@@ -976,3 +978,67 @@ def test_prompts_beside_decodes_fill_tiles(decodes, limit, total):
     scheduler.settle(scheduler.schedule(), [[1]] * decodes)
     scheduler.add(sequence(decodes, range(1000, 3000)))
     assert scheduler.schedule().num_tokens == total
+
+
+def beside_a_stream(others: list[Sequence], mixed=8, budget=64) -> list[int]:
+    """Work beside a stream's token, in tokens, of each step until `others` have been computed; one that is scored is three."""
+    scheduler = make(num_blocks=4000, seqs=40, budget=budget, mixed=mixed)
+    stream = sequence(0, [10], max_tokens=1000, limit=2000)
+    scheduler.add(stream)
+    scheduler.settle(scheduler.schedule(), [[11]])
+    for other in others:
+        scheduler.add(other)
+    work = []
+    while any(other.status is not Status.FINISHED for other in others):
+        batch = scheduler.schedule()
+        assert 0 in {row.number for row in batch.rows}, "the stream missed a step"
+        decodes = [row for row in batch.rows if row.num_tokens == 1 and row.binding is None]
+        scored = sum(row.num_tokens for row in batch.prompt_logprobs_rows)
+        work.append(batch.num_tokens - len(decodes) + 2 * scored)
+        scheduler.settle(batch, [[12]] * len(batch.sampling_rows), [[0.0]] * len(batch.pooling_rows))
+    return work
+
+
+PROMPT = list(range(20, 50))
+BODIES = {
+    "many prompts": [sequence(n, [*PROMPT, n], max_tokens=3) for n in range(1, 80)],
+    "a long prompt": [sequence(1, range(10, 500), max_tokens=1, limit=600)],
+    "a scored prompt": [sequence(1, range(10, 200), max_tokens=1, limit=600, prompt_logprobs=20)],
+    "scored prompts": [sequence(n, [n, *PROMPT], max_tokens=0, prompt_logprobs=1) for n in range(1, 20)],
+    "n": [sequence(n, PROMPT, max_tokens=3) for n in range(1, 129)],
+    "beams": [sequence(n, [*PROMPT, 60 + n % 5, n], max_tokens=1, logprobs=9) for n in range(1, 129)],
+    "vectors": [pooling_sequence(n, [n, *PROMPT]) for n in range(1, 40)],
+}
+
+
+@pytest.mark.parametrize("others", BODIES.values(), ids=BODIES)
+def test_a_step_beside_a_stream_holds_so_much_of_others_and_no_more(others):
+    work = beside_a_stream(others)
+    assert max(work) <= 8
+    assert sum(work) / len(work) > 4  # and is well used
+
+
+@pytest.mark.parametrize("mixed", [1, 2, 3])
+def test_a_scored_prompt_moves_on_however_little_may_run_beside_a_stream(mixed):
+    assert len(beside_a_stream([sequence(1, PROMPT, max_tokens=0, prompt_logprobs=0)], mixed)) <= 31
+
+
+def test_who_waits_for_a_mask_is_a_stream_too():
+    scheduler = make(budget=16, mixed=5)
+    scheduler.add(sequence(0, range(10, 14), max_tokens=8))
+    _, sampling = scheduler.schedule().split({0})
+    scheduler.defer(sampling)
+    scheduler.resume(sampling)
+    scheduler.settle(sampling, [[1]])
+    _, sampling = scheduler.schedule().split({0})
+    scheduler.defer(sampling)
+    scheduler.add(sequence(1, range(20, 40)))
+    assert [(row.number, row.num_tokens) for row in scheduler.schedule().rows] == [(1, 5)]
+
+
+def test_prompts_that_only_end_are_nobody_s_stream():
+    scheduler = make(budget=16, mixed=5)
+    scheduler.add(sequence(0, range(10, 14), max_tokens=1))
+    scheduler.schedule()  # its only token is on the device
+    scheduler.add(sequence(1, range(20, 40)))
+    assert [row.num_tokens for row in scheduler.schedule().rows] == [16]

@@ -60,15 +60,15 @@ class Parameters:
                 holder.forget()
 
     def _overwrite(self, name: str, stored: ops.Stored) -> None:
-        kept = self._tensors.get(name)
-        dtype = self._dtypes[name] if kept is None else kept.dtype
+        current = self._tensors.get(name)
+        dtype = self._dtypes[name] if current is None else current.dtype
         if not isinstance(stored, ops.StoredWeight) or stored.format.dtype != dtype:
             raise ValueError(f"only plain numbers in {dtype} can take the place of what is there".replace("torch.", ""))
         if stored.weight.shape != self._shapes[name]:
             shapes = shape_text(tuple(stored.weight.shape)), shape_text(self._shapes[name])
             raise ValueError(f"its shape is {shapes[0]} instead of {shapes[1]}")
-        if kept is not None:
-            kept.copy_(stored.weight)
+        if current is not None:
+            current.copy_(stored.weight)
         for write in self._recipes.get(name, ()):
             write(stored.weight)
 

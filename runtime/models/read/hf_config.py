@@ -124,7 +124,7 @@ _ACTIVATIONS = {
 
 def activation(config: HfConfig, key: str = "hidden_act", default: str = "silu") -> Activation:
     name = config.with_defaults(**{key: default}).get(key)
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise UnsupportedModel(f"config: {key} {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 

@@ -78,8 +78,8 @@ class TransformersModel:
 
     It is taken apart, and its linear layers go over to `ops`: nobody else may use it afterwards. See `model.Model`."""
 
-    # They may look at what they computed, which no graph can record.
-    graph_unsupported_reason = "modules of transformers run as they come"
+    graph_unsupported_reason = None  # nobody knows before it is tried
+    may_refuse_capture = True  # modules may look at what they computed, which no graph can record
 
     def __init__(
         self, spec: TransformersSpec, causal: nn.Module, base: str, *, dtype: str, device: str, linears: str

@@ -8,6 +8,7 @@ Format: Open Compute Project, Microscaling Formats 1.0 (2023)."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,9 @@ class Mxfp4:
     quant_method = "mxfp4"
     format = "MXFP4"
 
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        """`section` of a config: the format has no parameters."""
+
     def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
         for name, blocks in stored.items():
             scales_name = name.removesuffix(_BLOCKS) + _SCALES
@@ -36,7 +40,7 @@ class Mxfp4:
     def rows(self, role: str, span: Span) -> Span:
         return span
 
-    def kept(self, raw: Mapping[str, Bytes]) -> dict[str, Bytes]:
+    def stored_form(self, raw: Mapping[str, Bytes]) -> dict[str, Bytes]:
         """ggml's blocks."""
         packed = raw["weight"].reshape(-1, _BYTES)
         numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, 2, _BYTES)
@@ -45,12 +49,12 @@ class Mxfp4:
         out[:, 1:] = numbers[:, 0] | (numbers[:, 1] << 4)
         return {"weight": out.reshape(len(raw["weight"]), -1)}
 
-    def decode(self, raw: Mapping[str, Bytes], out: Floats) -> None:
-        dequantize(self.kept(raw)["weight"], FORMATS[self.format], out)
+    def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
+        dequantize(self.stored_form(raw)["weight"], FORMATS[self.format], out)
 
 
 def _are_pair(blocks: Shape, scales: Shape) -> bool:
     return blocks == (*scales, _BYTES) and len(scales) > 1 and 0 not in scales
 
 
-SCHEME = Mxfp4()
+SCHEME = Mxfp4

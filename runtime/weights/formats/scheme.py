@@ -1,8 +1,8 @@
 """Scheme: a way of quantising that keeps one weight as several tensors of a checkpoint: its numbers, and what belongs to them.
 
 To the rules, which know names and shapes, they are one tensor. Reading gives either the numbers, or rows as kernels take them, by
-role. A scheme is one file here, which names it SCHEME, and a kernel that says it takes the format; nothing else asks which schemes
-there are."""
+role. A scheme is one file here, whose SCHEME makes it of the section of a config that names it (`{}` where none does), and a
+kernel that says it takes the format; nothing else asks which schemes there are."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Scheme(Protocol):
         """Which rows (indices of the first dimension) of a role's tensor belong to these of the weight."""
         ...
 
-    def kept(self, raw: Mapping[str, Bytes]) -> dict[str, Bytes]:
+    def stored_form(self, raw: Mapping[str, Bytes]) -> dict[str, Bytes]:
         """Rows as they are stored, by role, each [rows, bytes of one] -> rows as kernels take them, likewise."""
         ...
 
-    def decode(self, raw: Mapping[str, Bytes], out: Floats) -> None:
-        """Rows as they are stored -> their numbers, into `out` [rows, ...] float32, contiguous."""
+    def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
+        """Rows as they are stored, from `first_row` of the weight on -> their numbers, into `out` [rows, ...] float32."""
         ...

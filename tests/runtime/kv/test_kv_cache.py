@@ -48,7 +48,7 @@ def test_layers_of_all_kinds_share_blocks_and_none_writes_where_another_does():
                     * placement.num_sub_slots : placement.num_sub_slots
                 ]
                 assert part.shape == (size, layer.kv.num_kv_heads, 4, layer.kv.head_size)
-                assert str(part.dtype) == f"torch.{layer.kv.kept_as.name}"
+                assert str(part.dtype) == f"torch.{layer.kv.known_dtype.name}"
             value = torch.tensor(float(2 * number + turn)).to(part.dtype)  # which float8 has too
             part.copy_(value.expand(part.shape))
             written.append((part, value))

@@ -68,7 +68,7 @@ def change(folder, **tensors):
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted", "kind"),
+    ("changes", "wanted", "kind"),
     [
         (LLAMA, "auto", DecoderSpec),
         (LLAMA, "native", DecoderSpec),
@@ -78,13 +78,13 @@ def change(folder, **tensors):
         (LLAMA | {"hidden_act": "mish"}, "auto", TransformersSpec),
     ],
 )
-def test_auto_prefers_our_own_and_falls_back_with_a_line_in_the_log(asked, wanted, kind, caplog):
+def test_auto_prefers_our_own_and_falls_back_with_a_line_in_the_log(changes, wanted, kind, caplog):
     caplog.set_level(logging.INFO)
-    spec = implementation.describe(asked, wanted)
+    spec = implementation.describe(changes, wanted)
     assert type(spec) is kind
     assert len(spec.memory_kinds()) == 2
     assert ("runs through transformers" in caplog.text) == (kind is TransformersSpec)
-    assert ("hidden_act 'mish' is not supported" in caplog.text) == (asked.get("hidden_act") == "mish")
+    assert ("hidden_act 'mish' is not supported" in caplog.text) == (changes.get("hidden_act") == "mish")
 
 
 BART = {
@@ -93,7 +93,7 @@ BART = {
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted", "says"),
+    ("changes", "wanted", "says"),
     [
         (ARCEE, "native", "ArceeForCausalLM is not supported natively"),
         (ARCEE | {"architectures": ["ArceForCausalLM"]}, "auto", "no causal LM of this name; the nearest.*ArceeForCausalLM"),
@@ -120,9 +120,9 @@ BART = {
         (LLAMA | {"architectures": []}, "auto", "names no model class"),
     ],
 )  # fmt: skip
-def test_what_nobody_can_serve_is_refused_with_the_reason(asked, wanted, says):
+def test_what_nobody_can_serve_is_refused_with_the_reason(changes, wanted, says):
     with pytest.raises(UnsupportedModel, match=says):
-        implementation.describe(asked, wanted)
+        implementation.describe(changes, wanted)
 
 
 INTERNALS = ("object has no attribute", "Error:", "_Given", "meta tensor", "strides")
@@ -179,11 +179,11 @@ def test_16_bit_weights_stay_so_where_a_kernel_multiplies_them(folder):
         name.replace(".", "__"): value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()
     })  # fmt: skip
     wide = load(folder)
-    kept = load(folder, weights=WeightPolicy("stored"))
+    stored = load(folder, weights=WeightPolicy("stored"))
     assert torch.nn.functional.cosine_similarity(logits(wide), exact).min() > 0.99
-    torch.testing.assert_close(logits(kept), logits(wide), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(stored), logits(wide), rtol=1e-4, atol=1e-4)
     refusal = ops.linear_refusal([ops.WeightFormat("bfloat16")], torch.float32, torch.device("cpu"))
-    assert (kept.weights_bytes < wide.weights_bytes) == (refusal is None)
+    assert (stored.weights_bytes < wide.weights_bytes) == (refusal is None)
 
 
 def test_weights_may_be_kept_in_fewer_bits_than_activations(folder, monkeypatch):

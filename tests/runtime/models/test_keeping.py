@@ -33,7 +33,7 @@ def storage(types: list[str], policy: WeightPolicy, refusal=refusal) -> str:
 
 
 @pytest.mark.parametrize(
-    ("types", "kept"),
+    ("types", "expected"),
     [
         (["Q4_K"], AS_STORED),
         (["Q4_K", "Q4_K", "Q6_K"], AS_STORED),
@@ -45,8 +45,8 @@ def storage(types: list[str], policy: WeightPolicy, refusal=refusal) -> str:
         (["F32"], "float32"),
     ],
 )
-def test_as_stored_means_what_a_kernel_reads_in_one_piece(types, kept):
-    assert storage(types, WeightPolicy("stored", keep_quantized=True)) == kept
+def test_as_stored_means_what_a_kernel_reads_in_one_piece(types, expected):
+    assert storage(types, WeightPolicy("stored", keep_quantized=True)) == expected
 
 
 def test_quantised_weights_become_numbers_when_asked():
@@ -73,6 +73,6 @@ def test_without_kernels_of_our_own_everything_is_in_the_activations_dtype():
         (["BF16"], WeightPolicy("float32", keep_quantized=True), None),
     ],
 )
-def test_quantised_weights_that_no_kernel_reads_are_told_of(types, policy, said):
+def test_quantised_weights_that_no_kernel_reads_are_logged(types, policy, said):
     keeping, load = case(types, policy)
     assert keeping.widened(load, refusal) == said

@@ -169,9 +169,9 @@ def test_16_bit_weights_stay_so_and_compute_what_float32_computes(original, fold
     if tied:
         del rounded["lm_head.weight"]
     save_file(rounded, folder / "model.safetensors")
-    kept, wide = load(folder, weights=STORED), load(folder)
-    assert torch.equal(logits(kept), logits(wide))
-    assert kept.weights_bytes < 0.6 * wide.weights_bytes
+    narrow, wide = load(folder, weights=STORED), load(folder)
+    assert torch.equal(logits(narrow), logits(wide))
+    assert narrow.weights_bytes < 0.6 * wide.weights_bytes
 
 
 @NATIVE
@@ -179,10 +179,10 @@ def test_a_dtype_for_weights_rounds_them_and_leaves_activations_float32(original
     save_file({name: weight.bfloat16() for name, weight in original.state_dict().items()}, folder / "model.safetensors")
     rounded = load(folder)
     save_file(original.state_dict(), folder / "model.safetensors")
-    kept = load(folder, weights=WeightPolicy("bfloat16"))
-    assert kept.dtype == "float32"
+    narrow = load(folder, weights=WeightPolicy("bfloat16"))
+    assert narrow.dtype == "float32"
     # Norms are not matrices and keep their own type; theirs are ones here.
-    assert torch.equal(logits(kept), logits(rounded))
+    assert torch.equal(logits(narrow), logits(rounded))
 
 
 @NATIVE

@@ -149,6 +149,8 @@ def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
         ),
         ({"architectures": ["GPTJForCausalLM"], "rotary_dim": None}, "rotary_dim is missing"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"hidden_act": {}}, "hidden_act {} is not supported"),
+        ({"hidden_act": ["silu"]}, "is not supported"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size is '64', not a count"),
         ({"hidden_size": -64}, "hidden_size is -64"),

@@ -117,10 +117,10 @@ def test_rows_that_stay_quantised_are_cut_too(tmp_path):
     for rank in range(2):
         part = sharded(spec, rank, 2)
         with opened(part, files, **OPTIONS, device="cpu", policy=policy) as reader:
-            kept = [reader.storage[f"model.layers.0.self_attn.{name}.weight"] for name in ("qkv_proj", "o_proj")]
+            formats = [reader.storage[f"model.layers.0.self_attn.{name}.weight"] for name in ("qkv_proj", "o_proj")]
             read = dict(reader.read(quiet))
-        assert kept[1] == "float32"
-        if kept[0] == "float32":
+        assert formats[1] == "float32"
+        if formats[0] == "float32":
             pytest.skip("no kernel reads blocks here")
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize

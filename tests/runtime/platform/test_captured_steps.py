@@ -18,8 +18,7 @@ FRESH = ScheduledRow(2, 2, 0, 99, (7,) * 99, work=SAMPLE)
         (DECODE, True),
         (PIECE, True),
         (FRESH, True),
-        (FRESH._replace(num_tokens=100, token_ids=(7,) * 100), False),  # its attention is planned on the host
-        (PIECE._replace(num_tokens=100, token_ids=(7,) * 100), True),
+        (FRESH._replace(num_tokens=8000, token_ids=(7,) * 8000), True),
         (DECODE._replace(num_tokens=3, draft_ids=(4, 5), work=Sample(num_drafts=2)), False),
         (PIECE._replace(work=Pool("last")), False),
         (DECODE._replace(work=Pool("last")), False),
@@ -27,4 +26,4 @@ FRESH = ScheduledRow(2, 2, 0, 99, (7,) * 99, work=SAMPLE)
     ],
 )
 def test_a_graph_serves_rows_that_want_at_most_one_draw(row, served):
-    assert serves((DECODE, row), min_planned_prefill=100) is served
+    assert serves((DECODE, row)) is served

@@ -18,10 +18,11 @@ from runtime.platform.cpu import CpuPlatform
 from runtime.platform.cuda import CudaPlatform
 from runtime.platform.platform import choose_platform
 from runtime.start import start_engine
+from runtime.step_budget import FixedBudget, Goals, Load
 from runtime.weights.fetch import resolve
 from tests.runtime.platform.tiny import TinyPlatform
 
-ASKED = [
+PARAMS = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 3, "top_p": 0.9, "logprobs": 2},
     {"temperature": 0.9, "seed": 4, "frequency_penalty": 1.0},
@@ -74,18 +75,18 @@ async def outputs(config: EngineConfig, files) -> dict[int, list]:
     """Of each request: ids, and what was told beside them."""
     engine = await start_engine(config, files, lambda progress: None)
     requests = [
-        Request(str(number), [*range(3 + number, 20 + 9 * number)], SamplingParams(max_tokens=14, **asked))
-        for number, asked in enumerate(ASKED)
+        Request(str(number), [*range(3 + number, 20 + 9 * number)], SamplingParams(max_tokens=14, **sampling))
+        for number, sampling in enumerate(PARAMS)
     ]
-    told: dict[int, list] = {number: [] for number in range(len(requests))}
+    answers: dict[int, list] = {number: [] for number in range(len(requests))}
     async with engine.submit(requests) as stream:
         async for several in stream:
             for output in several:
                 assert output.error is None
-                told[output.index] += output.token_ids
-                told[output.index] += [[token for token, _ in each.top] for each in output.logprobs or ()]
+                answers[output.index] += output.token_ids
+                answers[output.index] += [[token for token, _ in each.top] for each in output.logprobs or ()]
     await engine.close()
-    return told
+    return answers
 
 
 async def test_a_third_platform_serves_a_model_as_the_cpu_does(installed, files):
@@ -99,12 +100,33 @@ async def test_a_third_platform_serves_a_model_as_the_cpu_does(installed, files)
     assert tiny == cpu
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"max_num_mixed_tokens": 7}, FixedBudget(7)),
+        ({}, Goals(0.2, 1.0)),
+        ({"max_itl": 30.0}, Goals(0.03, 0.15)),
+        ({"max_itl": 30.0, "target_ttft": 50.0}, Goals(0.03, 0.05)),
+    ],
+)
+async def test_a_cpu_times_a_step_and_bounds_prompts_beside_streams_by_it(files, asked, found):
+    config = EngineConfig(device="cpu", kernels="reference", max_num_batched_tokens=64, **asked)
+    engine = await start_engine(config, files, lambda progress: None)
+    await engine.close()
+    budget = engine._scheduler.step_budget
+    if isinstance(found, FixedBudget):
+        assert budget == found
+    else:
+        assert budget.prompt_tokens(Load(1, 10, 1000)) >= 32
+        assert (budget.goals.max_itl_s <= found.max_itl_s) if not asked else budget.goals == found
+
+
 async def test_what_a_platform_cannot_serve_it_refuses_by_name(installed, files):
     with pytest.raises(PlanError, match="kv-cache-dtype is not for a tiny device"):
         await start_engine(EngineConfig(device="tiny", kv_cache_dtype="bfloat16"), files, lambda progress: None)
 
 
-def test_a_platform_that_is_not_there_is_refused_and_those_that_are_are_told(installed):
+def test_a_platform_that_is_not_there_is_refused_with_the_names_of_those_that_are(installed):
     with pytest.raises(PlanError, match="device npu is not known; there is auto, cpu, cuda, other, tiny"):
         choose_platform("npu")
 

@@ -12,6 +12,7 @@ import torch
 
 import ops
 from runtime.config import DeviceDefaults, EngineConfig, EnginePlan, PlanError
+from runtime.fault import Fault, host_fault
 from runtime.kv.kv_cache import KVCache
 from runtime.platform.platform import DeviceMemory
 from runtime.runner.device_inputs import DeviceInputs
@@ -51,8 +52,11 @@ class LoopLane:
     def synchronize(self) -> None:
         pass
 
-    async def close(self) -> None:
-        await self._worker.close()
+    def fault(self, error: BaseException) -> Fault:
+        return host_fault(error)
+
+    async def close(self) -> bool:
+        return await self._worker.close()
 
     def stop(self) -> None:
         pass

@@ -23,8 +23,8 @@ def batch_of(*rows: ScheduledRow) -> ScheduledBatch:
 
 def prompt(row: int, *ids: int, span: PromptLogprobsSpan | None = None, **params) -> ScheduledRow:
     """That is masked in all rows but 0."""
-    asked = SamplingParams(8, temperature=0.0, **params)
-    binding = RowBinding(asked, 0, ids, (), masked=bool(row))
+    sampling = SamplingParams(8, temperature=0.0, **params)
+    binding = RowBinding(sampling, 0, ids, (), masked=bool(row))
     return ScheduledRow(
         row, row, 0, len(ids), ids, work=SAMPLE_MASKED if row else SAMPLE, binding=binding, prompt_logprobs=span
     )
@@ -42,7 +42,7 @@ def masks(allowed: dict[int, set[int]]) -> RowMasks:
     return RowMasks(tuple(allowed), np.array(words, dtype=np.int32).reshape(len(words), num_words(VOCAB)))
 
 
-async def told(step) -> tuple[list[int], list[list[int] | None], list[list[float]]]:
+async def sampled(step) -> tuple[list[int], list[list[int] | None], list[list[float]]]:
     """Ids; of those that asked the ids shown beside them; log-probabilities of prompts."""
     result = await step.result()
     ids = [id for (id,) in result.tokens]
@@ -62,22 +62,22 @@ async def test_draws_that_were_kept_come_out_as_if_nothing_had_come_between(make
     forward = runner.launch_forward(first)
     await forward.done().wait()
     rest, draws = first.split({2, 1})
-    kept = forward.snapshot_logits(draws)
+    snapshot = forward.snapshot_logits(draws)
     now = forward.sample(rest, masks({3: {33, 38}}))
-    assert await told(now) == ([5, 33], [[5], None], [[1, 1, 2]])
+    assert await sampled(now) == ([5, 33], [[5], None], [[1, 1, 2]])
 
     second = batch_of(decode(rows[0], 0))
-    assert (await told(runner.launch(second)))[0] == [6]
+    assert (await sampled(runner.launch(second)))[0] == [6]
     third = batch_of(decode(rows[0], 1), decode(rows[3], 0))
     forward = runner.launch_forward(third)
-    assert (await told(forward.sample(third, masks({3: {33, 36}}))))[0] == [7, 36]
+    assert (await sampled(forward.sample(third, masks({3: {33, 36}}))))[0] == [7, 36]
 
-    assert await told(kept.sample(draws.split({1})[1], masks({1: {9, 13}}))) == ([13], [[11, 12]], [])
-    assert await told(kept.sample(draws.split({2})[1], masks({2: {2, 24}}))) == ([2], [], [])
+    assert await sampled(snapshot.sample(draws.split({1})[1], masks({1: {9, 13}}))) == ([13], [[11, 12]], [])
+    assert await sampled(snapshot.sample(draws.split({2})[1], masks({2: {2, 24}}))) == ([2], [], [])
     last = batch_of(decode(rows[0], 2), decode(rows[1], 0), decode(rows[2], 0), decode(rows[3], 1))
     forward = runner.launch_forward(last)
     step = forward.sample(last, masks({row: set(range(VOCAB)) for row in (1, 2, 3)}))
-    assert (await told(step))[0] == [8, 14, 3, 37]
+    assert (await sampled(step))[0] == [8, 14, 3, 37]
     await runner.close()
 
 
@@ -87,7 +87,7 @@ async def test_a_step_whose_every_mask_is_late_draws_nothing(make):
     first = batch_of(*rows)
     forward = runner.launch_forward(first)
     rest, draws = first.split({1, 2})
-    kept = forward.snapshot_logits(draws)
-    assert await told(forward.sample(rest, masks({}))) == ([], [], [])
-    assert (await told(kept.sample(draws, masks({1: {12}, 2: {5, 39}}))))[0] == [12, 39]
+    snapshot = forward.snapshot_logits(draws)
+    assert await sampled(forward.sample(rest, masks({}))) == ([], [], [])
+    assert (await sampled(snapshot.sample(draws, masks({1: {12}, 2: {5, 39}}))))[0] == [12, 39]
     await runner.close()

@@ -21,7 +21,7 @@ from tests.runtime.runner.runners import LANES, LAYOUT, VOCAB, make_runner
 
 BLOCK, NUM_TOKENS, BLOCKS = 4, 30, 16  # blocks of a row, which are neither in order nor its own block's neighbours
 PROMPTS = [(5,), (7, 8, 9, 10, 11), (3, 1, 4, 1, 5, 9)]
-ASKED = [
+PARAMS = [
     {"temperature": 0.0},
     {"temperature": 1.2, "top_p": 0.9, "logprobs": 2},
     {"temperature": 0.9, "top_k": 12, "logit_bias": {4: 2.0}, "min_tokens": 9, "stop_token_ids": frozenset({4})},
@@ -62,7 +62,7 @@ class Remembering:
 
 def prompt(row: int, **changes) -> ScheduledRow:
     ids = PROMPTS[row]
-    params = SamplingParams(max_tokens=NUM_TOKENS, **ASKED[row] | changes)
+    params = SamplingParams(max_tokens=NUM_TOKENS, **PARAMS[row] | changes)
     blocks = random.Random(row).sample(range(row * BLOCKS, (row + 1) * BLOCKS), BLOCKS)
     return ScheduledRow(
         row, row, 0, len(ids), ids, new_blocks=(NewBlocks(0, 0, tuple(blocks)),), work=SAMPLE,

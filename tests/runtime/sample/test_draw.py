@@ -45,9 +45,9 @@ def draw(request: pytest.FixtureRequest) -> DrawFrom:
 
     def draw(scores: Sequence[float], params: Sequence[SamplingParams], num: int) -> list[list[int]]:
         tables = SamplingTables.empty(len(params), len(scores), 1, 1, torch.device(device))
-        for row, asked in enumerate(params):
+        for row, each in enumerate(params):
             record = Record()
-            Draw().bind(row, RowBinding(asked, asked.seed or 0, (0,), ()), record)
+            Draw().bind(row, RowBinding(each, each.seed or 0, (0,), ()), record)
             tables.records[row] = torch.from_numpy(record.words)
         logits = torch.tensor(scores, device=device).repeat(len(params) * num, 1)
         rows = torch.arange(len(params), dtype=torch.int32, device=device).repeat_interleave(num)
@@ -59,22 +59,22 @@ def draw(request: pytest.FixtureRequest) -> DrawFrom:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "below", "kept"), [(2.0, 4.0, True), (2.0, 5.0, False), (0.5, 1.7, False), (0.5, 1.1, True)]
+    ("temperature", "below", "drawn"), [(2.0, 4.0, True), (2.0, 5.0, False), (0.5, 1.7, False), (0.5, 1.1, True)]
 )
-def test_min_p_is_a_share_of_the_probabilities_after_temperature(draw: DrawFrom, temperature, below, kept):
+def test_min_p_is_a_share_of_the_probabilities_after_temperature(draw: DrawFrom, temperature, below, drawn):
     """Others have exp(-below / temperature) of the largest's probability each: more than 0.1, or less."""
-    assert (math.exp(-below / temperature) >= 0.1) is kept
+    assert (math.exp(-below / temperature) >= 0.1) is drawn
     (ids,) = draw([0.0, *[-below] * 299], [SamplingParams(1, temperature, min_p=0.1, seed=1)], 6)
-    assert any(ids) is kept
+    assert any(ids) is drawn
 
 
 @pytest.mark.parametrize("vocab_size", [8, 8300])  # more than Triton's kernel holds in registers
-@pytest.mark.parametrize(("top_p", "kept"), [(0.5, False), (0.500001, True)])
-def test_top_p_keeps_no_token_more_once_the_mass_is_met_exactly(draw: DrawFrom, top_p, kept, vocab_size):
+@pytest.mark.parametrize(("top_p", "drawn"), [(0.5, False), (0.500001, True)])
+def test_top_p_keeps_no_token_more_once_the_mass_is_met_exactly(draw: DrawFrom, top_p, drawn, vocab_size):
     """At a temperature of 1e12 each token weighs exp(-1e-12), in float32 exactly 1: the higher half of them is half of the mass."""
     half = vocab_size // 2
     (ids,) = draw([1.0] * half + [0.0] * half, [SamplingParams(1, 1e12, top_p=top_p, seed=2)], 6)
-    assert (max(ids) >= half) is kept
+    assert (max(ids) >= half) is drawn
 
 
 def test_each_of_the_64_bits_of_a_seed_counts(draw: DrawFrom):

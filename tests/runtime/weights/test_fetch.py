@@ -99,7 +99,7 @@ def test_a_path_that_is_not_there_is_no_hub_id(model):
         files_of(model)
 
 
-def test_a_misspelt_alias_is_told_the_nearest():
+def test_a_misspelt_alias_is_refused_with_the_nearest():
     with pytest.raises(FetchError, match=f"did you mean {DEFAULT_MODEL}"):
         files_of("smollm2-135m")
     with pytest.raises(FetchError, match="neither a built-in model"):
@@ -108,11 +108,11 @@ def test_a_misspelt_alias_is_told_the_nearest():
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_a_hub_id_is_downloaded_with_weights_only_if_they_are_wanted(monkeypatch, folder, load_format):
-    asked = []
-    monkeypatch.setattr(fetch.hub, "download", lambda *args, **options: asked.append((args[:2], options)) or folder)
+    downloads = []
+    monkeypatch.setattr(fetch.hub, "download", lambda *args, **options: downloads.append((args[:2], options)) or folder)
     files = resolve("owner/name", "v2", lambda progress: None, load_format=load_format)
     assert (files.name, files.path) == ("owner/name", folder)
-    assert asked == [(("owner/name", "v2"), {"weights": load_format == "auto"})]
+    assert downloads == [(("owner/name", "v2"), {"weights": load_format == "auto"})]
 
 
 def test_formats_that_contradict_the_files_are_refused(folder):

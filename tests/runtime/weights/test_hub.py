@@ -128,7 +128,7 @@ def test_a_hub_that_cannot_be_reached_is_said():
         ("owner--name/..", None, "could not be downloaded"),
     ],
 )
-def test_what_the_hub_refuses_is_told_in_words(hub, repo, revision, says):
+def test_what_the_hub_refuses_is_an_error_in_words(hub, repo, revision, says):
     with pytest.raises(FetchError, match=says):
         fetch(hub, repo, revision)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 
 import numpy as np
@@ -152,3 +153,24 @@ def test_a_folder_without_weights_is_refused(tmp_path):
         save_file({name: torch.ones(1)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(WeightsError, match="says what is where"):
         SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["a\0b.safetensors", "\0"])
+def test_an_index_that_names_what_no_file_can_be_called_is_refused(tmp_path, file):
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": file}}))
+    with pytest.raises(WeightsError, match="not a file beside it"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def test_a_pipe_in_a_files_place_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="is no file"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0,)])
+def test_a_tensor_of_nothing_is_read_as_nothing(tmp_path, shape):
+    save_file({"w": torch.zeros(shape)}, tmp_path / "model.safetensors")
+    out = np.empty(shape, np.float32)
+    SafetensorsCheckpoint(tmp_path).read_rows("w", 0, out)
+    assert SafetensorsCheckpoint(tmp_path).read_stored("w", 0, shape[0])["weight"].size == 0

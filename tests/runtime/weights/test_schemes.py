@@ -30,10 +30,10 @@ class TwoRows:
     def rows(self, role, span):
         return span if role == "weight" else Span(span.start // 2, -(-span.stop // 2))
 
-    def kept(self, raw):
+    def stored_form(self, raw):
         return {"weight": raw["weight"], "scales": raw["scales"]}
 
-    def decode(self, raw, out):
+    def decode(self, raw, out, first_row):
         scales = np.repeat(raw["scales"].view(np.float32), 2, axis=0)[: len(out)]
         out[...] = raw["weight"].view(np.int8) * scales
 
@@ -75,7 +75,7 @@ def test_rows_as_kernels_take_them_come_with_their_scales(made):
         ("TWO", (8, 8), (4, 4)), ("TWO", (4, 8), (2, 4)),
     ]  # fmt: skip
     back = np.empty((8, 8), np.float32)
-    TwoRows().decode(parts[0].arrays, back)
+    TwoRows().decode(parts[0].arrays, back, 0)
     assert np.array_equal(back, values[:8])
 
 
@@ -88,7 +88,7 @@ def test_a_shard_of_the_rows_has_their_scales(made, storage):
     if storage == AS_STORED:
         parts = [np.empty((len(part.arrays["weight"]), 8), np.float32) for part in read_back]
         for part, out in zip(read_back, parts, strict=True):
-            TwoRows().decode(part.arrays, out)
+            TwoRows().decode(part.arrays, out, 0)
         read_back = np.concatenate(parts)
     assert np.array_equal(read_back, np.concatenate([values[4:8], values[10:12]]))
 

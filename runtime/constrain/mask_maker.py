@@ -1,4 +1,4 @@
-"""Constraints: the matchers of the sequences that have some, and the masks their next draws wait for.
+"""MaskMaker: the matchers of the sequences that have some, and the masks that their next draws wait for.
 
 Matchers run on threads of their own, side by side where a library lets go of the interpreter, and never on the event loop. A mask
 that is slower than the forward pass it is for is late: it is made all the same, and nobody waits for it but its own sequence,
@@ -23,7 +23,7 @@ import numpy as np
 
 from runtime.api import FinishReason, ModelInfo, TokenMatcher
 from runtime.batch import ScheduledRow
-from runtime.constrain.masks import RowMasks, Words, mask_of, num_words
+from runtime.constrain.masks import MaskWords, RowMasks, mask_of, num_words
 from runtime.gpu_event import GpuEvent
 from runtime.sequence import Sequence
 
@@ -43,27 +43,27 @@ class Ended:
     error: str | None = None
 
 
-class Constraints:
+class MaskMaker:
     def __init__(self, model: ModelInfo, late_one_made: Callable[[], None]) -> None:
         """`late_one_made` is called on the loop, at least once after the last of several."""
         self._num_words = num_words(model.vocab_size)
         self._eos_token_ids = model.eos_token_ids
         self._late_one_made = late_one_made
-        self._constraints: dict[int, _Constraint] = {}  # by the sequence's number
+        self._sequences: dict[int, _Constraint] = {}  # by the sequence's number
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="oneloop-masks")
 
     def add(self, sequence: Sequence) -> None:
         if sequence.has_matchers:
-            self._constraints[sequence.number] = _Constraint(sequence, self._num_words, self._eos_token_ids)
+            self._sequences[sequence.number] = _Constraint(sequence, self._num_words, self._eos_token_ids)
 
     def note(self, number: int, token_ids: Several[int]) -> None:
         """`token_ids` have settled."""
-        constraint = self._constraints.get(number)
+        constraint = self._sequences.get(number)
         if constraint is not None:
             constraint.fresh_ids.extend(token_ids)
 
     def forget(self, number: int) -> None:
-        constraint = self._constraints.pop(number, None)
+        constraint = self._sequences.pop(number, None)
         if constraint is not None and constraint.mask is not None:
             constraint.mask.give_up("it has ended")
 
@@ -88,7 +88,7 @@ class Constraints:
 
     def has_mask(self, number: int) -> bool:
         """Also of one that has ended: nobody will look at what it samples."""
-        constraint = self._constraints.get(number)
+        constraint = self._sequences.get(number)
         return constraint is None or (constraint.mask is not None and constraint.mask.made is not None)
 
     def take(self, rows: Several[ScheduledRow]) -> tuple[RowMasks, list[Ended]]:
@@ -96,7 +96,7 @@ class Constraints:
         words = np.full((len(rows), self._num_words), -1, dtype=np.int32)
         ended: list[Ended] = []
         for row, mask in zip(rows, words, strict=True):
-            constraint = self._constraints.get(row.number)
+            constraint = self._sequences.get(row.number)
             if constraint is None:
                 continue
             made = constraint.take()
@@ -110,7 +110,7 @@ class Constraints:
 
     def _wanted(self, number: int) -> _Mask | None:
         """One to be made; None where it is being made already, or for nobody."""
-        constraint = self._constraints.get(number)
+        constraint = self._sequences.get(number)
         if constraint is None or constraint.mask is not None:
             return None
         constraint.mask = _Mask(constraint, self._num_words)
@@ -148,7 +148,7 @@ class _Constraint:
         assert made is not None
         return made
 
-    def fill(self, mask: Words) -> Ended | None:
+    def fill(self, mask: MaskWords) -> Ended | None:
         """Narrow `mask`, which is all ones."""
         if self._matchers is None:
             self._matchers = tuple(make() for make in self.sequence.sampling.matchers)
@@ -175,7 +175,7 @@ class _Constraint:
 
 
 class _Made(NamedTuple):
-    words: Words
+    words: MaskWords
     end: Ended | None  # then `words` allows all
 
 
@@ -203,7 +203,7 @@ class _Mask:
         """A matcher that is at it goes on for nobody."""
         self.made = _Made(self._all(), Ended(self._constraint.sequence.number, FinishReason.ERROR, error))
 
-    def _all(self) -> Words:
+    def _all(self) -> MaskWords:
         return np.full(self._words, -1, dtype=np.int32)
 
 

@@ -1,0 +1,178 @@
+"""Admission: which requests the engine takes, and when to ask again for those that it does not.
+
+The queue has a limit in requests and one in tokens. Both are shared: where the queue is full, a caller with less than his part of
+it, an equal part for each of those who wait, may still come, up to twice the limit in all; so one who fills it keeps nobody else
+out. What a caller has running and waiting, and his tokens in a minute, have limits of their own. All that `submit` does not take
+raises Busy, with the seconds after which, at the rate at which requests started lately, it would be another matter. The clock is
+the caller's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+
+from runtime.api import CallerLimit, QueueFull, Request
+from runtime.sequence import Sequence
+
+HALF_LIFE_S = 15.0  # of what is known of the rate at which requests start
+MAX_RETRY_S = 600.0
+MAX_BUCKETS = 4096  # callers whose rate is known; beyond, those who are not in debt are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """None: no limit. What waits beyond `max_queue_time_s` without having started is ended."""
+
+    max_queue: int = 256
+    max_queued_tokens: int | None = None
+    max_num_seqs_per_key: int | None = None
+    max_tokens_per_minute_per_key: int | None = None
+    max_queue_time_s: float | None = None
+
+
+class StartRate:
+    """How many requests start in a second while others wait, lately."""
+
+    def __init__(self) -> None:
+        self._num = 0.0
+        self._span_s = 0.0  # in which these started
+        self._since_s: float | None = None  # since when there has been a queue and nobody started
+
+    def waiting(self, now: float) -> None:
+        """There is a queue."""
+        if self._since_s is None:
+            self._since_s = now
+
+    def started(self, num: int, now: float, *, others_wait: bool) -> None:
+        if self._since_s is not None:
+            elapsed_s = now - self._since_s
+            kept = 0.5 ** (elapsed_s / HALF_LIFE_S)
+            self._num, self._span_s = kept * self._num + num, kept * self._span_s + elapsed_s
+        self._since_s = now if others_wait else None
+
+    def seconds_for(self, num: int, now: float) -> float | None:
+        """How long it takes until so many will have started; None where nobody knows yet."""
+        span_s = self._span_s + (0.0 if self._since_s is None else now - self._since_s)
+        return num * span_s / self._num if self._num else None
+
+
+class TokenBucket:
+    """Tokens that a caller may still have: a minute's at most, and refilled as time passes. It may go into debt, since nobody knows
+    how long an answer becomes; while it is empty nothing new is taken."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self._per_s, self._most = per_minute / 60, float(per_minute)
+        self._level, self._seen_s = self._most, now
+
+    def take(self, num: int, now: float) -> None:
+        self._refill(now)
+        self._level -= num
+
+    def seconds_until_some(self, now: float) -> float:
+        """0 where there are some now."""
+        self._refill(now)
+        return 0.0 if self._level >= 1 else (1 - self._level) / self._per_s
+
+    def is_full(self, now: float) -> bool:
+        self._refill(now)
+        return self._level >= self._most
+
+    def _refill(self, now: float) -> None:
+        self._level = min(self._most, self._level + (now - self._seen_s) * self._per_s)
+        self._seen_s = now
+
+
+class Admission:
+    """Told of all that happens to sequences by the engine, on its loop."""
+
+    def __init__(self, limits: AdmissionLimits, clock: Callable[[], float]) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._rate = StartRate()
+        self._open: Counter[bytes | None] = Counter()  # sequences of each caller that have not ended
+        self._buckets: dict[bytes | None, TokenBucket] = {}
+
+    def check(self, requests: Several[Request], waiting: Several[Sequence], num_free_rows: int) -> None:
+        """Whether `requests`, of one caller, may join those `waiting`, of which free rows take up some at once. Raises Busy."""
+        self.check_caller(requests[0].caller, waiting, num_free_rows, num_new=len(requests))
+        if self.limits.max_queued_tokens is not None and waiting:
+            self._check_tokens(requests, waiting, self.limits.max_queued_tokens)
+
+    def check_caller(
+        self, caller: bytes | None, waiting: Several[Sequence], num_free_rows: int, *, num_new: int = 1
+    ) -> None:
+        """What of it does not depend on the prompts: so before they are read it can be said, too. Raises Busy."""
+        limits = self.limits
+        num_waiting = max(0, len(waiting) - num_free_rows)
+        if num_waiting >= limits.max_queue:
+            own, num_callers = _share(waiting, caller, lambda sequence: 1)
+            if own >= max(1, limits.max_queue // num_callers) or num_waiting >= 2 * limits.max_queue:
+                raise QueueFull(num_waiting, limits.max_queue, retry_after_s=self.retry_after_s(num_waiting))
+        if limits.max_num_seqs_per_key is not None:
+            num_open = self._open[caller]
+            if num_open + num_new > limits.max_num_seqs_per_key:
+                raise CallerLimit(
+                    f"{num_open} sequences of this client run or wait; the limit is {limits.max_num_seqs_per_key}",
+                    "max_num_seqs_per_key", self.retry_after_s(1),
+                )  # fmt: skip
+        if limits.max_tokens_per_minute_per_key is not None:
+            seconds = self._bucket(caller, limits.max_tokens_per_minute_per_key).seconds_until_some(self._clock())
+            if seconds:
+                raise CallerLimit(
+                    f"this client has had its {limits.max_tokens_per_minute_per_key} tokens of the last minute",
+                    "max_tokens_per_minute_per_key", seconds,
+                )  # fmt: skip
+
+    def _check_tokens(self, requests: Several[Request], waiting: Several[Sequence], limit: int) -> None:
+        prompts = {id(sequence.prompt_ids): sequence.num_prompt_tokens for sequence in waiting}
+        queued = sum(prompts.values())  # several answers to one prompt compute it once
+        new = sum({id(request.prompt_ids): len(request.prompt_ids) for request in requests}.values())
+        if queued + new > limit:
+            own, num_callers = _share(waiting, requests[0].caller, lambda sequence: sequence.num_prompt_tokens)
+            if own + new > limit // num_callers or queued + new > 2 * limit:
+                retry_after_s = self.retry_after_s(len(waiting))
+                raise QueueFull(queued, limit, unit="prompt tokens", retry_after_s=retry_after_s)
+
+    def admitted(self, requests: Several[Request], *, others_wait: bool) -> None:
+        caller = requests[0].caller
+        self._open[caller] += len(requests)
+        if (per_minute := self.limits.max_tokens_per_minute_per_key) is not None:
+            prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in requests}
+            self._bucket(caller, per_minute).take(sum(prompts.values()), self._clock())
+        if others_wait:
+            self._rate.waiting(self._clock())
+
+    def started(self, num: int, *, others_wait: bool) -> None:
+        """So many sequences are in a step for the first time."""
+        self._rate.started(num, self._clock(), others_wait=others_wait)
+
+    def gained(self, caller: bytes | None, num_tokens: int) -> None:
+        if (per_minute := self.limits.max_tokens_per_minute_per_key) is not None:
+            self._bucket(caller, per_minute).take(num_tokens, self._clock())
+
+    def ended(self, caller: bytes | None) -> None:
+        self._open[caller] -= 1
+        if not self._open[caller]:
+            del self._open[caller]
+
+    def retry_after_s(self, num_ahead: int) -> float:
+        """When so many that wait will have started, as far as anybody knows: from 1 s to MAX_RETRY_S."""
+        return min(max(1.0, self._rate.seconds_for(num_ahead, self._clock()) or 0.0), MAX_RETRY_S)
+
+    def _bucket(self, caller: bytes | None, per_minute: int) -> TokenBucket:
+        if caller not in self._buckets:
+            now = self._clock()
+            if len(self._buckets) >= MAX_BUCKETS:
+                self._buckets = {who: bucket for who, bucket in self._buckets.items() if not bucket.is_full(now)}
+            self._buckets[caller] = TokenBucket(per_minute, now)
+        return self._buckets[caller]
+
+
+def _share(
+    waiting: Several[Sequence], caller: bytes | None, cost: Callable[[Sequence], int]
+) -> tuple[int, int]:  # fmt: skip
+    """What of those `waiting` is `caller`'s, and how many callers there are, he included."""
+    own = sum(cost(sequence) for sequence in waiting if sequence.request.caller == caller)
+    return own, len({sequence.request.caller for sequence in waiting} | {caller})

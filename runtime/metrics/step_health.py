@@ -1,0 +1,103 @@
+"""Step health: whether steps go as they usually do. Told of every step that settled or failed, it judges the one under way.
+
+A step has taken too long when it has run `factor` times as long as the slowest of its kind lately did: its kind is the size of its
+work, in powers of two. Of a kind that was never seen, those that were say how long it may take at most, since no work grows faster
+than tokens times context. Knows no clock: moments and durations are given to it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from runtime.batch import ScheduledBatch
+
+_FORGETS = 0.1  # of the way from the slowest step lately to the one that settled last, when that was faster
+
+
+class HealthLimits(NamedTuple):
+    """Seconds, and a count. `min_s`: no step is too slow before, however short it usually is. `min_unseen_s`: nor one of a kind
+    not seen so far, whose kernels may have to be compiled. `first_s`: nor the first step of all. `hopeless_s`: after so long a step
+    that is too slow, or failures without a success, are no matter of waiting any more. `num_failures`: so many in a row are no
+    accident."""
+
+    factor: float = 10.0
+    min_s: float = 5.0
+    min_unseen_s: float = 30.0
+    first_s: float = 120.0
+    hopeless_s: float = 120.0
+    num_failures: int = 3
+
+
+class StepKind(NamedTuple):
+    """How much work a step is: its tokens, and those of its longest sequence, as powers of two; and whether it scores prompts."""
+
+    tokens: int
+    context: int
+    scores: bool
+
+    @classmethod
+    def of(cls, batch: ScheduledBatch) -> StepKind:
+        context = max([row.start + row.num_tokens for row in batch.rows], default=0)
+        scores = any(row.prompt_logprobs is not None for row in batch.rows)
+        return cls(batch.num_tokens.bit_length(), context.bit_length(), scores)
+
+    def times_more_than(self, other: StepKind) -> int:
+        """At most: as many times as it may take longer than `other`."""
+        more_tokens, more_context = max(0, self.tokens - other.tokens), max(0, self.context - other.context)
+        return int(2 ** (more_tokens + more_context))
+
+
+class Verdict(NamedTuple):
+    """`reason`: what is wrong, for people; None where nothing is. `hopeless`: nothing suggests that it will be right again."""
+
+    reason: str | None = None
+    hopeless: bool = False
+
+
+class StepHealth:
+    def __init__(self, limits: HealthLimits) -> None:
+        self._limits = limits
+        self._slowest_s: dict[StepKind, float] = {}  # lately
+        self._num_failures = 0  # since a step settled
+        self._first_failure_s = 0.0
+        self._last_failure_s = 0.0
+
+    def settled(self, batch: ScheduledBatch, duration_s: float) -> None:
+        self._num_failures = 0
+        kind = StepKind.of(batch)
+        slowest_s = self._slowest_s.get(kind, 0.0)
+        self._slowest_s[kind] = max(duration_s, slowest_s + _FORGETS * (duration_s - slowest_s))
+
+    def failed(self, now_s: float) -> None:
+        """A step could not be launched, or ended with an error."""
+        if not self._num_failures:
+            self._first_failure_s = now_s
+        self._num_failures += 1
+        self._last_failure_s = now_s
+
+    @property
+    def failing(self) -> bool:
+        """Whether only a step that settles can tell that it is over."""
+        return self._num_failures >= self._limits.num_failures
+
+    def verdict(self, oldest: ScheduledBatch | None, age_s: float) -> Verdict:
+        """`oldest` has been running for `age_s`; None where nothing runs."""
+        if oldest is not None and age_s > (limit_s := self.limit_s(oldest)):
+            reason = f"a step has been running for {age_s:.0f} s, where {limit_s:.0f} s would be much"
+            return Verdict(reason, hopeless=age_s > max(limit_s, self._limits.hopeless_s))
+        if self.failing:
+            lasting_s = self._last_failure_s - self._first_failure_s
+            reason = f"the last {self._num_failures} steps failed"
+            return Verdict(reason, hopeless=lasting_s >= self._limits.hopeless_s)
+        return Verdict()
+
+    def limit_s(self, batch: ScheduledBatch) -> float:
+        """What would be far too long for such a step."""
+        limits, kind = self._limits, StepKind.of(batch)
+        if (slowest_s := self._slowest_s.get(kind)) is not None:
+            return max(limits.min_s, limits.factor * slowest_s)
+        # Scoring a prompt takes as long as its vocabulary is large: other steps say nothing of that.
+        comparable = [seen for seen in self._slowest_s if seen.scores or not kind.scores]
+        if not comparable:
+            return limits.first_s
+        most_s = min(self._slowest_s[seen] * kind.times_more_than(seen) for seen in comparable)
+        return max(limits.min_unseen_s, limits.factor * most_s)

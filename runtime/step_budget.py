@@ -1,0 +1,106 @@
+"""Step budget: how much of prompts a step may hold that running answers share. Pure: it is told what there is, and decides.
+
+Whatever a step holds of prompts, those who read answers wait for, and whatever it does not hold, those wait for whose prompts
+these are: at a given throughput the seconds until first tokens and those between tokens have one sum (Little's law), and this says
+who gets them. While prompts are served in time a step takes half of the greatest time between tokens, `max_itl_s`. Where those
+that wait would take longer than `target_ttft_s` at the rate at which prompts are computed alone, it grows with what waits, up to
+all of `max_itl_s`. Decodes that take long themselves leave prompts half as long again as they take, however little time that
+should be: nobody waits for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from runtime.batch import ScheduledBatch
+from runtime.step_cost import LearnedCost, StepCost
+
+_LEAST_OF_MEASURED = (
+    2 / 3
+)  # which a token of a prompt took at the start: small steps make it look cheaper than in large ones
+WORTHWHILE_TOKENS, SHORTEST_ITL_S, TTFT_PER_ITL = 3072, 0.02, 5.0
+
+
+class Load(NamedTuple):
+    """What there is when a step is decided. `num_waiting_tokens`: of prompts that run or could start, not computed yet. `depth`:
+    tokens before those which come next of a prompt that has begun."""
+
+    num_decodes: int
+    num_context_tokens: int  # of those that decode
+    num_waiting_tokens: int
+    depth: int = 0
+
+
+class StepBudget(Protocol):
+    def prompt_tokens(self, load: Load) -> int | None:
+        """Tokens of prompts that a step may hold beside decodes, 1 at least; None: as many as any step."""
+        ...
+
+    def scored_cost(self) -> int:
+        """What a token of a prompt that is scored counts as, in tokens."""
+        ...
+
+    def settled(self, batch: ScheduledBatch, took_s: float) -> None:
+        """A step took so long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBudget:
+    """So many tokens, whatever they take; None: no limit."""
+
+    num_tokens: int | None
+
+    def prompt_tokens(self, load: Load) -> int | None:
+        return self.num_tokens
+
+    def scored_cost(self) -> int:
+        return 3
+
+    def settled(self, batch: ScheduledBatch, took_s: float) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    max_itl_s: float
+    target_ttft_s: float
+
+    @classmethod
+    def resolve(
+        cls, max_itl_s: float | None, target_ttft_s: float | None, token_s: float, longest_itl_s: float
+    ) -> Goals:
+        """As asked. Else time between tokens for what so many tokens of prompts take, so that computing them is worth its while,
+        but `longest_itl_s` at most; and five times as long until the first."""
+        if max_itl_s is None:
+            max_itl_s = min(max(WORTHWHILE_TOKENS * token_s, SHORTEST_ITL_S), longest_itl_s)
+        return cls(max_itl_s, TTFT_PER_ITL * max_itl_s if target_ttft_s is None else target_ttft_s)
+
+
+class TimedBudget:
+    """As many tokens as keep `goals`, by what steps cost; `least` of them at least."""
+
+    def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1) -> None:
+        self.goals = goals
+        self.learned = LearnedCost(cost)
+        self._least = least
+
+    def step_s(self, load: Load) -> float:
+        """What the step is to take at most."""
+        goals, decode_s = self.goals, self.learned.decode_s(load.num_decodes, load.num_context_tokens)
+        waiting_s = load.num_waiting_tokens * self.learned.cost.token_s
+        in_time_s = 0.5 * goals.max_itl_s * max(1.0, waiting_s / goals.target_ttft_s)
+        return max(min(in_time_s, goals.max_itl_s), 1.5 * decode_s)
+
+    def prompt_tokens(self, load: Load) -> int | None:
+        cost, measured_s = self.learned.cost, self.learned.assumed.token_s
+        token_s = max(cost.token_s, _LEAST_OF_MEASURED * measured_s) + load.depth * cost.pair_s
+        prompts_s = self.learned.prompts_within(self.step_s(load), load.num_decodes, load.num_context_tokens)
+        return max(self._least, int(prompts_s / token_s))
+
+    def scored_cost(self) -> int:
+        cost = self.learned.cost
+        return max(1, round(1 + cost.scored_s / cost.token_s))
+
+    def settled(self, batch: ScheduledBatch, took_s: float) -> None:
+        self.learned.settled(batch, took_s)

@@ -1,0 +1,147 @@
+"""Step cost: how long a step takes, from what is in it; and how that is learned from the steps that were. No clock of its own.
+
+A step's time is a sum over what is in it, each with a cost; but reading the weights goes on beside computing what prompts have, so
+of these two the sum is one of powers (`_OVERLAP`: 1 would be one after the other; fits 0.6B and 8B on an H200 from 1 row to 8,192
+tokens within 6 %). What it takes without prompts (the weights are read once, then each row and each token of its context) and what
+prompts add (each token, each pair of a token and one before it, each token that is scored) are learned apart: steps without
+prompts, of which there are many, say nothing of the others and make nobody forget them. What is learned of a cost is a factor on
+what was assumed at the start, by least squares of relative errors, in which late steps count more than early ones and what was
+assumed counts as a few: so a cost of which steps say nothing stays what it was, and one odd step moves little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.batch import ScheduledBatch
+
+# Of a prompt's token whose logits are wanted, in tokens: 2.2 for SmolLM2 on a CPU, less with more layers.
+SCORED_COST = 3.0
+_PAIRS_PER_TOKEN = (
+    16_384.0  # of a token and one before it, which take as long as a token: 5,200 for 0.6B on an H200, 23,000 for 8B
+)
+_OVERLAP = 1.3
+_KEPT = 0.99  # of what is known, from step to step
+_ASSUMED = 0.05  # what the assumptions count, in steps
+_MOST = 20.0  # by which what is learned differs at most from what was assumed, either way
+_ODD = 3.0  # a step that takes so many times what was expected, or that part of it, counts as one at this border
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds. `base_s`: of a step, whatever is in it. `row_s`, `context_s`: of each row that decodes, and each token before its
+    own. `token_s`, `pair_s`, `scored_s`: of each token of a prompt, each pair of one and one before it, and what scoring it
+    adds."""
+
+    base_s: float
+    token_s: float
+    row_s: float
+    context_s: float
+    pair_s: float
+    scored_s: float
+
+    @classmethod
+    def assumed(cls, base_s: float, token_s: float, kv_share: float = 0.0) -> StepCost:
+        """From the two that are measured. `kv_share`: bytes that the KV cache has for a token, in those of the weights: they come
+        through the same memory."""
+        context_s = base_s * max(kv_share, 1e-7)
+        return cls(base_s, token_s, token_s, context_s, token_s / _PAIRS_PER_TOKEN, (SCORED_COST - 1) * token_s)
+
+
+class _Factors:
+    """Factors on the costs of a few things, of which a step has each some seconds' worth."""
+
+    def __init__(self, num: int) -> None:
+        self.values = [1.0] * num
+        self._squares = [[0.0] * num for _ in range(num)]
+        self._sums = [0.0] * num
+
+    def learn(self, assumed_s: Sequence[float], took_s: float) -> None:
+        """`assumed_s`: what each thing in a step was assumed to take; together they took `took_s`."""
+        expected_s = sum(factor * each for factor, each in zip(self.values, assumed_s, strict=True))
+        took_s = min(max(took_s, expected_s / _ODD), expected_s * _ODD)
+        shares, squares, sums = [each / took_s for each in assumed_s], self._squares, self._sums
+        for i, share in enumerate(shares):
+            sums[i] = _KEPT * sums[i] + share
+            line = squares[i]
+            for j, other in enumerate(shares):
+                line[j] = _KEPT * line[j] + share * other
+        self.values = [min(max(value, 1 / _MOST), _MOST) for value in self._solved()]
+
+    def _solved(self) -> list[float]:
+        """By elimination: the matrix has what was assumed on its diagonal, so it can be."""
+        num = len(self._sums)
+        lines = [
+            [*(value + (_ASSUMED if i == j else 0.0) for j, value in enumerate(line)), self._sums[i] + _ASSUMED]
+            for i, line in enumerate(self._squares)
+        ]
+        for i in range(num):
+            for j in range(i + 1, num):
+                factor = lines[j][i] / lines[i][i]
+                lines[j] = [low - factor * high for low, high in zip(lines[j], lines[i], strict=True)]
+        values = [0.0] * num
+        for i in reversed(range(num)):
+            rest = sum(lines[i][j] * values[j] for j in range(i + 1, num))
+            values[i] = (lines[i][num] - rest) / lines[i][i]
+        return values
+
+
+class LearnedCost:
+    """A StepCost that follows the steps that it is shown."""
+
+    def __init__(self, assumed: StepCost) -> None:
+        self.assumed = assumed
+        self._decode, self._prompt = _Factors(3), _Factors(3)
+        self._num_decodes = 0
+
+    @property
+    def cost(self) -> StepCost:
+        one, decode, prompt = self.assumed, self._decode.values, self._prompt.values
+        return StepCost(
+            one.base_s * decode[0], one.token_s * prompt[0], one.row_s * decode[1], one.context_s * decode[2],
+            one.pair_s * prompt[1], one.scored_s * prompt[2],
+        )  # fmt: skip
+
+    def prompts_within(self, step_s: float, num_rows: int, num_context: int) -> float:
+        """Seconds' worth of prompts that keep a step with so many decodes within `step_s`."""
+        base_s = self._decode.values[0] * self.assumed.base_s
+        left_s = step_s - (self.decode_s(num_rows, num_context) - base_s)
+        return _difference(left_s, base_s)
+
+    def decode_s(self, num_rows: int, num_context: int) -> float:
+        """What a step takes without prompts."""
+        one, factors = self.assumed, self._decode.values
+        return factors[0] * one.base_s + factors[1] * one.row_s * num_rows + factors[2] * one.context_s * num_context
+
+    def settled(self, batch: ScheduledBatch, took_s: float) -> None:
+        """A step with `batch` took `took_s`. Of steps without prompts every eighth is looked at, and none that waits for masks."""
+        only_decodes = batch.num_tokens == len(batch.rows)
+        if only_decodes:
+            self._num_decodes += 1
+            if self._num_decodes % 8 != 1:
+                return
+        num_rows = num_context = num_tokens = num_scored = 0
+        num_pairs = 0.0
+        for row in batch.rows:
+            if row.masked:
+                return
+            if row.num_tokens == 1:
+                num_rows += 1
+                num_context += row.start
+            else:
+                num_tokens += row.num_tokens
+                num_pairs += row.num_tokens * (row.start + row.num_tokens / 2)
+                if row.prompt_logprobs is not None:
+                    num_scored += row.num_tokens
+        one = self.assumed
+        if only_decodes:
+            if num_rows:
+                self._decode.learn([one.base_s, one.row_s * num_rows, one.context_s * num_context], took_s)
+            return
+        prompts_s = max(self.prompts_within(took_s, num_rows, num_context), took_s / 100)
+        self._prompt.learn([one.token_s * num_tokens, one.pair_s * num_pairs, one.scored_s * num_scored], prompts_s)
+
+
+def _difference(sum_s: float, one_s: float) -> float:
+    """What makes `sum_s` of `one_s`, where they go on beside each other; 0 where nothing is left."""
+    return (sum_s**_OVERLAP - one_s**_OVERLAP) ** (1 / _OVERLAP) if sum_s > one_s else 0.0

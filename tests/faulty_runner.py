@@ -1,0 +1,92 @@
+"""FaultyRunner: a FakeRunner whose steps fail as they are told to, and which knows whom that may cost."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from runtime.batch import NOT_FINITE, ScheduledBatch, ScheduledRow
+from runtime.fault import Fault, RowFailed, host_fault
+from runtime.step import ForwardOutput, Step
+from tests.fake_runner import FakeRunner
+
+
+class Fail(Enum):
+    """How a launch fails, or the step behind it. NUMBERS: what its first row samples is no number."""
+
+    LAUNCH = "launch"
+    MEMORY = "memory"
+    BIND = "bind"
+    NUMBERS = "numbers"
+    LOST = "lost"
+
+
+class Lost(Exception):
+    """The device is."""
+
+
+class FaultyRunner(FakeRunner):
+    """`next`: how the next launches fail, None for those that do not. `blamed`: sequences that may end with an error for it."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.next: deque[Fail | None] = deque()
+        self.blamed: set[int] = set()
+        self.num_faults = 0
+        self._not_finite: int | None = None  # the sequence whose numbers are none, in the step being launched
+
+    def launch(self, batch: ScheduledBatch) -> Step:
+        self._maybe_fail(batch)
+        return super().launch(batch)
+
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
+        self._maybe_fail(batch)
+        return super().launch_forward(batch)
+
+    def fail_step(self, error: Exception) -> bool:
+        """The oldest step that runs ends with `error`; False where none runs."""
+        for event, batch in zip(self.events, self.sampled, strict=True):
+            if not event.is_done():
+                self._blame(batch)
+                event.complete(error)
+                return True
+        return False
+
+    def complete_step(self) -> bool:
+        """The oldest step that runs ends well; False where none runs."""
+        for event in self.events:
+            if not event.is_done():
+                event.complete()
+                return True
+        return False
+
+    def fault(self, error: BaseException) -> Fault:
+        return Fault.LOST if isinstance(error, Lost) else host_fault(error)
+
+    def accept(self, row: ScheduledRow) -> list[int]:
+        return [NOT_FINITE] if row.number == self._not_finite else super().accept(row)
+
+    def _maybe_fail(self, batch: ScheduledBatch) -> None:
+        self._not_finite = None
+        how = self.next.popleft() if self.next else None
+        if how is None or not batch.rows:
+            return
+        self.num_faults += 1
+        if how is Fail.BIND:
+            bound = next((row for row in batch.rows if row.binding is not None), None)
+            if bound is not None:
+                self.blamed.add(bound.number)
+                raise RowFailed(bound.number)
+        elif how is Fail.NUMBERS:
+            self._not_finite = batch.rows[0].number
+            self.blamed.add(batch.rows[0].number)
+        elif how is Fail.MEMORY:
+            self.blamed.add(max(batch.rows, key=lambda row: row.num_tokens).number)
+            raise MemoryError
+        else:
+            self._blame(batch)
+            raise Lost if how is Fail.LOST else RuntimeError
+
+    def _blame(self, batch: ScheduledBatch) -> None:
+        self.num_faults += 1
+        self.blamed |= {row.number for row in batch.rows}

@@ -1,0 +1,276 @@
+"""Chaos: engine, scheduler and streams under whatever may happen to them, in any order: requests, readers that leave or do not
+read, steps that fail, memory that is short. Whatever happened, nobody waits for ever, nobody else's tokens change, and all is given
+back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as some
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from runtime.admission import AdmissionLimits
+from runtime.api import EngineStopped, FinishReason, QueueFull, Request, SamplingParams
+from runtime.token_stream import EngineTokenStream
+from tests.fake_runner import make_engine
+from tests.faulty_runner import Fail, FaultyRunner, Lost
+from tests.invariants import check_pool, check_tables
+
+NUM_BLOCKS, NUM_ROWS, BUDGET = 20, 4, 16  # so few that sequences of 40 tokens preempt each other
+ENDINGS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
+
+
+@dataclass(eq=False)
+class Client:
+    """One `submit` and its reader."""
+
+    requests: list[Request]
+    stream: EngineTokenStream
+    may_read: asyncio.Event
+    reader: asyncio.Task[None] | None = None
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    finish: dict[int, FinishReason] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    has_left: bool = False
+
+    async def read(self) -> None:
+        async with self.stream:
+            await self.may_read.wait()
+            async for outputs in self.stream:
+                for output in outputs:
+                    assert output.index not in self.finish, "it ended twice"
+                    self.ids.setdefault(output.index, []).extend(output.token_ids)
+                    if output.finish is not None:
+                        self.finish[output.index] = output.finish
+
+
+class Chaos(RuleBasedStateMachine):
+    @initialize(policy=some.sampled_from(["fcfs", "priority", "fair"]), steps_in_flight=some.sampled_from([1, 2]))
+    def begin(self, policy: str, steps_in_flight: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.runner = FaultyRunner(manual=True)
+        self.clients: list[Client] = []
+        self.probes: list[asyncio.Task[None]] = []
+        self.num_admitted = 0
+        self.engine = self.run(self.make(policy, steps_in_flight))
+        self.scheduler = self.engine._scheduler
+
+    async def make(self, policy: str, steps_in_flight: int):
+        self.runner.launched = asyncio.Event()
+        options = {"num_blocks": NUM_BLOCKS, "max_num_seqs": NUM_ROWS, "budget": BUDGET, "policy": policy}
+        return make_engine(
+            self.runner, **options, steps_in_flight=steps_in_flight, admission=AdmissionLimits(max_queue=6)
+        )
+
+    def run(self, work):
+        return self.loop.run_until_complete(work)
+
+    # --- what clients do ------------------------------------------------------------------------------------------
+
+    @rule(
+        lengths=some.lists(some.integers(1, 30), min_size=1, max_size=3),
+        max_tokens=some.integers(0, 12),
+        shares=some.booleans(),
+        reads=some.booleans(),
+        priority=some.integers(-1, 1),
+    )
+    def submit(self, lengths: list[int], max_tokens: int, *, shares: bool, reads: bool, priority: int) -> None:
+        async def admit() -> None:
+            first = len(self.clients)
+            requests = [
+                Request(
+                    f"{first}-{index}",
+                    [7] * length if shares else [(first * 31 + index) % 900] * length,
+                    SamplingParams(max_tokens),
+                    priority=priority,
+                )
+                for index, length in enumerate(lengths)
+            ]
+            try:
+                stream = self.engine.submit(requests)
+            except (QueueFull, EngineStopped):
+                return
+            self.num_admitted += len(requests)
+            client = Client(requests, stream, asyncio.Event())
+            if reads:
+                client.may_read.set()
+            client.reader = asyncio.create_task(client.read())
+            self.clients.append(client)
+            await asyncio.sleep(0)
+
+        self.run(admit())
+
+    @precondition(lambda self: self.clients)
+    @rule(data=some.data())
+    def leave(self, data) -> None:
+        client = data.draw(some.sampled_from(self.clients))
+        client.has_left = True
+        client.reader.cancel()
+        self.run(asyncio.wait({client.reader}))
+
+    @precondition(lambda self: self.clients)
+    @rule(data=some.data())
+    def stop(self, data) -> None:
+        client = data.draw(some.sampled_from(self.clients))
+        index = data.draw(some.integers(0, len(client.requests) - 1))
+        if index not in client.finish:
+            client.stopped.add(index)
+
+        async def found_a_stop_string() -> None:
+            client.stream.stop(index)
+
+        self.run(found_a_stop_string())
+
+    @rule()
+    def everybody_reads(self) -> None:
+        for client in self.clients:
+            client.may_read.set()
+        self.turn()
+
+    @rule()
+    def probe(self) -> None:
+        async def begin() -> None:
+            self.probes.append(asyncio.create_task(self.engine.probe()))
+            await asyncio.sleep(0)
+
+        self.run(begin())
+
+    # --- what the device does -------------------------------------------------------------------------------------
+
+    @rule(num_steps=some.integers(1, 6))
+    def complete(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.runner.complete_step()
+            self.turn()
+
+    @rule(error=some.sampled_from([RuntimeError, MemoryError]))
+    def fail_on_the_device(self, error: type[Exception]) -> None:
+        self.runner.fail_step(error())
+        self.turn()
+
+    @rule(how=some.lists(some.sampled_from([None, Fail.LAUNCH, Fail.MEMORY, Fail.BIND, Fail.NUMBERS]), max_size=4))
+    def fail_to_launch(self, how: list[Fail | None]) -> None:
+        self.runner.next.extend(how)
+        self.turn()
+
+    @rule()
+    def turn(self) -> None:
+        async def some_turns() -> None:
+            for _ in range(6):
+                await asyncio.sleep(0)
+
+        self.run(some_turns())
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if hasattr(self, "engine"):
+            check_pool(self.scheduler)
+            check_tables(self.scheduler)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        try:
+            self.run(self.end())
+            self.check()
+        finally:
+            self.loop.close()
+
+    async def end(self) -> None:
+        """The device works again, everybody reads, and nobody is left waiting."""
+        self.runner.next.clear()
+        for client in self.clients:
+            client.may_read.set()
+        readers = {client.reader for client in self.clients}
+        waiting = readers | set(self.probes)
+        for _ in range(5000):
+            if all(task.done() for task in waiting):
+                break
+            self.runner.complete_step()
+            await asyncio.sleep(0)
+        assert all(task.done() for task in waiting), "somebody waits for ever"
+        self.runner.manual = False
+        while self.runner.complete_step():  # noqa: ASYNC110 (the steps are completed here)
+            await asyncio.sleep(0)
+        assert await self.engine.drain(60) == 0
+        assert await self.engine.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        for task in self.probes:
+            task.exception()
+
+    def check(self) -> None:
+        for client in self.clients:
+            if client.has_left:
+                continue
+            assert client.reader.exception() is None
+            for index, request in enumerate(client.requests):
+                self.check_one(client, index, request)
+        check_pool(self.scheduler)
+        assert self.scheduler.pool.num_free == NUM_BLOCKS
+        assert sorted(self.scheduler._free_rows) == list(range(NUM_ROWS))
+        assert not self.engine._sinks
+        assert not self.engine._in_flight
+        (ended,) = (metric for metric in self.engine.metrics() if metric.name == "request_success")
+        assert sum(ended.samples[("finished_reason", reason.value),] for reason in ENDINGS) == self.num_admitted
+
+    def check_one(self, client: Client, index: int, request: Request) -> None:
+        """Every token is the one of its place, and whoever was not to blame for anything has all of them."""
+        start, most = len(request.prompt_ids), request.sampling.max_tokens
+        ids, finish = client.ids.get(index, []), client.finish.get(index)
+        assert ids == list(range(start, start + len(ids)))
+        (number,) = (number for number, name in self.runner.names.items() if name == request.id)
+        if index in client.stopped:
+            return
+        if finish is FinishReason.ERROR:
+            assert number in self.runner.blamed
+        else:
+            assert finish is FinishReason.LENGTH
+            assert len(ids) == most
+
+
+logging.getLogger("oneloop.engine").addFilter(lambda record: record.exc_info is None)  # thousands of tracebacks
+
+TestChaos = Chaos.TestCase
+TestChaos.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+)
+
+
+@pytest.mark.parametrize("after", range(8))
+async def test_a_device_that_is_lost_at_any_moment_leaves_nobody_waiting_and_nothing_taken(after):
+    runner = FaultyRunner(manual=True)
+    engine = make_engine(runner, num_blocks=NUM_BLOCKS, max_num_seqs=NUM_ROWS, budget=BUDGET)
+    clients = []
+    for name in range(6):
+        requests = [Request(f"{name}-{index}", [name] * (5 * index + 3), SamplingParams(10)) for index in range(2)]
+        client = Client(requests, engine.submit(requests), asyncio.Event())
+        client.may_read.set()
+        client.reader = asyncio.create_task(client.read())
+        clients.append(client)
+    probe = asyncio.create_task(engine.probe())
+    for _ in range(after):
+        while not runner.complete_step():  # noqa: ASYNC110 (the steps are completed here)
+            await asyncio.sleep(0)
+    if after % 2:
+        runner.next.append(Fail.LOST)
+    while not engine.health().hopeless:
+        if not after % 2 and runner.fail_step(Lost()):
+            after = 1
+        runner.complete_step()
+        await asyncio.sleep(0)
+    await asyncio.wait({client.reader for client in clients})
+    for client in clients:
+        assert set(client.finish.values()) <= {FinishReason.ERROR, FinishReason.LENGTH}
+        assert len(client.finish) == 2
+    await asyncio.wait({probe})
+    probe.exception()
+    assert await engine.drain(3600) == 0
+    assert await engine.close(limit_s=60)
+    assert engine._scheduler.pool.num_free == NUM_BLOCKS
+    assert not engine._sinks
