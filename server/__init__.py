@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from server.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from server.offline.beams import BeamSearchParams as BeamSearchParams
     from server.offline.llm import LLM as LLM
     from server.offline.llm import CompletionOutput as CompletionOutput
     from server.offline.llm import RequestOutput as RequestOutput
     from server.offline.llm import SamplingParams as SamplingParams
 
-_OF_LLM = frozenset({"LLM", "SamplingParams", "RequestOutput", "CompletionOutput"})
+_OF_LLM = frozenset({"LLM", "SamplingParams", "RequestOutput", "CompletionOutput", "BeamSearchParams"})
 
 
 def __getattr__(name: str) -> Any:

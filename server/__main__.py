@@ -6,6 +6,7 @@ a typing error must not wait for them."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -13,20 +14,22 @@ import socket
 import sys
 import time
 
-from server.config import ConfigError, ServerConfig, log_level, parse
+from server.config import ConfigError, ServerConfig, command_of, log_level, parse
 
 
 def main() -> int:
-    """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured."""
+    """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured; see `ending.py`."""
     started_s = time.monotonic()
-    if sys.argv[1:2] == ["batch"]:
-        from server.offline import batch
-
-        return batch.main(sys.argv[2:])
-    if sys.argv[1:2] == ["models"]:
-        return list_models(sys.argv[2:])
     try:
-        config = parse(sys.argv[1:], os.environ)
+        command, argv = command_of(sys.argv[1:])
+        if command == "batch":
+            from server.offline import batch
+
+            return batch.main(argv)
+        if command == "models":
+            return list_models(argv)
+        config = parse(argv, os.environ)
+        check_early(config)
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
@@ -36,15 +39,47 @@ def main() -> int:
         print(f"oneloop: cannot listen on {config.host}:{config.port}: {error.strerror}", file=sys.stderr)
         return 1
     with sock:
-        return serve(config, sock, started_s)
+        try:
+            return serve(config, sock, started_s)
+        except ConfigError as error:  # of what only shows when it is used, such as a folder
+            print(f"oneloop: {error}", file=sys.stderr)
+            return 2
+
+
+def check_early(config: ServerConfig) -> None:
+    """What can be known of the options before the engine is imported, which takes seconds. Only where there is something to
+    check: the usual start does not pay.
+
+    Raises ConfigError."""
+    if config.device == "cuda" and not has_nvidia_driver():
+        raise ConfigError("--device cuda: there is no NVIDIA driver here (libcuda.so.1); use --device cpu")
+    names = (config.tool_parser, config.reasoning_parser)
+    sizes = (config.max_model_len, config.kv_cache_bytes, config.num_kv_blocks)
+    try:
+        if names != ("auto", "auto"):
+            from server.loaded.chat_format import check_names
+
+            check_names(*names)
+        if sizes != (None, None, None):
+            from server.load import check_sizes
+
+            check_sizes(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def has_nvidia_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def list_models(argv: list[str]) -> int:
     """Print the architectures that can be served, our own first; the exit code."""
     if argv:
-        print(
-            "usage: python -m server models\n\nList the architectures, as config.json names them, and what computes each."
-        )
+        print("usage: oneloop models\n\nList the architectures, as config.json names them, and what computes each.")
         return 0 if argv[0] in ("-h", "--help") else 2
     from runtime.models.implementation import supported
 
@@ -94,7 +129,10 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=log_level(config))
     logging.getLogger("uvicorn.error").setLevel(max(log_level(config), logging.WARNING))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Process(config, sock, load, started_s).run())
+        process = Process(config, sock, load, started_s)
+        code = runner.run(process.run())
+        process.end(code)
+    return code
 
 
 if __name__ == "__main__":

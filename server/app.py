@@ -6,109 +6,132 @@ wrap every message of every stream."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import pkgutil
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from importlib import import_module
 from types import MappingProxyType
 
 from starlette.requests import Request
-from starlette.routing import Route, Router
+from starlette.routing import Route as PathRoute
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server import endpoints
 from server.anthropic.errors import AnthropicErrors
+from server.batches.folder import BatchFolder
+from server.batches.lines import LINE_EXTRA_BYTES, URLS
+from server.batches.runner import BatchRunner
 from server.config import ServerConfig
-from server.endpoints import (
-    chat,
-    completions,
-    health,
-    messages,
-    metrics,
-    models,
-    openapi,
-    responses,
-    tokenize,
-    version,
-    web,
-)
 from server.errors import ErrorShape
-from server.http.auth import Keys, RequireKey, is_loopback
+from server.http.auth import Keys, RequireKey, caller, is_loopback
 from server.http.cors import CrossOrigin
+from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.middleware import RequestMiddleware
-from server.responses.store import ResponseStore
+from server.ollama.errors import OllamaErrors
+from server.route import Route
 from server.service import Service
 
 logger = logging.getLogger("oneloop.http")
 
-Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
-Entry = tuple[str, str, Handler]  # method, path and who answers
+def found_routes() -> tuple[Route, ...]:
+    """Every Route in the files of `endpoints/`; a path with a name in it behind those without, which it may match.
 
-ROUTES: tuple[Entry, ...] = (
-    ("GET", "/", web.page),
-    ("POST", "/v1/chat/completions", chat.create),
-    ("POST", "/v1/completions", completions.create),
-    ("POST", "/v1/messages", messages.create),
-    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
-    ("GET", "/v1/models", models.list_all),
-    ("GET", "/v1/models/{model_id:path}", models.retrieve),
-    ("POST", "/tokenize", tokenize.tokenize),
-    ("POST", "/detokenize", tokenize.detokenize),
-    ("GET", "/health", health.health),
-    ("GET", "/metrics", metrics.metrics),
-    ("GET", "/version", version.version),
-    ("GET", "/openapi.json", openapi.document),
-    ("GET", "/docs", openapi.page),
-)
-
-
-def responses_routes(store: ResponseStore) -> tuple[Entry, ...]:
-    """The routes of /v1/responses, which keep their answers in `store`."""
-    own = responses.Responses(store)
-    return (
-        ("POST", "/v1/responses", own.create),
-        ("GET", "/v1/responses/{response_id}", own.retrieve),
-        ("DELETE", "/v1/responses/{response_id}", own.delete),
-        ("POST", "/v1/responses/{response_id}/cancel", own.cancel),
-        ("GET", "/v1/responses/{response_id}/input_items", own.input_items),
+    Raises ValueError where two answer the same."""
+    modules = (
+        import_module(f"{endpoints.__name__}.{found.name}") for found in pkgutil.iter_modules(endpoints.__path__)
     )
+    routes = [each for module in modules for each in vars(module).values() if isinstance(each, Route)]
+    if twice := [key for key, count in Counter((each.method, each.path) for each in routes).items() if count > 1]:
+        raise ValueError(f"more than one endpoint answers {' '.join(twice[0])}")
+    return tuple(sorted(routes, key=lambda each: "{" in each.path))
 
 
-def routes_of(config: ServerConfig) -> tuple[Entry, ...]:
-    """Every route of a server with `config`, with a store of responses of its own."""
-    return ROUTES + responses_routes(ResponseStore(config.max_stored_responses, config.max_stored_bytes))
-
+ROUTES = found_routes()
 
 # Where clients do not read errors as OpenAI's do; it holds for what is below a path too.
-ERROR_SHAPES: Mapping[str, ErrorShape] = MappingProxyType({"/v1/messages": AnthropicErrors()})
+ERROR_SHAPES: Mapping[str, ErrorShape] = MappingProxyType({"/v1/messages": AnthropicErrors(), "/api": OllamaErrors()})
 
 
 class Endpoint:
     """A handler as an ASGI application: what it returns sends itself, straight to the server's `send`."""
 
-    def __init__(self, path: str, handler: Handler, service: Service) -> None:
-        self._path = path
-        self._handler = handler
+    def __init__(self, route: Route, service: Service) -> None:
+        self._route = route
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["route_path"] = self._path
-        response = await self._handler(self._service, Request(scope, receive, send))
+        scope["route_path"], scope["routes"] = self._route.path, ROUTES
+        if 429 in self._route.operation.refusals:  # before a body is read that nobody has room for
+            self._service.lifecycle.require_model().engine.check_room(caller(scope))
+        response = await self._route.handler(self._service, Request(scope, receive, send))
         await response(scope, receive, send)
 
 
-def create_app(service: Service) -> ASGIApp:
-    """From the outside in: CORS headers, errors and log, preflights, keys, routes. What is not asked for is not there."""
+def allowed_hosts(config: ServerConfig) -> Collection[str]:
+    """As named by the options, or else by where the server listens."""
+    if config.allowed_host or is_loopback(config.host):
+        return (*LOOPBACK_NAMES, config.host, *config.allowed_host)
+    return ("*",)
+
+
+def line_apps(service: Service) -> dict[str, ASGIApp]:
+    """The endpoints a line of a batch may name, with the layer that makes answers of errors; keys and origins are a network's
+    matter. What is ignored would be named by no header, so it is refused. Nobody comes back for what is stored, and nobody
+    waits."""
+    config = replace(service.config, strict_fields=True, max_stored_responses=0, request_timeout=None)
+    own = Service(config, service.lifecycle, service.offload)
+    return {
+        route.path: RequestMiddleware(Endpoint(route, own), stats=own.http_stats, access_log=False)
+        for route in ROUTES
+        if route.path in URLS
+    }
+
+
+def start_batches(service: Service, folder: BatchFolder) -> None:
+    """Goes on with the batches of `folder`, and takes others. Needs the running loop."""
     config = service.config
-    entries = routes_of(config)
-    routes = [Route(path, Endpoint(path, handler, service), methods=[method]) for method, path, handler in entries]
-    app: ASGIApp = Router(routes, redirect_slashes=False)
-    keys = Keys(config.user_keys(), config.admin_api_key)
+    runner = BatchRunner(
+        folder,
+        line_apps(service),
+        service.lifecycle,
+        limit_bytes=config.max_body_size + LINE_EXTRA_BYTES,
+        max_at_work=config.max_batch_requests or None,
+        by_priority=config.scheduling_policy == "priority",
+    )
+    runner.resume()
+    service.lifecycle.when_draining(runner.leave)
+    service.add_part(BatchRunner, runner)
+
+
+async def stop_batches(service: Service) -> None:
+    """Leaves what is not finished to the next process."""
+    runner, folder = service.added_part(BatchRunner), service.part(BatchFolder.of)
+    if runner is not None and folder is not None:
+        await runner.close()
+        folder.close()
+
+
+def create_app(service: Service) -> ASGIApp:
+    """From the outside in: CORS headers, errors and log, hosts, preflights, keys, routes. What is not asked for is not there."""
+    config = service.config
+    paths = [PathRoute(each.path, Endpoint(each, service), methods=[each.method]) for each in ROUTES]
+    app: ASGIApp = Router(paths, redirect_slashes=False)
+    folder = service.part(BatchFolder.of)
+    if folder is not None:
+        start_batches(service, folder)
+    keys = Keys(config.user_keys(), config.admin_api_key, None if folder is None else folder.secret)
     if keys:
-        app = RequireKey(app, keys, [path for _, path, _ in entries])
+        app = RequireKey(app, keys, [each.path for each in ROUTES])
     if not keys.has_user and not is_loopback(config.host):
         logger.warning("anybody who reaches %s may use this server: no --api-key was given", config.host)
     cors = None
     if config.cors_origin:
-        methods = {"HEAD", *(method for method, _, _ in entries)}
+        methods = {"HEAD", *(each.method for each in ROUTES)}
         cors = CrossOrigin(config.cors_origin, credentials=config.cors_credentials, methods=methods)
         app = cors.preflights(app)
+    app = CheckHost(app, allowed_hosts(config))
     app = RequestMiddleware(app, stats=service.http_stats, access_log=config.access_log, error_shapes=ERROR_SHAPES)
     return app if cors is None else cors.around(app)

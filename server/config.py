@@ -25,6 +25,7 @@ ENVIRONMENT_PREFIX = "ONELOOP_"
 READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it is imported
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _KEY = re.compile(r"[!-~]+")
+_HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*\x00-\x1f\x7f-\U0010ffff]+")
 
 
@@ -72,9 +73,25 @@ class ServerConfig(EngineOptions):
         group=MODEL,
         metavar="NAME",
     )
+    allow_special_tokens: bool = option(
+        False,
+        "special tokens in what clients write into chats are control tokens; else they are text, unless a request says "
+        "allow_special_tokens",
+        group=MODEL,
+    )
     generation_config: Literal["auto", "none"] = option(
         "auto", "sampling defaults: auto takes the model's generation_config, none OpenAI's", group=MODEL
     )
+
+    structured_outputs_whitespace: Literal["compact", "none", "any"] = option(
+        "compact",
+        "white space in JSON of a given form: compact is a space at most behind a comma or a colon, any leaves room to indent",
+        group=HTTP,
+    )
+    structured_outputs_closed: bool = option(
+        True, "keep JSON objects to the properties that their schema lists, unless it says that there may be others",
+        group=HTTP,
+    )  # fmt: skip
 
     host: str = option("127.0.0.1", "address to listen on", group=HTTP, metavar="ADDRESS")
     port: int = option(
@@ -100,12 +117,96 @@ class ServerConfig(EngineOptions):
         parse=parse_size,
         metavar="SIZE",
     )
+    max_total_body_size: int | None = option(
+        None,
+        "memory for all request bodies that are not yet decoded; beyond it the largest unfinished one gets 503 "
+        "(default: 256MiB, or room for four of --max-body-size)",
+        group=HTTP,
+        minimum=1024,
+        parse=parse_size,
+        metavar="SIZE",
+    )
+    max_connections: int = option(
+        16384, "connections at a time; the process raises its limit of open files for them", group=HTTP, minimum=1
+    )
+    max_connections_per_address: int | None = option(
+        None, "of these, from one address (default: half of them)", group=HTTP, minimum=1
+    )
+    allowed_host: tuple[str, ...] = option(
+        (),
+        "name that a Host header may have, may be given several times; *.example.com is any below it, * any at all "
+        "(default: any, but only localhost and addresses where --host is a loopback address)",
+        group=HTTP,
+        metavar="NAME",
+    )
+    timeout_head: float = option(
+        30.0,
+        "seconds for a request's line and headers; 0 is no limit",
+        group=HTTP,
+        minimum=0,
+        maximum=86400,
+        metavar="SECONDS",
+    )
+    timeout_body: float = option(
+        30.0,
+        "seconds in which 16 KiB more of a request's body have to come, or its end; 0 is no limit",
+        group=HTTP,
+        minimum=0,
+        maximum=86400,
+        metavar="SECONDS",
+    )
+    timeout_keep_alive: float = option(
+        60.0,
+        "seconds a connection may wait for its next request; 0 is no limit",
+        group=HTTP,
+        minimum=0,
+        maximum=86400,
+        metavar="SECONDS",
+    )
+    timeout_write: float = option(
+        300.0,
+        "seconds in which a client has to read something of what it was sent; 0 is no limit",
+        group=HTTP,
+        minimum=0,
+        maximum=86400,
+        metavar="SECONDS",
+    )
+    batch_dir: str | None = option(
+        None,
+        "folder for files and batches (/v1/files, /v1/batches); without it there are none",
+        group=HTTP,
+        metavar="FOLDER",
+    )
+    max_batch_file_size: int = option(
+        200 * 1024**2,
+        "largest file to be uploaded, such as 200MiB",
+        group=HTTP,
+        minimum=1,
+        parse=parse_size,
+        metavar="SIZE",
+    )
+    max_batch_files: int = option(10_000, "files kept at a time, answers of batches included", group=HTTP, minimum=1)
+    max_batch_bytes: int = option(
+        10 * 1024**3, "disk for all of them, such as 10GiB", group=HTTP, minimum=1, parse=parse_size, metavar="SIZE"
+    )
+    max_batch_requests: int = option(
+        0, "lines of batches at work at a time; 0 is a quarter of --max-num-seqs", group=HTTP, minimum=0
+    )
     ping_interval: float = option(
         15.0,
-        "seconds of silence before a stream gets a comment as ping; 0 is never",
+        "seconds of silence before a stream gets an empty line as ping; 0 is never",
         group=HTTP,
         minimum=0,
         maximum=3600,
+        metavar="SECONDS",
+    )
+    request_timeout: float | None = option(
+        None,
+        "seconds after which an answer that is not complete ends with 504, where the request says nothing (`timeout`, "
+        "X-Request-Timeout; default: never)",
+        group=HTTP,
+        minimum=0.001,
+        maximum=86400,
         metavar="SECONDS",
     )
     drain_timeout: float = option(
@@ -132,6 +233,11 @@ class ServerConfig(EngineOptions):
         metavar="KEY",
         secret=True,
     )
+    shared_prefix_cache: bool = option(
+        False,
+        "let requests reuse the prefixes of other API keys: faster, but who guesses another's prompt is told by cached_tokens",
+        group=HTTP,
+    )
     cors_origin: tuple[str, ...] = option(
         (),
         "origin whose web pages may use this server, such as https://example.com, may be given several times; * is any",
@@ -146,7 +252,11 @@ class ServerConfig(EngineOptions):
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 
     # Options named in one of these pairs cannot be given together, whatever their values.
-    EXCLUSIVE: ClassVar[tuple[tuple[str, str], ...]] = (("kv_cache_bytes", "num_kv_blocks"),)
+    EXCLUSIVE: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("kv_cache_bytes", "num_kv_blocks"),
+        ("max_num_mixed_tokens", "max_itl"),
+        ("max_num_mixed_tokens", "target_ttft"),
+    )
 
     def __post_init__(self) -> None:
         if complaint := self._contradiction():
@@ -171,7 +281,9 @@ class ServerConfig(EngineOptions):
             return f"--chat-template {self.chat_template}: no such file"
         if any(not name.strip() for name in self.served_model_name):
             return "--served-model-name is empty"
-        return self._bad_keys() or self._bad_origins()
+        if self.max_total_body_size is not None and self.max_total_body_size < self.max_body_size:
+            return f"--max-total-body-size {self.max_total_body_size} is less than --max-body-size {self.max_body_size}"
+        return self._bad_keys() or self._bad_origins() or self._bad_hosts()
 
     def _bad_keys(self) -> str | None:
         """Never with the key in it."""
@@ -196,6 +308,15 @@ class ServerConfig(EngineOptions):
             return "--cors-origin * allows every origin; leave out the others"
         if self.cors_credentials and self.cors_origin in ((), ("*",)):
             return "--cors-credentials needs origins named by --cors-origin, and not *"
+        return None
+
+    def _bad_hosts(self) -> str | None:
+        for host in self.allowed_host:
+            if not _HOST.fullmatch(host):
+                return (
+                    f"--allowed-host {host!r} is not a host's name or address: example.com, *.example.com or *, "
+                    "lower case, without scheme, port or path"
+                )
         return None
 
     def user_keys(self) -> tuple[str, ...]:
@@ -350,6 +471,30 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 # --- the three sources --------------------------------------------------------------------------------------------
 
 
+COMMANDS = ("serve", "batch", "models")
+USAGE = "oneloop [serve [MODEL]] [options]\n       oneloop batch IN OUT [--resume] [options]\n       oneloop models"
+
+
+def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """One of COMMANDS, serve where none is named, and what is behind it; a model after `serve` as --model.
+
+    Raises ConfigError."""
+    if not argv or argv[0].startswith("-"):
+        return "serve", [*argv]
+    command, *rest = argv
+    if command not in COMMANDS:
+        hint = did_you_mean(command, COMMANDS)
+        if not hint and ("/" in command or command.endswith(".gguf")):
+            hint = f" (did you mean oneloop serve {command}?)"
+        raise ConfigError(f"unknown command {command!r}{hint}; the commands are {', '.join(COMMANDS)}")
+    if command == "serve" and rest and not rest[0].startswith("-"):
+        model, *rest = rest
+        if any(word.partition("=")[0] == "--model" for word in rest):
+            raise ConfigError(f"the model is named twice, as {model} and by --model")
+        rest = ["--model", model, *rest]
+    return command, rest
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message[:1].lower() + message[1:])
@@ -358,10 +503,14 @@ class _Parser(argparse.ArgumentParser):
 def _parser(options: Mapping[str, _Option]) -> _Parser:
     parser = _Parser(
         prog="oneloop",
-        usage="python -m server [options]",
-        description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000.",
+        usage=USAGE,
+        description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
+        "MODEL is the same as --model. `batch` answers a file of requests, `models` lists what can be served; "
+        "`python -m server` is another name of oneloop.",
         epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
-        "A flag beats the environment, the environment beats the file.",
+        "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "
+        "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{\"messages\": "
+        '[{"role": "user", "content": "Name the capital of France."}]}\', or in a browser at http://127.0.0.1:8000.',
         formatter_class=lambda prog: argparse.HelpFormatter(
             prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns)
         ),
@@ -393,7 +542,9 @@ def _from_flags(argv: Sequence[str], options: Mapping[str, _Option]) -> dict[str
                 raise ConfigError(
                     "unexpected argument, not shown since it may be a key; a flag takes one key at a time"
                 )
-            raise ConfigError(f"unexpected argument {word!r}; options start with --")
+            raise ConfigError(
+                f"unexpected argument {word!r}; the model comes first (oneloop serve MODEL), and options start with --"
+            )
         flags = [*map(flag_of, options), *(f"--no-{flag_of(o.name)[2:]}" for o in options.values() if o.kind is bool)]
         raise ConfigError(f"unknown option {word}{did_you_mean(word, flags)}")
     return {name: options[name].read(value, flag_of(name)) for name, value in vars(given).items()}
@@ -455,13 +606,35 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     return _made((_from_file(path, options) if path else {}) | variables | flags, options)
 
 
+# Keywords of vLLM's LLM that scripts carry along: what they may say here, and why nothing else.
+_VLLM_KEYWORDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "tensor_parallel_size": ((1,), "a model runs on one device here"),
+    "pipeline_parallel_size": ((1,), "a model runs on one device here"),
+    "trust_remote_code": ((False,), "code that comes with a model is never run; models that need it cannot be served"),
+    "disable_log_stats": ((True, False), ""),
+    "task": (("auto", "generate"), "only models that generate text are served"),
+    "runner": (("auto", "generate"), "only models that generate text are served"),
+}
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether a keyword of vLLM's asks for what is the case here anyway. Raises ConfigError where it asks for more."""
+    if name not in _VLLM_KEYWORDS:
+        return False
+    allowed, why = _VLLM_KEYWORDS[name]
+    if value is not None and value not in allowed:
+        raise ConfigError(f"{name}={value!r} is not supported: {why}")
+    return True
+
+
 def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
     """The configuration asked for by a program: options of model and engine by their field's name, None for the default.
     Neither environment nor file is read.
 
     Raises ConfigError, which names the option as the program does."""
-    groups, not_asked = (MODEL, ENGINE), "served_model_name"  # whom nobody asks for by name
-    options = {n: o for n, o in _options().items() if o.metadata["group"] in groups and n != not_asked}
+    groups, hidden = (MODEL, ENGINE), "served_model_name"  # a program has no clients who need a name
+    options = {n: o for n, o in _options().items() if o.metadata["group"] in groups and n != hidden}
+    values = {name: value for name, value in values.items() if not _says_nothing(name, value)}
     for name in values:
         if name not in options:
             raise ConfigError(f"unknown option {name!r}{did_you_mean(name, options)}")

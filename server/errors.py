@@ -4,24 +4,33 @@
     ├── InvalidRequest             400  the request is at fault; `param` names the field
     │   ├── UnknownParameter       400  a field nobody knows
     │   ├── UnsupportedParameter   400  a field we know and do not implement, set to something that asks for it
+    │   ├── TextOnly               400  a picture, sound or file, where the model reads text
     │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
+    │   ├── StorageFull            400  there is no room for another file
     │   ├── UnreadableBody         400  not JSON, or not UTF-8
-    │   └── MalformedHttp          400  not HTTP
+    │   ├── MalformedHttp          400  not HTTP
+    │   └── BadHost                400  no Host header, or two
     ├── MissingApiKey              401  no key, where one is needed: WWW-Authenticate
     ├── InvalidApiKey              401  a key that is none of ours: WWW-Authenticate
     ├── AdminOnly                  403  a user's key, where the administrator's is needed
     ├── OriginNotAllowed           403  a browser asks for a page of an origin that --cors-origin does not name
+    ├── HostNotAllowed             403  the Host header is no name of this server
     ├── ModelNotFound              404  `model` names none of ours
     ├── ResponseNotFound           404  no response of that id is stored, and why
     │   └── PreviousResponseNotFound  404  the same of previous_response_id
+    ├── BatchObjectNotFound        404  no file or batch of that id is there for this key
+    ├── BatchesOff                 404  files and batches need --batch-dir
     ├── RouteNotFound              404
     ├── MethodNotAllowed           405
+    ├── RequestTimeout             408  a head or a body that comes too slowly
     ├── BodyTooLarge               413
+    ├── TooManyValues              413  a body of few bytes for a value, or of very many
     ├── WrongContentType           415
-    ├── TooManyRequests            429  the queue is full: Retry-After
-    ├── HeadTooLarge               431  request line and headers
+    ├── TooManyRequests            429  the queue is full, or one address has too many connections: Retry-After
+    ├── HeadTooLarge               431  request line and headers, trailers
     ├── InternalError              500  our fault; the log knows, the body does not
-    └── Unavailable                503  loading, draining or failed: Retry-After
+    ├── Unavailable                503  loading, draining, failed, too many clients, or too long in the queue: Retry-After
+    └── DeadlineExceeded           504  the answer was not complete when its client's time was over
 
 The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
 same in `server/anthropic/errors.py`, an ErrorShape that its routes bring along. Errors of the engine become these at one
@@ -101,6 +110,9 @@ class UnknownParameter(InvalidRequest):
     code = "unknown_parameter"
 
     def __init__(self, name: str, *, param: str, hint: str = "") -> None:
+        """`param`: the path of the field `name`."""
+        self.name = name
+        self.is_nested = param != name
         super().__init__(f"Unrecognized request argument supplied: {clip(name)}{hint}", param=clip(param))
 
 
@@ -112,6 +124,15 @@ class UnsupportedParameter(InvalidRequest):
         super().__init__(f"{name} is not supported by this server; {advice}", param=param or name)
 
 
+class TextOnly(InvalidRequest):
+    """What holds a picture or the like, which leaving out would make another question."""
+
+    code = "unsupported_parameter"
+
+    def __init__(self, name: str, kind: str, *, param: str) -> None:
+        super().__init__(f"{name} is of type {kind!r}, and the model reads text only", param=param)
+
+
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
@@ -120,11 +141,23 @@ class UnreadableBody(InvalidRequest):
     code = "invalid_json"
 
 
+class StorageFull(InvalidRequest):
+    code = "storage_full"
+
+
 class MalformedHttp(InvalidRequest):
     code = "invalid_http"
 
     def __init__(self) -> None:
         super().__init__("This is not an HTTP/1.1 request")
+
+
+class BadHost(InvalidRequest):
+    code = "invalid_host"
+
+    def __init__(self, num_hosts: int) -> None:
+        named = "none" if num_hosts == 0 else str(num_hosts)
+        super().__init__(f"An HTTP/1.1 request has one Host header; this one has {named}")
 
 
 class _Unauthorized(ApiError):
@@ -164,12 +197,19 @@ class OriginNotAllowed(ApiError):
         super().__init__(f"Pages of {clip(origin)} may not use this server; --cors-origin allows an origin")
 
 
+class HostNotAllowed(ApiError):
+    status, type, code = 403, "invalid_request_error", "host_not_allowed"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"{clip(host)!r} is no name of this server; --allowed-host adds one")
+
+
 class ModelNotFound(ApiError):
     status, type, code = 404, "invalid_request_error", "model_not_found"
 
-    def __init__(self, model: str, served: tuple[str, ...]) -> None:
+    def __init__(self, model: str, names: tuple[str, ...]) -> None:
         super().__init__(
-            f"The model {clip(model)!r} does not exist; this server has {', '.join(map(repr, served))}", param="model"
+            f"The model {clip(model)!r} does not exist; this server has {', '.join(map(repr, names))}", param="model"
         )
 
 
@@ -184,6 +224,20 @@ class ResponseNotFound(ApiError):
 
 class PreviousResponseNotFound(ResponseNotFound):
     code, kind, field = "previous_response_not_found", "Previous response", "previous_response_id"
+
+
+class BatchObjectNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+    def __init__(self, kind: str, id: str) -> None:
+        super().__init__(f"No such {kind} object: {clip(id)}", param="id")
+
+
+class BatchesOff(ApiError):
+    status, type, code = 404, "invalid_request_error", "batches_off"
+
+    def __init__(self) -> None:
+        super().__init__("This server keeps no files and works on no batches: start it with --batch-dir FOLDER")
 
 
 class RouteNotFound(ApiError):
@@ -204,6 +258,13 @@ class MethodNotAllowed(ApiError):
         return {"allow": self.allowed}
 
 
+class RequestTimeout(ApiError):
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+    def __init__(self, awaited: str, span_s: float) -> None:
+        super().__init__(f"Waited {span_s:g} s for {awaited}")
+
+
 class BodyTooLarge(ApiError):
     # The connection stays: uvicorn throws the rest of the body away as it comes, where closing at once would reset the
     # connection under a client that is still sending, and it would never read this.
@@ -213,12 +274,19 @@ class BodyTooLarge(ApiError):
         super().__init__(f"The request body is larger than {limit_bytes} bytes")
 
 
+class TooManyValues(ApiError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body has more than {limit} JSON values (a name counts as 16)")
+
+
 class WrongContentType(ApiError):
     status, type, code = 415, "invalid_request_error", "unsupported_content_type"
 
-    def __init__(self, given: str | None) -> None:
+    def __init__(self, given: str | None, wanted: str = "application/json") -> None:
         named = f"not {clip(given)!r}" if given else "and the request names none"
-        super().__init__(f"The content type has to be application/json, {named}")
+        super().__init__(f"The content type has to be {wanted}, {named}")
 
 
 class TooManyRequests(ApiError):
@@ -228,8 +296,8 @@ class TooManyRequests(ApiError):
 class HeadTooLarge(ApiError):
     status, type, code = 431, "invalid_request_error", "headers_too_large"
 
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(f"Request line and headers are larger than {limit_bytes} bytes")
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The head of the request is too large: {why}")
 
 
 class InternalError(ApiError):
@@ -241,3 +309,12 @@ class InternalError(ApiError):
 
 class Unavailable(ApiError):
     status, code = 503, "service_unavailable"
+
+
+class DeadlineExceeded(ApiError):
+    status, type, code = 504, "timeout_error", "deadline_exceeded"
+
+    def headers(self) -> dict[str, str]:
+        return {
+            "x-should-retry": "false"
+        }  # which the clients of OpenAI and Anthropic read: nobody waits for it any more

@@ -16,6 +16,7 @@ from runtime.api import LoadProgress
 from server.config import ServerConfig
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
+from server.loaded.json_style import JsonStyle
 from server.loaded.lifecycle import LoadError, Report
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate, PromptError
@@ -32,6 +33,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
     """Files, tokenizer, engine. `cancel`, once set, ends a download.
 
     Raises LoadError."""
+    report(LoadProgress("import"))
     await asyncio.to_thread(import_engine)
     from runtime.config import EngineConfig, PlanError
     from runtime.start import start_engine
@@ -40,17 +42,20 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
 
     fetch = partial(resolve, progress=report, cancel=cancel)
     try:
+        report(LoadProgress("files"))
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
         # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
         tokenizer, template, chat_format = await asyncio.to_thread(load_text, config, files, fetch, report)
         # Beside the engine, which leaves the interpreter alone most of the time.
         ends = files.eos_token_ids | tokenizer.eos_token_ids | chat_format.stop_ids
-        grammars = Grammars(tokenizer, ends)
+        style = JsonStyle(config.structured_outputs_whitespace, config.structured_outputs_closed)
+        grammars = Grammars(tokenizer, ends, style)
         warming = asyncio.create_task(asyncio.to_thread(grammars.warm))
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
         # So does what begins somebody else's turn.
         options = EngineConfig.of(config, end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids)
         engine = await start_engine(options, files, report)
+        report(LoadProgress("grammars"))
         await warming
     except (WeightsError, TokenizerError, PromptError, PlanError) as error:
         raise LoadError(str(error)) from error
@@ -62,7 +67,41 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
         )
     generation_config = files.generation_config if config.generation_config == "auto" else {}
     defaults = SamplingDefaults.from_generation_config(generation_config)
-    return LoadedModel(engine, tokenizer, template, defaults, config.served_names, chat_format, grammars=grammars)
+    return LoadedModel(
+        engine, tokenizer, template, defaults, config.served_names, chat_format,
+        grammars=grammars, allow_special_tokens=config.allow_special_tokens,
+    )  # fmt: skip
+
+
+def check_sizes(config: ServerConfig) -> None:
+    """Whether the sizes asked for can be had of a model whose files are here, as far as its config tells, which takes no torch.
+    What is not here, or no model of our own, is left to `load`.
+
+    Raises ValueError."""
+    from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
+    from runtime.models.registry import spec_from_config
+    from runtime.models.spec.model import UnsupportedModel
+    from runtime.weights.builtin import BUILTIN_MODELS, cache_folder
+    from runtime.weights.fetch import resolve
+    from runtime.weights.rules import WeightsError
+
+    builtin = cache_folder() / "models" / config.model if config.model in BUILTIN_MODELS else None
+    if not (builtin or Path(config.model).expanduser()).exists():
+        return
+    try:
+        spec = spec_from_config(resolve(config.model, config.revision, lambda progress: None).config)
+    except (WeightsError, UnsupportedModel):
+        return
+    # The least that any device takes: what does not fit that fits none.
+    least = DeviceDefaults("bfloat16", 1, 2, lambda free_bytes: free_bytes)
+    EnginePlan.resolve(
+        EngineConfig.of(config, end_token_ids=frozenset()),
+        dtype=least.dtype if config.dtype == "auto" else config.dtype,
+        layers=spec.memory_kinds(),
+        model_len=spec.max_model_len,
+        defaults=least,
+        free_bytes=1 << 50,
+    )
 
 
 def import_engine() -> None:

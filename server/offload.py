@@ -1,30 +1,195 @@
-"""The one way off the event loop for text: tokenising and rendering what is long.
+"""The one way off the event loop for text: decoding, rendering and tokenising what is long.
 
-Short work is done where it stands, since a thread's round trip costs more than it; long work, which would freeze every open
-stream for its duration, goes to a small pool (tokenizers release the GIL)."""
+Short work is done where it stands, since a thread's round trip costs more than it. Long work goes to a small pool, a piece at a
+time where it can be cut into pieces: callers take turns after each, and one thread is left to what is not very long. How much a
+caller may have waiting is bounded; what nobody waits for any more is dropped, between its pieces too."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import ctypes
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from server.errors import TooManyRequests
 
 T = TypeVar("T")
+Pieces = Generator[None, None, T]  # work that can be left alone at each `yield`
 
 SHORT_CHARS = 2_000  # about half a millisecond of tokenising
+LONG_CHARS = 100_000  # whoever has so much may wait for others of the kind
+MAX_WAITING = 4096  # far more than the engine lets in, so that it is the one that says 429 to a burst
+RETRY_AFTER_S = 1
+GIVE_BACK_AFTER_S = 1.0  # by when what very long work has left behind is nobody's any more
+
+CALLER: ContextVar[Hashable] = ContextVar("caller", default=None)  # whose work it is: a key, else an address
 
 
 class Offload:
-    def __init__(self, threads: int = 2) -> None:
+    """`threads`: of which one never does long work. `max_waiting`: of one caller's, and four times that in all; more is refused.
+    `give_back`: called on a thread some time after very long work, so that its memory does not stay with the process.
+
+    Belongs to one event loop."""
+
+    def __init__(
+        self, threads: int = 2, max_waiting: int = MAX_WAITING, give_back: Callable[[], None] | None = None
+    ) -> None:
+        self._give_back = _trim_heap if give_back is None else give_back
+        self._giving_back: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="oneloop-text")
+        self._num_free = threads
+        self._num_free_for_long = max(1, threads - 1)
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()  # who is first is next
 
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
-        """The result of `work`, whose cost grows with `num_chars`."""
+        """The result of `work`, whose cost grows with `num_chars`.
+
+        Raises TooManyRequests."""
         if num_chars <= SHORT_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await self._wait_for(num_chars, _in_one_piece(work))
+
+    async def run_pieces(self, num_chars: int, work: Pieces[T]) -> T:
+        """The result of `work`, done piece by piece.
+
+        Raises TooManyRequests."""
+        if num_chars <= SHORT_CHARS:
+            return to_the_end(work)
+        return await self._wait_for(num_chars, work)
 
     def close(self) -> None:
         """Work that has not begun is dropped."""
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait_for(self, num_chars: int, work: Pieces[T]) -> T:
+        job = _Job(CALLER.get(), num_chars > LONG_CHARS, work, asyncio.get_running_loop().create_future())
+        waiting = self._waiting.get(job.caller)
+        if self._num_waiting >= 4 * self._max_waiting or (waiting is not None and len(waiting) >= self._max_waiting):
+            raise TooManyRequests("The server is busy: too many long texts are waiting", retry_after_s=RETRY_AFTER_S)
+        self._enqueue(job)
+        self._start()
+        try:
+            return cast("T", await job.result)
+        finally:
+            self._drop(job)
+
+    def _enqueue(self, job: _Job) -> None:
+        self._waiting.setdefault(job.caller, _Waiting()).of(job).append(job)
+        self._num_waiting += 1
+
+    def _drop(self, job: _Job) -> None:
+        """Of a job that is done, or that nobody waits for any more, nothing is left waiting."""
+        waiting = self._waiting.get(job.caller)
+        if waiting is None or job not in waiting.of(job):
+            return  # its last piece runs, or has run
+        waiting.of(job).remove(job)
+        self._num_waiting -= 1
+        if not waiting:
+            del self._waiting[job.caller]
+
+    def _start(self) -> None:
+        """Gives every free thread a piece of work, if there is any for it."""
+        loop = asyncio.get_running_loop()
+        while self._num_free and (job := self._next()) is not None:
+            self._num_free -= 1
+            self._num_free_for_long -= job.is_long
+            piece = loop.run_in_executor(self._pool, _piece_of, job.work)
+            piece.add_done_callback(partial(self._settle, job))
+
+    def _next(self) -> _Job | None:
+        for caller, waiting in self._waiting.items():
+            found = waiting.short or (waiting.long if self._num_free_for_long else None)
+            if not found:
+                continue
+            job = found.popleft()
+            self._num_waiting -= 1
+            del self._waiting[caller]
+            if waiting:
+                self._waiting[caller] = waiting  # behind all others
+            return job
+        return None
+
+    def _settle(self, job: _Job, piece: asyncio.Future[tuple[bool, Any]]) -> None:
+        self._num_free += 1
+        self._num_free_for_long += job.is_long
+        if piece.cancelled():  # the pool was closed
+            job.result.cancel()
+            return
+        if job.is_long and self._giving_back is None:
+            self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_AFTER_S, self._start_giving_back)
+        error = piece.exception()
+        if job.result.done():
+            job.work.close()
+        elif error is not None:
+            job.result.set_exception(error)
+        elif piece.result()[0]:
+            job.result.set_result(piece.result()[1])
+        else:
+            self._enqueue(job)
+        self._start()
+
+    def _start_giving_back(self) -> None:
+        self._giving_back = None
+        self._pool.submit(self._give_back)
+
+
+class _Job:
+    __slots__ = ("caller", "is_long", "result", "work")
+
+    def __init__(self, caller: Hashable, is_long: bool, work: Pieces[Any], result: asyncio.Future[Any]) -> None:
+        self.caller = caller
+        self.is_long = is_long
+        self.work = work
+        self.result = result
+
+
+class _Waiting:
+    """What one caller has waiting."""
+
+    __slots__ = ("long", "short")
+
+    def __init__(self) -> None:
+        self.short: deque[_Job] = deque()
+        self.long: deque[_Job] = deque()
+
+    def __len__(self) -> int:
+        return len(self.short) + len(self.long)
+
+    def of(self, job: _Job) -> deque[_Job]:
+        return self.long if job.is_long else self.short
+
+
+def _trim_heap() -> None:
+    """Gives what glibc keeps of freed memory back to the system; another library has its own way."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def to_the_end(work: Pieces[T]) -> T:
+    """The result of `work`, all of it done here."""
+    while not (step := _piece_of(work))[0]:
+        pass
+    return cast("T", step[1])
+
+
+def _piece_of(work: Pieces[T]) -> tuple[bool, T | None]:
+    """Does one piece: whether it was the last, and then the result."""
+    try:
+        next(work)
+    except StopIteration as end:
+        return True, end.value
+    return False, None
+
+
+def _in_one_piece(work: Callable[[], T]) -> Pieces[T]:
+    return work()
+    yield

@@ -1,7 +1,9 @@
 """The life of the server process: the port opens, the model loads behind it, requests are served, signals end it in order.
 
 First signal: new requests get 503, what is in flight finishes (up to the drain timeout) while the socket still answers,
-then the HTTP server closes and so does the engine: exit 0. Second signal, or the first one while loading: at once. uvicorn
+then the HTTP server closes and so does the engine: exit 0. Second signal, or the first one while loading: at once; the same signal
+again within a moment is the first one, which `timeout` and process groups deliver twice. An engine that can never serve again ends
+the process too. Nothing is waited for without a limit; `ending.py` has the exit codes. uvicorn
 owns sockets and protocol only; its ten wake-ups a second and its signal handling are switched off, so an idle process
 sleeps. What loading means is the caller's business."""
 
@@ -11,14 +13,13 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal, cast
 
 import uvicorn
 
@@ -26,22 +27,39 @@ from runtime.api import LoadProgress
 from server import terminal
 from server.app import create_app
 from server.config import ServerConfig
+from server.ending import (
+    EXIT_CANNOT_SERVE,
+    EXIT_DRAINED,
+    EXIT_NOTHING_TO_SERVE,
+    EXIT_STUCK,
+    SIGNALS,
+    SignalWatch,
+    leave_at_once,
+    leave_within,
+)
+from server.http.clients import Clients, raise_file_limit
 from server.http.protocol import HttpProtocol
 from server.loaded.lifecycle import Lifecycle, Load, LoadError
+from server.loaded.model import LoadedModel
+from server.offload import MAX_WAITING, Offload
 from server.service import Service
 
 logger = logging.getLogger("oneloop.process")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLOSE_LIMIT_S = 2  # for responses that are complete but not yet read, when the drain timeout is used up
+SAME_SIGNAL_S = 0.2  # nobody is so quick
+DEATH_LIMIT_S = 0.5  # for the last words of an engine that has died
+EXIT_LIMIT_S = 1  # for threads that work for nobody any more
+END_LIMIT_S = 15  # beyond the drain timeout, until a process that was asked to end ends whatever it waits for
 CANCEL_LIMIT_S = 0.5  # for a download to notice that it is not wanted any more, and to tidy up
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without a clock: it sleeps until `stop`."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, clients: Clients) -> None:
         super().__init__(config)
+        self.clients = clients
         self._stopping = asyncio.Event()
 
     async def main_loop(self) -> None:
@@ -58,11 +76,14 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
 
-def http_server(service: Service) -> HttpServer:
+def http_server(service: Service, max_connections: int | None = None) -> HttpServer:
+    """`max_connections`: where the system allows fewer than the options ask for."""
+    clients = Clients(service.config, max_connections)
+    service.http_stats.sources.append(clients.metrics)
     return HttpServer(
         uvicorn.Config(
             create_app(service),
-            http=HttpProtocol,
+            http=cast("type[asyncio.Protocol]", partial(HttpProtocol, clients)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -70,46 +91,92 @@ def http_server(service: Service) -> HttpServer:
             date_header=False,  # ours, and only when there is an answer
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=60,
-        )
+        ),
+        clients,
     )
 
 
 class Process:
-    def __init__(self, config: ServerConfig, sock: socket.socket, load: Load, started_s: float) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        sock: socket.socket,
+        load: Load,
+        started_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: seconds, by which signals are told apart."""
         self._config = config
         self._sock = sock
         self._load = load
         self._started_s = started_s
         self._lifecycle = Lifecycle()
-        self._service = Service(config, self._lifecycle)
+        self._service = Service(config, self._lifecycle, Offload(max_waiting=max(MAX_WAITING, config.max_queue)))
         self._cancel = threading.Event()
-        self._display = terminal.StartupDisplay(sys.stderr)
+        self._clock = clock
+        self._display = terminal.StartupDisplay(sys.stderr, began_s=started_s)
+        self._last_words = ""
 
     async def run(self) -> int:
-        """The exit code. Installs signal handlers on the running loop."""
+        """The exit code; where something hangs it returns all the same, and leaves it behind. Installs signal handlers on the
+        running loop, which is the main thread's."""
         stopping = self._handle_signals()
-        server = http_server(self._service)
+        server = http_server(self._service, self._max_connections())
         serving = asyncio.create_task(server.serve(sockets=[self._sock]), name="http")
         loading = asyncio.create_task(self._load_model(), name="load")
         stopped = asyncio.create_task(stopping.wait(), name="signal")
         try:
-            await asyncio.wait({loading, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                self._cancel.set()
-                await asyncio.wait({loading}, timeout=CANCEL_LIMIT_S)
-                # A download has tidied up now; a thread in the middle of torch cannot be interrupted, and has nothing to.
-                leave_at_once(0, "stopped while loading")
-            if not loading.result():
-                return 1
-            await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
-            return await self._drain(server, serving)
+            with SignalWatch(self._config.drain_timeout + END_LIMIT_S):
+                return await self._serve(server, serving, loading, stopped)
         finally:
-            server.stop(0)
-            await asyncio.wait({serving})
+            await _end_http(server, serving, 0)
             stopped.cancel()
             self._service.offload.close()
             gc.unfreeze()
+
+    def _max_connections(self) -> int:
+        wanted = self._config.max_connections
+        allowed = raise_file_limit(wanted)
+        if allowed < wanted:
+            logger.warning("the system's limit of open files allows %d connections, not %d", allowed, wanted)
+        return allowed
+
+    async def _serve(
+        self,
+        server: HttpServer,
+        serving: asyncio.Task[None],
+        loading: asyncio.Task[bool],
+        stopped: asyncio.Task[Literal[True]],
+    ) -> int:
+        await asyncio.wait({loading, stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            self._cancel.set()
+            await asyncio.wait({loading}, timeout=CANCEL_LIMIT_S)
+            # A download has tidied up now; a thread in the middle of torch cannot be interrupted, and has nothing to.
+            leave_at_once(EXIT_DRAINED, "stopped while loading")
+        loaded = self._lifecycle.loaded
+        if not loading.result() or loaded is None:
+            return EXIT_NOTHING_TO_SERVE
+        death = asyncio.create_task(loaded.engine.death(), name="death")
+        try:
+            await asyncio.wait({stopped, serving, death}, return_when=asyncio.FIRST_COMPLETED)
+            code = EXIT_DRAINED if death.done() else await self._drain(loaded, server, serving)
+            if not death.done():
+                return code
+            self._last_words = f"{death.result()}; only another process can serve"
+            logger.critical("%s", self._last_words)
+            server.stop(0)
+            await asyncio.wait({serving}, timeout=DEATH_LIMIT_S)  # whoever waits has been told, and shall read it
+            serving.cancel()
+            return EXIT_CANNOT_SERVE
+        finally:
+            death.cancel()
+
+    def end(self, code: int) -> None:
+        """Behind `run`: nothing that still runs, on whatever thread, keeps the process from ending with `code`."""
+        if code in (EXIT_CANNOT_SERVE, EXIT_STUCK):
+            leave_at_once(code, self._last_words)
+        leave_within(EXIT_LIMIT_S, code)
 
     # --- loading --------------------------------------------------------------------------------------------------
 
@@ -117,16 +184,16 @@ class Process:
         """Whether there is something to serve now."""
         try:
             with _without_collections():
-                served = await self._load(self._config, self._report, self._cancel)
+                loaded = await self._load(self._config, self._report, self._cancel)
         except LoadError as error:
             return self._failed(str(error))
         except Exception as error:
             logger.exception("loading failed")
             return self._failed(f"{type(error).__name__}: {error}")
         seconds = self._display.finish()
-        self._lifecycle.ready(served)
+        self._lifecycle.ready(loaded)
         url = terminal.url_of(self._sock.getsockname())
-        print(terminal.summary(served, self._config, url, seconds, time.monotonic() - self._started_s), flush=True)
+        print(terminal.summary(loaded, self._config, url, seconds, time.monotonic() - self._started_s), flush=True)
         return True
 
     def _report(self, progress: LoadProgress) -> None:
@@ -146,9 +213,14 @@ class Process:
     def _handle_signals(self) -> asyncio.Event:
         """Set by the first signal; the second one ends the process."""
         stopping = asyncio.Event()
+        first: tuple[int, float] | None = None
 
         def handle(number: int) -> None:
-            if stopping.is_set():
+            nonlocal first
+            now_s = self._clock()
+            if first is None:
+                first = number, now_s
+            elif first[0] != number or now_s - first[1] > SAME_SIGNAL_S:
                 leave_at_once(128 + number, "stopped by a second signal")
             stopping.set()
 
@@ -156,28 +228,34 @@ class Process:
             asyncio.get_running_loop().add_signal_handler(number, handle, number)
         return stopping
 
-    async def _drain(self, server: HttpServer, serving: asyncio.Task[None]) -> int:
-        served = self._lifecycle.loaded
-        assert served is not None, "loading has succeeded"
+    async def _drain(self, loaded: LoadedModel, server: HttpServer, serving: asyncio.Task[None]) -> int:
         limit_s = self._config.drain_timeout
         began_s = time.monotonic()
         self._lifecycle.drain()
-        in_flight = served.engine.health()
+        in_flight = loaded.engine.health()
         logger.info(
             "shutting down: %d requests running, %d waiting, at most %g s for them (Ctrl-C again ends at once)",
             in_flight.num_running,
             in_flight.num_waiting,
             limit_s,
         )
-        aborted = await served.engine.drain(limit_s)
+        aborted = await loaded.engine.drain(limit_s)
         if aborted:
             logger.warning("%d requests were aborted at the drain timeout", aborted)
         left_s = limit_s - (time.monotonic() - began_s)
-        server.stop(max(CLOSE_LIMIT_S, left_s))
-        await asyncio.wait({serving})
-        await served.engine.close()
+        await _end_http(server, serving, max(CLOSE_LIMIT_S, left_s))
+        if not await loaded.engine.close():
+            self._last_words = "a step did not end; the process ends without it"
+            logger.error("%s", self._last_words)
+            return EXIT_STUCK
         logger.info("shut down after %.1f s", time.monotonic() - began_s)
-        return 0
+        return EXIT_DRAINED
+
+
+async def _end_http(server: HttpServer, serving: asyncio.Task[None], limit_s: float) -> None:
+    """Answers on their way have `limit_s` to leave; what uvicorn does then is not waited for much longer."""
+    server.stop(limit_s)
+    await asyncio.wait({serving}, timeout=limit_s + CLOSE_LIMIT_S)
 
 
 @contextlib.contextmanager
@@ -190,23 +268,3 @@ def _without_collections() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def leave_at_once(code: int, why: str) -> None:
-    """End the process now, whatever its threads are doing, and its children with it."""
-    for child in _children():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    print(f"oneloop: {why}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _children() -> list[int]:
-    """Ids of this process' direct children (Linux; elsewhere they get the terminal's signal themselves)."""
-    found: list[int] = []
-    for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
-    return found

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from server.errors import InvalidRequest, UnknownParameter, UnreadableBody, UnsupportedParameter, clip
+from server.errors import InvalidRequest, TextOnly, UnknownParameter, UnreadableBody, UnsupportedParameter, clip
 
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
@@ -26,6 +26,7 @@ MAX_BIASES = 1024
 MAX_TOOLS = 512
 INT64 = 2**63 - 1
 
+OTHER_LENGTHS = ("max_new_tokens", "num_predict", "max_output_tokens")  # other servers' names of max_tokens
 Json = dict[str, Any]  # an object that goes out
 
 REQUEST_ID = r"[A-Za-z0-9_.:/+=@-]{1,128}"  # anything else could forge log lines or headers
@@ -37,6 +38,8 @@ TokenId = Annotated[int, Meta(ge=0, le=INT64)]
 RequestId = Annotated[str, Meta(pattern=f"^{REQUEST_ID}$")]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+MAX_TIMEOUT_S = 86_400
+Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]  # seconds
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -47,8 +50,15 @@ class AnyText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"
     pass
 
 
-class JsonObject(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    pass
+class JsonObject(
+    Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", tag="json_object"
+):
+    """`schema`: of the object, as llama.cpp has it."""
+
+    schema: dict[str, Any] | None = None
+
+
+_STYLE = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,10 +82,15 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
             kind for kind in kinds if getattr(self, kind) not in ((None, False) if kind == "json_object" else (None,))
         ]
 
+    @property
+    def is_style(self) -> bool:
+        """Whether it says nothing but how JSON is to be written that another field asks for."""
+        return not self.kinds_given and any(getattr(self, name) is not None for name in _STYLE)
+
     def check(self, where: str, prefix: str) -> None:
         """`prefix`: what stands before a field's name."""
         kinds_given = self.kinds_given
-        if len(kinds_given) != 1:
+        if len(kinds_given) != 1 and not self.is_style:
             found = (
                 f"there are {' and '.join(prefix + name for name in kinds_given)}" if kinds_given else "there is none"
             )
@@ -85,12 +100,58 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
                 "whitespace_pattern and disable_any_whitespace contradict each other",
                 param=f"{prefix}whitespace_pattern",
             )
-        if kinds_given[0] in ("regex", "choice", "grammar"):
-            for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
+        if kinds_given and kinds_given[0] in ("regex", "choice", "grammar"):
+            for name in _STYLE:
                 if getattr(self, name) not in (None, False):
                     raise InvalidRequest(
                         f"{name} is about JSON and not about {kinds_given[0]}", param=f"{prefix}{name}"
                     )
+
+
+_GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern")
+_RIVALS = {"regex": "regex", "ebnf": "grammar", "grammar": "grammar", "json_schema": "json"}
+_ONE_TEXT = Annotated[str, Meta(min_length=1)]
+
+
+class ConstrainedOutput(Struct, kw_only=True):
+    """The fields by which vLLM's clients ask for an answer of some form, today's and those until 0.12, and those of clients of
+    SGLang (`regex`, `ebnf`, `json_schema`), llama.cpp (`grammar`, `json_schema`) and Ollama (`format`), which every route takes:
+    none of them is answered with free text."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: _ONE_TEXT | None = None
+    guided_choice: Annotated[list[_ONE_TEXT], Meta(min_length=1)] | None = None
+    guided_grammar: _ONE_TEXT | None = None
+    guided_whitespace_pattern: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    regex: _ONE_TEXT | None = None
+    ebnf: _ONE_TEXT | None = None
+    grammar: _ONE_TEXT | None = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    format: dict[str, Any] | Literal["", "json"] | None = None
+
+    def constraints(self) -> dict[str, StructuredOutputs]:
+        """What is asked of the output, by the field that does; each of one kind, or a style. Raises InvalidRequest."""
+        found: dict[str, StructuredOutputs] = {}
+        if (wanted := self.structured_outputs) is not None:
+            wanted.check("structured_outputs", "structured_outputs.")
+            kinds = wanted.kinds_given
+            found[f"structured_outputs.{kinds[0]}" if kinds else "structured_outputs"] = wanted
+        guided = {kind: value for kind in _GUIDED if (value := getattr(self, f"guided_{kind}")) is not None}
+        if guided:
+            wanted = StructuredOutputs(**guided)
+            wanted.check("guided_json", "guided_")
+            found[f"guided_{next(iter(guided))}"] = wanted
+        for name, kind in _RIVALS.items():
+            if (value := getattr(self, name)) is not None:
+                found[name] = StructuredOutputs(**{kind: value})
+        if self.format:
+            json = StructuredOutputs(json_object=True) if self.format == "json" else StructuredOutputs(json=self.format)
+            found["format"] = json
+        return found
+
+
+CONSTRAINTS = tuple(info.name for info in msgspec.structs.fields(ConstrainedOutput))
 
 
 def asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:
@@ -107,8 +168,34 @@ class Checked(Protocol):
     def check(self) -> None: ...
 
 
+# Parts of a message that hold what is no text.
+_NO_TEXT = frozenset({
+    "image_url", "image", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "input_video", "file",
+    "file_url", "input_file", "document",
+})  # fmt: skip
 T = TypeVar("T", bound=Checked)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+D = TypeVar("D")
+
+MAX_UNKNOWN_BYTES = 1 << 16  # of a body, that are no field's: their names have to be looked at one by one
+MAX_GUESSED_CHARS = 64  # of an unknown name: a longer one is no field's with a letter too many
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def readable(decode: Callable[[bytes], D], body: bytes) -> D:
+    """`body`, decoded. What is no JSON, or nested deeper than anybody's stack, becomes UnreadableBody; ValidationErrors stay what
+    they are."""
+    try:
+        return decode(body)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableBody(f"We could not parse the JSON body of your request: {clip(error)}") from None
+    except RecursionError:
+        raise UnreadableBody("We could not parse the JSON body of your request: it is nested too deeply") from None
 
 
 class Wire(Generic[T]):
@@ -130,36 +217,47 @@ class Wire(Generic[T]):
         self._replaced = replaced
         self._refused_values: Callable[[T], Any] | None = attrgetter(*refused) if refused else None
         self._all_null = (None,) * len(refused)
-        self._names = [info.name for info in msgspec.structs.fields(wire)]
+        self._names = [info.encode_name for info in msgspec.structs.fields(wire)]
+        self._known = frozenset(self._names)
+        # Values are skipped, not built: the cheapest way to learn how many bytes are no field's.
+        raw = [(name, msgspec.Raw, msgspec.Raw()) for name in self._names]
+        self._raw = msgspec.json.Decoder(msgspec.defstruct(f"Raw{kind.__name__}", raw))
 
     def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
         """With `ignored`, fields of the request that nobody knows are left out and their names put there.
 
         Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
-        try:
-            request = cast("T", self._decoder.decode(body))
-        except msgspec.ValidationError as error:
-            refusal = refusal_of(str(error), self._names)
-            if ignored is None or not isinstance(refusal, UnknownParameter) or "." in (refusal.param or ""):
-                raise refusal from None
-            return self.decode(self._without_unknown(body, ignored), ignored)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnreadableBody(f"We could not parse the JSON body of your request: {clip(error)}") from None
-        except RecursionError:
-            raise UnreadableBody("We could not parse the JSON body of your request: it is nested too deeply") from None
+        request = self._strictly(body) if ignored is None else self._leniently(body, ignored)
         # Nearly always true, and one comparison instead of fifty.
         if self._refused_values is not None and self._refused_values(request) != self._all_null:
             self._check_refused(request, ignored)
         request.check()
         return request
 
-    def _without_unknown(self, body: bytes, ignored: list[str]) -> bytes:
+    def _strictly(self, body: bytes) -> T:
         try:
-            fields: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnreadableBody(f"We could not parse the JSON body of your request: {clip(error)}") from None
-        ignored += [name for name in fields if name not in self._names]
-        return msgspec.json.encode({name: value for name, value in fields.items() if name in self._names})
+            return cast("T", readable(self._decoder.decode, body))
+        except msgspec.ValidationError as error:
+            raise refusal_of(str(error), self._names) from None
+
+    def _leniently(self, body: bytes, ignored: list[str]) -> T:
+        try:
+            return self._strictly(body)
+        except UnknownParameter as refusal:
+            if refusal.is_nested:
+                raise
+            return self._strictly(self._without_unknown(body, ignored, refusal))
+
+    def _without_unknown(self, body: bytes, ignored: list[str], refusal: UnknownParameter) -> bytes:
+        """`refusal`: of the first field nobody knows."""
+        known = readable(self._raw.decode, body)
+        if len(body) - sum(map(len, msgspec.structs.astuple(known))) > MAX_UNKNOWN_BYTES:
+            raise UnknownParameter(
+                refusal.name, param=refusal.name, hint=f" (fields nobody knows may take {MAX_UNKNOWN_BYTES} bytes)"
+            )
+        fields = readable(_FIELDS.decode, body)
+        ignored += [clip(name) for name in fields if name not in self._known]
+        return msgspec.json.encode({name: value for name, value in fields.items() if name in self._known})
 
     def _check_refused(self, request: T, ignored: list[str] | None) -> None:
         for name, idle in self._refused.items():
@@ -176,7 +274,8 @@ def refusal_of(message: str, names: Sequence[str] = (), where: str = "") -> Inva
     path = (where + path.rstrip("`")).lstrip(".").removesuffix("[...]") if path else where
     if unknown := _UNKNOWN.fullmatch(what):
         name = unknown[1]
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.75) if not path else []
+        is_near = not path and len(name) <= MAX_GUESSED_CHARS
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.75) if is_near else []
         hint = f" (did you mean {close[0]}?)" if close else ""
         return UnknownParameter(name, param=f"{path}.{name}".lstrip("."), hint=hint)
     missing = re.fullmatch(r"Object missing required field `(.*)`", what)
@@ -184,6 +283,8 @@ def refusal_of(message: str, names: Sequence[str] = (), where: str = "") -> Inva
         path = f"{path}.{missing[1]}".lstrip(".")
         return InvalidRequest(f"Missing required parameter: {path}", param=path)
     kind = re.fullmatch(r"Invalid value '(.*)'", what)
+    if kind and path.endswith(".type") and kind[1] in _NO_TEXT:
+        return TextOnly(path.removesuffix(".type"), kind[1], param=path)
     if kind and path.endswith(".type"):
         return UnsupportedParameter(f"{path.removesuffix('.type')} of type {clip(kind[1])!r}", param=path)
     if not path:

@@ -21,14 +21,15 @@ ENDPOINTS = (
 
 
 class StartupDisplay:
-    """`report` may be called from any thread, `finish` once."""
+    """`report` may be called from any thread, `finish` once. `began_s`: when, by `time.monotonic()`, what comes before the first
+    phase began; all of the time belongs to some phase."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, began_s: float | None = None) -> None:
         self._out = out
         self._interactive = out.isatty()
         self._lock = threading.Lock()
-        self._phase: str | None = None
-        self._since_s = time.monotonic()
+        self._phase: str | None = None if began_s is None else "start"
+        self._since_s = time.monotonic() if began_s is None else began_s
         self._seconds: dict[str, float] = {}
         self._bar: Any = None
 
@@ -69,12 +70,12 @@ class StartupDisplay:
         self._bar.update(progress.done - self._bar.n)
 
 
-def summary(served: LoadedModel, config: ServerConfig, url: str, seconds: dict[str, float], total_s: float) -> str:
-    model = served.engine.model
+def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[str, float], total_s: float) -> str:
+    model = loaded.engine.model
     phases = ", ".join(f"{phase} {duration:.1f}" for phase, duration in seconds.items() if duration >= 0.05)
     caching = "on" if model.prefix_caching else "off"
     lines = [
-        ("model", f"{', '.join(served.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
+        ("model", f"{', '.join(loaded.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
         ("weights", f"{_size(model.weights_bytes)}, {model.dtype} on {model.device}"),
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (

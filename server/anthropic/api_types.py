@@ -57,9 +57,14 @@ class InputTokens(Struct):
     input_tokens: int
 
 
-class AnthropicErrorDetails(Struct):
+class ErrorCode(Struct):
+    error_code: str
+
+
+class AnthropicErrorDetails(Struct, kw_only=True):
     type: str
     message: str
+    details: ErrorCode | UnsetType = UNSET  # where a client can do something about it
 
 
 class AnthropicError(Struct):

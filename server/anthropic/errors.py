@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from orjson import dumps
 
-from server.errors import ApiError, ContextLengthExceeded
+from server.errors import ApiError, ContextLengthExceeded, InvalidRequest, clip
 
 _TYPES = {
     401: "authentication_error",
@@ -16,8 +16,21 @@ _TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
     529: "overloaded_error",
 }
+
+
+class ThreadNotFound(InvalidRequest):
+    """No conversation is kept here: a client that learns so in these words sends all of it again."""
+
+    status, code = 404, "thread_not_found"
+
+    def __init__(self, previous_message_id: str) -> None:
+        super().__init__(
+            f"There is no thread up to {clip(previous_message_id)!r}: this server keeps none; send all messages",
+            param="thread",
+        )
 
 
 def error_body(error: ApiError, request_id: str) -> bytes:
@@ -27,7 +40,10 @@ def error_body(error: ApiError, request_id: str) -> bytes:
         message = f"prompt is too long: {message}"  # the words by which clients know that they have to shorten it
     elif error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
-    return dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
+    described: dict[str, object] = {"type": kind, "message": message}
+    if isinstance(error, ThreadNotFound):
+        described["details"] = {"error_code": error.code}
+    return dumps({"type": "error", "error": described, "request_id": request_id})
 
 
 class AnthropicErrors:

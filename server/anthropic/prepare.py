@@ -19,6 +19,7 @@ from server.anthropic.wire import (
     ThinkingEnabled,
 )
 from server.field_names import FieldNames
+from server.generate.matchers import one_constraint
 from server.generate.request import (
     Chat,
     Function,
@@ -40,7 +41,7 @@ NAMES: Final = FieldNames(
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedMessages:
     """`ignored`: what of the request does nothing. `wants_thinking`: it asks for reasoning, and `shows_thinking` for its text."""
 
     chat: Chat
@@ -58,7 +59,7 @@ class _Thinking(NamedTuple):
     shown: bool = True
 
 
-def prepare(wire: PromptRequest, template: ChatTemplate) -> Prepared:
+def prepare(wire: PromptRequest, template: ChatTemplate) -> PreparedMessages:
     """Raises InvalidRequest, in the client's words."""
     head, left_out = system_message(wire.system)
     turns = wire.messages
@@ -73,27 +74,31 @@ def prepare(wire: PromptRequest, template: ChatTemplate) -> Prepared:
         parallel_tool_calls=choice is None or isinstance(choice, NoTool) or not choice.disable_parallel_tool_use,
         continue_final_message=messages[-1].role == "assistant",
         template_kwargs={**thinking.switches, **(wire.chat_template_kwargs or {})},
+        allow_special_tokens=wire.allow_special_tokens,
         reasoning_effort=None if wire.output_config is None else wire.output_config.effort,
     )
     with NAMES.spoken():
         chat.check()
     wants = isinstance(wire.thinking, ThinkingEnabled | ThinkingAdaptive)
     shows = not (isinstance(wire.thinking, ThinkingEnabled | ThinkingAdaptive) and wire.thinking.display == "omitted")
-    return Prepared(chat, thinking, left_out + left_out_too, wants, shows)
+    if isinstance(wire, MessagesRequest) and wire.thread is not None:
+        left_out = [*left_out, "thread"]
+    return PreparedMessages(chat, thinking, left_out + left_out_too, wants, shows)
 
 
-def generate_request(wire: MessagesRequest, prepared: Prepared) -> GenerateRequest:
+def generate_request(wire: MessagesRequest, prepared: PreparedMessages) -> GenerateRequest:
     """The core's request. As Anthropic has it, max_tokens may be more than the context has room for."""
     return GenerateRequest(
         prompt=prepared.chat,
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
-        shown=Shown(stop=wire.stop_sequences or (), reasoning=prepared.thinking.shown),
+        shown=Shown(stop=wire.stops, reasoning=prepared.thinking.shown),
         default_max_tokens=wire.max_tokens,
         constraint=_constraint(wire),
         thinking_token_budget=prepared.thinking.budget,
         stream=bool(wire.stream),
         priority=wire.priority or 0,
         cache_salt=wire.cache_salt,
+        timeout_s=wire.timeout,
     )
 
 
@@ -118,11 +123,13 @@ def _tool_choice(choice: AutoTool | AnyTool | OneTool | NoTool | None) -> ToolCh
             return "auto"
 
 
-def _constraint(wire: PromptRequest) -> OutputConstraint | None:
-    if wire.format is None:
-        return None
-    field = "output_config.format" if wire.output_format is None else "output_format"
-    return OutputConstraint(JsonSchema(wire.format.schema), f"{field}.schema")
+def _constraint(wire: MessagesRequest) -> OutputConstraint | None:
+    """Raises InvalidRequest where several fields ask for different ones."""
+    found: list[OutputConstraint] = []
+    if wire.json_format is not None:
+        field = "output_config.format" if wire.output_format is None else "output_format"
+        found.append(OutputConstraint(JsonSchema(wire.json_format.schema), f"{field}.schema"))
+    return one_constraint(found, wire.constraints())
 
 
 def _thinking(wire: PromptRequest, template: ChatTemplate) -> _Thinking:

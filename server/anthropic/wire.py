@@ -5,14 +5,17 @@ client. Beside Anthropic's fields there are a few of vLLM's, which its clients s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from server.anthropic.blocks import Block, CacheControl, TextBlock, check_blocks
+from server.anthropic.errors import ThreadNotFound
 from server.errors import InvalidRequest, UnsupportedParameter, clip
-from server.schema import INT64, CacheSalt, Name, Priority, StopString, T, ToolName, Wire
+from server.schema import INT64, CacheSalt, ConstrainedOutput, Name, Priority, StopString, T, Timeout, ToolName, Wire
 
 MAX_MESSAGES = 100_000
 MAX_STOP_SEQUENCES = 64
@@ -98,7 +101,7 @@ class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
-class PromptRequest(Struct, kw_only=True):
+class PromptRequest(ConstrainedOutput, kw_only=True):
     """What makes a prompt. Counted, or answered."""
 
     model: Name
@@ -111,9 +114,10 @@ class PromptRequest(Struct, kw_only=True):
     output_format: JsonFormat | None = None  # an older place of output_config.format
     cache_control: CacheControl | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    allow_special_tokens: bool | None = None
 
     @property
-    def format(self) -> JsonFormat | None:
+    def json_format(self) -> JsonFormat | None:
         config = self.output_config
         return self.output_format if config is None or config.format is None else config.format
 
@@ -131,6 +135,14 @@ class PromptRequest(Struct, kw_only=True):
             )
 
 
+class ThreadCreate(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="create"):
+    """The client would send no more than what is new from now on, if the server kept the conversation."""
+
+
+class ThreadContinue(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="continue"):
+    previous_message_id: Name
+
+
 class CountRequest(PromptRequest, kw_only=True):
     pass
 
@@ -138,17 +150,35 @@ class CountRequest(PromptRequest, kw_only=True):
 class MessagesRequest(PromptRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=INT64)]  # 0: the prompt is cached, nothing generated
     stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOP_SEQUENCES)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_SEQUENCES)] | None = (
+        None  # OpenAI's name of them
+    )
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=INT64)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None  # there is one tier
+    thread: ThreadCreate | ThreadContinue | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    timeout: Timeout | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        given = [self.stop] if isinstance(self.stop, str) else self.stop
+        return self.stop_sequences or given or []
 
     def check(self) -> None:
         super().check()
+        if (
+            self.stop_sequences
+            and self.stop
+            and self.stops != ([self.stop] if isinstance(self.stop, str) else self.stop)
+        ):
+            raise InvalidRequest("stop is OpenAI's name of stop_sequences; give one of them", param="stop")
+        if isinstance(self.thread, ThreadContinue):
+            raise ThreadNotFound(self.thread.previous_message_id)
         if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens >= self.max_tokens:
             raise InvalidRequest(
                 f"thinking.budget_tokens {self.thinking.budget_tokens} leaves nothing of max_tokens {self.max_tokens}",
@@ -160,7 +190,6 @@ class MessagesRequest(PromptRequest, kw_only=True):
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "container": (),
-    "thread": (),
     "compaction": (),
     "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "speed": ("standard",),
@@ -170,7 +199,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "user_profile_id": (),
 }
 # What may as well be left undone if the client is told.
-_MAY_BE_IGNORED = frozenset(_REFUSED) - {"mcp_servers", "container", "thread", "compaction"}
+_MAY_BE_IGNORED = frozenset(_REFUSED) - {"mcp_servers", "container", "compaction"}
 
 
 class _AnyTool(Struct):
@@ -178,7 +207,7 @@ class _AnyTool(Struct):
 
 
 class _AnyTools(Struct):
-    tools: list[_AnyTool]
+    tools: list[msgspec.Raw]
 
 
 class _Wire(Wire[T]):
@@ -190,13 +219,23 @@ class _Wire(Wire[T]):
         except InvalidRequest as error:
             if error.param is None or not error.param.startswith("tools["):
                 raise
-            for index, tool in enumerate(msgspec.json.decode(body, type=_AnyTools).tools):
-                if tool.type not in (None, "custom"):
+            for index, kind in enumerate(_kinds_of_tools(body)):
+                if kind not in (None, "custom"):
                     raise InvalidRequest(
-                        f"tools[{index}]: tools of type {clip(tool.type)} are not supported by this server, only custom ones",
+                        f"tools[{index}]: tools of type {clip(kind)} are not supported by this server, only custom ones",
                         param=f"tools[{index}].type",
                     ) from None
             raise
+
+
+def _kinds_of_tools(body: bytes) -> Iterator[Any]:
+    """What the tools of a body say that they are, as far as they are objects; the body may be broken behind them."""
+    with suppress(msgspec.MsgspecError, RecursionError):
+        for tool in msgspec.json.decode(body, type=_AnyTools).tools:
+            kind = None
+            with suppress(msgspec.ValidationError):
+                kind = msgspec.json.decode(tool, type=_AnyTool).type
+            yield kind
 
 
 MESSAGES: Wire[MessagesRequest] = _Wire(MessagesRequest, _REFUSED, _MAY_BE_IGNORED)

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server.generate.start import start
-from server.http.body import read_request
-from server.http.middleware import arrival_s, request_id
-from server.openai import requests, wire
+from server.http.body import body_cost, read_request
+from server.http.middleware import arrival, request_id
+from server.http.sse import while_waited_for
+from server.openai import api_types, requests, wire
 from server.openai.answer import answer
 from server.openai.completion_shape import SHAPE
+from server.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.service import Service
 
 
+@route(
+    "POST",
+    "/v1/completions",
+    Operation(
+        "createCompletion", "Generation", "Continue one or several prompts; with `stream`, as server-sent events",
+        {JSON: api_types.TextCompletion, EVENTS: api_types.TextCompletionChunk}, wire.CompletionRequest, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
-    served = service.lifecycle.served()
-    given = await read_request(http, wire.COMPLETION, service.config)
-    served.check_name(given.model)
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, wire.COMPLETION, service.config, service.offload)
+    loaded.check_name(given.model)
     id = SHAPE.id_prefix + request_id(http.scope)
-    generation, _ = await start(
-        service.config,
-        service.offload,
-        served,
-        requests.of_completion(given),
-        id=id,
-        arrival_s=arrival_s(http.scope),
+    request = await service.offload.run(body_cost(http), partial(requests.of_completion, given))
+    generation, _ = await while_waited_for(
+        http.receive, start(service.config, service.offload, loaded, request, id=id, arrival=arrival(http.scope))
     )
-    return await answer(service, served, http, given, generation, SHAPE, id=id)
+    return await answer(service, loaded, http, given, generation, SHAPE, id=id)

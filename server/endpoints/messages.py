@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server.anthropic import wire
+from server.anthropic import api_types, wire
 from server.anthropic.content import blocks, message, stop, usage
 from server.anthropic.events import MessageFrames
-from server.anthropic.prepare import NAMES, Prepared, generate_request, prepare
+from server.anthropic.prepare import NAMES, PreparedMessages, generate_request, prepare
 from server.generate.collect import collect_transcripts
 from server.generate.conversation import chat_ids
 from server.generate.start import start
-from server.http.body import json_response, note_ignored, read_request
-from server.http.middleware import arrival_s, request_id
-from server.http.sse import ClientWatch, EventStream
+from server.http.body import body_cost, json_response, note_ignored, read_request
+from server.http.middleware import arrival, request_id
+from server.http.sse import ClientWatch, EventStream, while_waited_for
 from server.loaded.model import LoadedModel
+from server.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.service import Service
 
-CHARS_PER_MESSAGE = 20  # of text that would take as long to tokenise as a message takes to become a chat's
 
-
+@route(
+    "POST",
+    "/v1/messages",
+    Operation(
+        "createMessage", "Generation", "Answer a conversation, as Anthropic has it; with `stream`, as server-sent events",
+        {JSON: api_types.AnthropicMessage, EVENTS: api_types.MessageEvent}, wire.MessagesRequest, GENERATION_REFUSALS,
+        api_types.AnthropicError,
+    ),
+)  # fmt: skip
 async def create(service: Service, http: Request) -> ASGIApp:
-    served = service.lifecycle.served()
-    request = await read_request(http, wire.MESSAGES, service.config)
-    served.check_name(request.model)
-    prepared = await _prepared(service, served, request)
+    loaded = service.lifecycle.require_model()
+    request = await read_request(http, wire.MESSAGES, service.config, service.offload)
+    loaded.check_name(request.model)
+    prepared = await _prepare_messages(service, loaded, http, request)
     id = f"msg_{request_id(http.scope)}"
     with NAMES.spoken():
-        generation, unread = await start(
-            service.config,
-            service.offload,
-            served,
-            generate_request(request, prepared),
-            id=id,
-            arrival_s=arrival_s(http.scope),
+        generation, unread = await while_waited_for(
+            http.receive,
+            start(
+                service.config,
+                service.offload,
+                loaded,
+                generate_request(request, prepared),
+                id=id,
+                arrival=arrival(http.scope),
+            ),
         )
     ignored = [*prepared.ignored, *map(NAMES.name_of, unread)]
     if prepared.wants_thinking and not generation.reasons:
@@ -44,7 +57,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
     if request.stream:
         frames = MessageFrames(
             id,
-            served.name,
+            loaded.name,
             request_id(http.scope),
             generation,
             context_was_short=context_was_short,
@@ -54,20 +67,29 @@ async def create(service: Service, http: Request) -> ASGIApp:
     (transcript,) = await collect_transcripts(generation, ClientWatch(http.receive))
     content = blocks(transcript, shows_thinking=prepared.shows_thinking)
     stopped = stop(generation.choices[0], context_was_short=context_was_short)
-    return json_response(message(id, served.name, content, stopped, usage(generation)))
+    return json_response(message(id, loaded.name, content, stopped, usage(generation)))
 
 
+@route(
+    "POST",
+    "/v1/messages/count_tokens",
+    Operation(
+        "countMessageTokens", "Tokens", "How many tokens a conversation's prompt has, as Anthropic has it",
+        {JSON: api_types.InputTokens}, wire.CountRequest, BODY_REFUSALS, api_types.AnthropicError,
+    ),
+)  # fmt: skip
 async def count_tokens(service: Service, http: Request) -> ASGIApp:
-    served = service.lifecycle.served()
-    request = await read_request(http, wire.COUNT, service.config)
-    served.check_name(request.model)
-    prepared = await _prepared(service, served, request)
+    loaded = service.lifecycle.require_model()
+    request = await read_request(http, wire.COUNT, service.config, service.offload)
+    loaded.check_name(request.model)
+    prepared = await _prepare_messages(service, loaded, http, request)
     note_ignored(http, prepared.ignored, service.config)
     with NAMES.spoken():
-        ids = await chat_ids(served, service.offload, prepared.chat)
+        ids = await while_waited_for(http.receive, chat_ids(loaded, service.offload, prepared.chat))
     return json_response({"input_tokens": len(ids)})
 
 
-async def _prepared(service: Service, served: LoadedModel, request: wire.PromptRequest) -> Prepared:
-    num_chars = CHARS_PER_MESSAGE * len(request.messages)
-    return await service.offload.run(num_chars, lambda: prepare(request, served.chat_template))
+async def _prepare_messages(
+    service: Service, loaded: LoadedModel, http: Request, request: wire.PromptRequest
+) -> PreparedMessages:
+    return await service.offload.run(body_cost(http), partial(prepare, request, loaded.chat_template))

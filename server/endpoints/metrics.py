@@ -7,9 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.metrics import registry
+from server.route import TEXT, Operation, route
 from server.service import Service
 
 
+@route("GET", "/metrics", Operation("metrics", "Server", "Counters in Prometheus' text format", {TEXT: None}))
 async def metrics(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.loaded
     numbers = [*(loaded.engine.metrics() if loaded else ()), *service.http_stats.metrics()]

@@ -3,44 +3,83 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Literal
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import ModelNotFound
 from server.http.body import json_response
 from server.loaded.model import LoadedModel
+from server.route import JSON, Operation, route
 from server.schema import Json
 from server.service import Service
 
 
-def card(served: LoadedModel, name: str) -> Json:
+class ModelCard(Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+    type: Literal["model"]  # from here on as Anthropic has it
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+
+
+class ModelList(Struct):
+    object: Literal["list"]
+    data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+def card(loaded: LoadedModel, name: str) -> Json:
     return {
         "id": name,
         "object": "model",
-        "created": served.created,
+        "created": loaded.created,
         "owned_by": "oneloop",
-        "root": served.name,
+        "root": loaded.name,
         "parent": None,
-        "max_model_len": served.engine.model.max_model_len,
+        "max_model_len": loaded.engine.model.max_model_len,
         "type": "model",
         "display_name": name,
-        "created_at": datetime.fromtimestamp(served.created, UTC),
+        "created_at": datetime.fromtimestamp(loaded.created, UTC),
         "lifecycle": "active",
-        "max_input_tokens": served.engine.model.max_model_len,
+        "max_input_tokens": loaded.engine.model.max_model_len,
     }
 
 
+@route(
+    "GET",
+    "/v1/models",
+    Operation("listModels", "Models", "The names this server answers to", {JSON: ModelList}, refusals=(503,)),
+)
 async def list_all(service: Service, http: Request) -> Response:
-    served = service.lifecycle.served()
-    cards = [card(served, name) for name in served.names]
-    ends = {"first_id": served.names[0], "last_id": served.names[-1], "has_more": False}
+    loaded = service.lifecycle.require_model()
+    cards = [card(loaded, name) for name in loaded.names]
+    ends = {"first_id": loaded.names[0], "last_id": loaded.names[-1], "has_more": False}
     return json_response({"object": "list", "data": cards, **ends})
 
 
+@route(
+    "GET",
+    "/v1/models/{model_id:path}",
+    Operation(
+        "retrieveModel", "Models", "One of those names", {JSON: ModelCard},
+        refusals=(404, 503), parameters={"model_id": "A name of a model, slashes included"},
+    ),
+)  # fmt: skip
 async def retrieve(service: Service, http: Request) -> Response:
-    served = service.lifecycle.served()
+    loaded = service.lifecycle.require_model()
     name = http.path_params["model_id"]
-    if name not in served.names:
-        raise ModelNotFound(name, served.names)
-    return json_response(card(served, name))
+    if name not in loaded.names:
+        raise ModelNotFound(name, loaded.names)
+    return json_response(card(loaded, name))

@@ -9,14 +9,17 @@ from starlette.responses import Response
 
 from server import openapi
 from server.http import pages
+from server.route import HTML, JSON, Operation, Route, route
+from server.schema import Json
 from server.service import Service
 
 _NUM_CHARS = 30_000  # of the document: 8 ms, once
 
 
+@route("GET", "/openapi.json", Operation("openapi", "Pages", "This document", {JSON: Json}))
 async def document(service: Service, http: Request) -> Response:
     config = service.config
-    routes = tuple((min(route.methods - {"HEAD"}), route.path) for route in http.scope["router"].routes)
+    routes: tuple[Route, ...] = http.scope["routes"]
     user_key = bool(config.api_key) or config.api_key_file is not None
     admin_key = config.admin_api_key is not None
     body = await service.offload.run(_NUM_CHARS, lambda: _document(routes, user_key, admin_key))
@@ -24,9 +27,10 @@ async def document(service: Service, http: Request) -> Response:
 
 
 @cache
-def _document(routes: tuple[tuple[str, str], ...], user_key: bool, admin_key: bool) -> bytes:
+def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> bytes:
     return openapi.document(routes, user_key=user_key, admin_key=admin_key)
 
 
+@route("GET", "/docs", Operation("docsPage", "Pages", "This document as a page", {HTML: None}))
 async def page(service: Service, http: Request) -> Response:
     return pages.page("docs.html")

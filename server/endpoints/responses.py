@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from orjson import Fragment
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from server.config import ServerConfig
 from server.errors import InvalidRequest, clip
 from server.generate.collect import collect
 from server.http.body import json_response, read_request
-from server.http.sse import ClientWatch, EventStream
+from server.http.sse import ClientWatch, EventStream, while_waited_for
+from server.responses import api_types
 from server.responses.background import BackgroundRun
 from server.responses.body import render
-from server.responses.prepare import Prepared, caller_of, prepare
+from server.responses.compact import compacted
+from server.responses.prepare import PreparedResponse, caller_of, counted, prepare
 from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
 from server.responses.replay import Replay, ReplayResponse
 from server.responses.store import Entry, ResponseStore
 from server.responses.streaming import AnnouncedStream, EventFrames
-from server.responses.wire import RESPONSES
+from server.responses.wire import COMPACT, COUNT, RESPONSES
+from server.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
 from server.service import Service
 
 ENDED = "it ended before it was complete: its client left, or the server failed"
@@ -30,11 +36,15 @@ class Responses:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
+    @classmethod
+    def of(cls, config: ServerConfig) -> Responses:
+        return cls(ResponseStore(config.max_stored_responses, config.max_stored_bytes))
+
     async def create(self, service: Service, http: Request) -> ASGIApp:
-        served = service.lifecycle.served()
-        wire = await read_request(http, RESPONSES, service.config)
-        served.check_name(wire.model)
-        prepared = await prepare(service, self._store, served, http, wire)
+        loaded = service.lifecycle.require_model()
+        wire = await read_request(http, RESPONSES, service.config, service.offload)
+        loaded.check_name(wire.model)
+        prepared = await while_waited_for(http.receive, prepare(service, self._store, loaded, http, wire))
         if wire.background:
             return self._in_background(service, prepared, streams=bool(wire.stream))
 
@@ -55,7 +65,7 @@ class Responses:
         prepared.response_events.end()
         return _json(finished())
 
-    def _in_background(self, service: Service, prepared: Prepared, *, streams: bool) -> ASGIApp:
+    def _in_background(self, service: Service, prepared: PreparedResponse, *, streams: bool) -> ASGIApp:
         entry = prepared.entry
         assert entry is not None, "what is in the background is stored"
 
@@ -121,6 +131,21 @@ class Responses:
             )
         )
 
+    async def count_tokens(self, service: Service, http: Request) -> ASGIApp:
+        """Counts the prompt that the same request would make."""
+        loaded = service.lifecycle.require_model()
+        wire = await read_request(http, COUNT, service.config, service.offload)
+        loaded.check_name(wire.model)
+        return json_response(
+            {"object": "response.input_tokens", "input_tokens": await counted(service, self._store, loaded, http, wire)}
+        )
+
+    async def compact(self, service: Service, http: Request) -> ASGIApp:
+        loaded = service.lifecycle.require_model()
+        wire = await read_request(http, COMPACT, service.config, service.offload)
+        loaded.check_name(wire.model)
+        return json_response(await compacted(service, self._store, loaded, http, wire))
+
     def _entry(self, http: Request) -> Entry:
         """Raises ResponseNotFound."""
         return self._store.get(http.path_params["response_id"], caller_of(http))
@@ -138,3 +163,81 @@ def _replay(service: Service, entry: Entry, first: int) -> ASGIApp:
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
+
+
+# --- routes -------------------------------------------------------------------------------------------------------
+
+
+def _of_service(method: Callable[[Responses, Service, Request], Awaitable[ASGIApp]]) -> Handler:
+    """`method` of the one Responses that a service has."""
+
+    async def handler(service: Service, http: Request) -> ASGIApp:
+        return await method(service.part(Responses.of), service, http)
+
+    return handler
+
+
+_ID = {"response_id": "The id of a response"}
+CREATE = Route(
+    "POST",
+    "/v1/responses",
+    _of_service(Responses.create),
+    Operation(
+        "createResponse", "Responses", "Answer a conversation; with `stream`, as server-sent events, with `background`, later",
+        {JSON: api_types.Response, EVENTS: api_types.ResponseEvent}, api_types.CreateResponse, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+COUNT_TOKENS = Route(
+    "POST",
+    "/v1/responses/input_tokens",
+    _of_service(Responses.count_tokens),
+    Operation(
+        "countResponseTokens", "Responses", "Tokens of the prompt that a request would make",
+        {JSON: api_types.InputTokens}, api_types.CountTokens, BODY_REFUSALS,
+    ),
+)  # fmt: skip
+COMPACT_RESPONSE = Route(
+    "POST",
+    "/v1/responses/compact",
+    _of_service(Responses.compact),
+    Operation(
+        "compactResponse", "Responses", "Make a conversation short: what its users said, and a summary by the model",
+        {JSON: api_types.CompactedResponse}, api_types.CompactResponse, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+RETRIEVE = Route(
+    "GET",
+    "/v1/responses/{response_id}",
+    _of_service(Responses.retrieve),
+    Operation(
+        "retrieveResponse", "Responses", "A stored response; with `stream`, the events of one in the background",
+        {JSON: api_types.Response, EVENTS: api_types.ResponseEvent}, None, (400, 404), query=RetrieveQuery, parameters=_ID,
+    ),
+)  # fmt: skip
+DELETE = Route(
+    "DELETE",
+    "/v1/responses/{response_id}",
+    _of_service(Responses.delete),
+    Operation(
+        "deleteResponse", "Responses", "Forget a stored response; one that is being made is cancelled",
+        {JSON: api_types.DeletedResponse}, None, (404,), parameters=_ID,
+    ),
+)  # fmt: skip
+CANCEL = Route(
+    "POST",
+    "/v1/responses/{response_id}/cancel",
+    _of_service(Responses.cancel),
+    Operation(
+        "cancelResponse", "Responses", "End a response in the background", {JSON: api_types.Response}, None, (400, 404),
+        parameters=_ID,
+    ),
+)  # fmt: skip
+INPUT_ITEMS = Route(
+    "GET",
+    "/v1/responses/{response_id}/input_items",
+    _of_service(Responses.input_items),
+    Operation(
+        "listInputItems", "Responses", "What a stored response answers, earlier responses included",
+        {JSON: api_types.InputItems}, None, (400, 404), query=InputItemsQuery, parameters=_ID,
+    ),
+)  # fmt: skip

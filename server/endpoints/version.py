@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.body import json_response
+from server.route import JSON, Operation, route
 from server.service import Service
 from server.version import __version__
 
 
+class Version(Struct):
+    version: str
+
+
+@route("GET", "/version", Operation("version", "Server", "The server's version", {JSON: Version}))
 async def version(service: Service, http: Request) -> Response:
     return json_response({"version": __version__})

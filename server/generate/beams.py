@@ -175,7 +175,7 @@ class _Search:
         for place in range(self._params.num_best):
             index = self._first_index + place
             if self._failed is not None:
-                yield Output(index, [], self._failed.finish, num_cached_tokens=cached, error=self._failed.error)
+                yield replace(self._failed, index=index, token_ids=[], num_cached_tokens=cached)
                 continue
             beam = self._complete[place][1]
             last, sampling = beam.token_ids[-1], self._request.sampling

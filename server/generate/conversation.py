@@ -4,17 +4,20 @@ The chat template writes the text; what differs between what clients send and wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
-from server.errors import Field, InvalidRequest, clip
-from server.generate.preprocess import encode
+from server.errors import ContextLengthExceeded, Field, InvalidRequest, clip
+from server.generate.preprocess import encode_pieces, max_tokens_of_text
 from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, PastCall
 from server.loaded.chat_format import ChatFormat, OutputParser
+from server.loaded.control_tokens import Shield
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate, PromptError
-from server.offload import Offload
+from server.loaded.text_pieces import PIECE_CHARS
+from server.offload import LONG_CHARS, Offload, Pieces
 from server.schema import Json
 from server.text.tools import prompted
 
@@ -22,8 +25,11 @@ from server.text.tools import prompted
 RESERVED_KWARGS: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final", "chat_template", "tokenize"}
 )
+MAX_KWARGS = 100
 # Variables by which templates switch reasoning on, and set how much of it.
-MARK_CHARS = 20  # which templates write around a message
+VALUE_CHARS = (
+    40  # as long as it takes to tokenise them, a template takes for a message, or one of its variables' values
+)
 _EFFORT, _KWARGS, _SWITCHES = Field("reasoning_effort"), Field("chat_template_kwargs"), ("enable_thinking", "thinking")
 
 
@@ -38,68 +44,114 @@ class ChatPrompt:
 
 
 async def chat_prompt(
-    served: LoadedModel, offload: Offload, chat: Chat, *, show_reasoning: bool = True, fits: bool = True
+    loaded: LoadedModel, offload: Offload, chat: Chat, *, show_reasoning: bool = True, fits: bool = True
 ) -> ChatPrompt:
     """`fits`: a conversation far too long for the context is refused at the cost of its beginning.
 
     Raises InvalidRequest where there is no template, it refuses the conversation (roles out of order …), or nobody could read
     the calls of the tools."""
     tools = tools_json(chat.shown_tools)
-    if tools and served.chat_format.tool_parser is None:
+    if tools and loaded.chat_format.tool_parser is None:
         raise InvalidRequest(
             "this server does not know how the model writes tool calls, so it takes no ", TOOLS,
             ": start it with --tool-parser NAME", param=TOOLS,
         )  # fmt: skip
-    text, ids, ignored = await _render(served, offload, chat, tools, fits=fits)
-    output_parser = served.chat_format.output_parser(
+    text, ids, ignored = await _render(loaded, offload, chat, tools, fits=fits)
+    output_parser = loaded.chat_format.output_parser(
         tools,
-        reasoning_open=_is_reasoning_open(served.chat_format, text, chat),
+        reasoning_open=_is_reasoning_open(loaded.chat_format, text, chat),
         parallel=chat.parallel_tool_calls,
         show_reasoning=show_reasoning,
     )
     return ChatPrompt(ids, output_parser, ignored)
 
 
-async def chat_ids(served: LoadedModel, offload: Offload, chat: Chat) -> list[int]:
+async def chat_ids(loaded: LoadedModel, offload: Offload, chat: Chat) -> list[int]:
     """The ids alone: what /tokenize counts is what a chat is charged. Raises InvalidRequest."""
-    _, ids, _ = await _render(served, offload, chat, tools_json(chat.shown_tools), fits=True)
+    _, ids, _ = await _render(loaded, offload, chat, tools_json(chat.shown_tools), fits=True)
     return ids
 
 
 async def _render(
-    served: LoadedModel, offload: Offload, chat: Chat, tools: Sequence[Json], *, fits: bool
+    loaded: LoadedModel, offload: Offload, chat: Chat, tools: Sequence[Json], *, fits: bool
 ) -> tuple[str, list[int], tuple[Field, ...]]:
-    template, messages, kwargs = served.chat_template, chat.messages, chat.template_kwargs
+    template, messages, kwargs = loaded.chat_template, chat.messages, chat.template_kwargs
+    _check_count(loaded, chat, fits=fits)
     for name in RESERVED_KWARGS & kwargs.keys():
         raise InvalidRequest(_KWARGS, f" may not set {name}", param=Field(f"{_KWARGS}.{name}"))
-    effort, ignored = _effort(served.chat_format, template, chat.reasoning_effort, with_tools=bool(tools))
+    effort, ignored = _effort(loaded.chat_format, template, chat.reasoning_effort, with_tools=bool(tools))
     given = {"documents": Field("documents")} if chat.documents else {}
     given |= {name: Field(f"{_KWARGS}.{clip(name)}") for name in kwargs}
     unread = (field for name, field in given.items() if not template.reads(name, with_tools=bool(tools)))
     ignored = (*ignored, *unread)
 
-    def render() -> tuple[str, list[int]]:
+    allowed = loaded.allow_special_tokens if chat.allow_special_tokens is None else chat.allow_special_tokens
+    shield = None if allowed else Shield(loaded.tokenizer.control)
+
+    def render() -> Pieces[tuple[str, list[int]]]:
         seen = messages_json(messages)
-        if served.chat_format.prompted:
+        if loaded.chat_format.prompted:
             seen = prompted.with_tools(seen, tools)
-        text = template.render(
+        text, escaped = template.render_shielded(
+            shield,
             seen,
-            tools=None if served.chat_format.prompted else tools or None,
+            tools=None if loaded.chat_format.prompted else tools or None,
             add_generation_prompt=chat.add_generation_prompt,
             documents=chat.documents,
             continue_final=chat.continue_final_message,
             **{**effort, **kwargs},
         )
-        ids = encode(served, text, add_special_tokens=chat.add_special_tokens, param=MESSAGES, fits=fits)
+        if len(text) > PIECE_CHARS:
+            yield
+        ids = yield from encode_pieces(
+            loaded,
+            text if escaped is None else escaped,
+            add_special_tokens=chat.add_special_tokens,
+            param=MESSAGES,
+            fits=fits,
+            plain=escaped is not None,
+        )
         return text, ids
 
-    num_chars = sum(MARK_CHARS + message.num_chars for message in messages)
-    num_chars += sum(len(str(part)) for part in (*tools, *(chat.documents or ()), *kwargs.values()))
     try:
-        text, ids = await offload.run(num_chars, render)
+        text, ids = await offload.run_pieces(_cost(messages, tools, chat.documents, kwargs), render())
     except PromptError as error:
         raise InvalidRequest(clip(error), param=MESSAGES) from None
     return text, ids, ignored
+
+
+def _check_count(loaded: LoadedModel, chat: Chat, *, fits: bool) -> None:
+    """Raises InvalidRequest for what is too many before a template looks at it: every message is a token at least."""
+    if len(chat.template_kwargs) > MAX_KWARGS:
+        raise InvalidRequest(_KWARGS, f" has more than {MAX_KWARGS} names", param=_KWARGS)
+    limit = loaded.engine.model.max_model_len
+    if len(chat.messages) > (limit if fits else max_tokens_of_text(limit)):
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limit} tokens; ",
+            MESSAGES,
+            f" has {len(chat.messages)}",
+            param=MESSAGES,
+        )
+
+
+def _cost(*given: Any) -> int:
+    """What it costs to render and tokenise what is `given`, in characters of tokenising; of very much, that it is very much."""
+    cost, todo = 0, [*given]
+    while todo and cost <= LONG_CHARS:
+        value = todo.pop()
+        inside: Iterable[Any] = ()
+        if isinstance(value, str):
+            cost += len(value)
+        elif isinstance(value, Message):
+            inside = (value.content, value.reasoning, *(call.arguments for call in value.tool_calls))
+        elif isinstance(value, Mapping):
+            inside = value.values()
+        elif isinstance(value, Sequence):
+            inside = value
+        num_before = len(todo)
+        todo += islice(inside, LONG_CHARS // VALUE_CHARS)
+        cost += VALUE_CHARS * (len(todo) - num_before)
+    return cost
 
 
 def _effort(

@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
+from server.errors import DeadlineExceeded, Unavailable
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Detokenizer, Tokenizer
-from server.text.events import Event, Malformed, Reasoning, Text, ToolCall, joined
+from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
 
 TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
+_FAILED = (FinishReason.ERROR, FinishReason.TIMEOUT)
 _NO_STOPS = StopStrings(())
 
 
@@ -90,15 +92,15 @@ class Choice:
     def feed(self, output: Output) -> str:
         """The text that may be shown now, whatever it means. Sets `finish_reason` with the last of it.
 
-        Raises EngineFailed."""
+        Raises EngineFailed, and ApiError where its time was over."""
         ids = output.token_ids
         self.num_cached_tokens = output.num_cached_tokens
         if output.finish is None and (self._stops is None or len(ids) == 1):
             self._note(ids, output.logprobs)
             text = self._detokenizer.feed(ids)
             return text if self._stops is None else self._pass(text, self._stops, output)
-        if output.finish is FinishReason.ERROR:
-            raise EngineFailed(output.error or "no reason given")
+        if output.finish in _FAILED:
+            raise _failure(output)
         if self._stops is not None:
             return "".join(self._by_token(output, self._stops))
         shown = self._shown(output)
@@ -138,13 +140,13 @@ class Choice:
     def events(self, output: Output) -> list[Event]:
         """What the new text turned out to be; every call with an id. Sets `finish_reason` with the last of it.
 
-        Raises EngineFailed."""
+        Raises EngineFailed, and ApiError where its time was over."""
         codec = self._codec
         if codec is None:
             text = self.feed(output)
             return [Text(text)] if text else []
-        if output.finish is FinishReason.ERROR:
-            raise EngineFailed(output.error or "no reason given")
+        if output.finish in _FAILED:
+            raise _failure(output)
         self.num_cached_tokens = output.num_cached_tokens
         shown: list[Event] = []
         before = self.num_tokens
@@ -178,6 +180,8 @@ class Choice:
                 continue
             if isinstance(event, Malformed):
                 self._num_calls -= 1
+                if self.finish_reason == FinishReason.LENGTH:
+                    event = CutOff(event.index, event.text)
             if output_parser.show_reasoning or not isinstance(event, Reasoning):
                 yield event
 
@@ -273,6 +277,16 @@ class PromptChoice(Choice):
         return [(first, None), *zip(others, self._source._prompt_logprobs, strict=True)]
 
 
+def _failure(output: Output) -> Exception:
+    if output.finish is FinishReason.ERROR:
+        return EngineFailed(output.error or "no reason given")
+    if output.retry_after_s is None:
+        return DeadlineExceeded("The answer was not complete when the request's time was over")
+    return Unavailable(
+        "The server is busy: the request has waited too long to start", retry_after_s=math.ceil(output.retry_after_s)
+    )
+
+
 class EngineFailed(Exception):
     """The engine's words on a request it could not finish: for the log, not for the client."""
 
@@ -282,16 +296,16 @@ class Generation:
     `beams`: the answers are found by beam search."""
 
     def __init__(
-        self, served: LoadedModel, requests: Sequence[Request], num_prompts: int, n: int, options: TextOptions,
+        self, loaded: LoadedModel, requests: Sequence[Request], num_prompts: int, n: int, options: TextOptions,
         echoes: Sequence[Echo] = (), beams: BeamParams | None = None,
     ) -> None:  # fmt: skip
         self.requests = requests
         self.options = options
         self.reads_events = options.output_parser is not None
         self.reasons = options.output_parser is not None and options.output_parser.reasons
-        self.tokenizer = served.tokenizer
+        self.tokenizer = loaded.tokenizer
         self.choices: list[Choice] = []
-        self._engine = served.engine
+        self._engine = loaded.engine
         self._per_prompt = len(requests) // num_prompts
         self._n = n
         self._echoes = echoes

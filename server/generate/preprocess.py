@@ -1,78 +1,157 @@
 """Preprocessing: what a client wrote, as the token ids the engine reads.
 
-Long texts are worked on off the loop, and of a text that is far too long for the context only the beginning is tokenised
-before it is refused: what a client can make us do is bounded by the context, not by what it sends."""
+Long texts are worked on off the loop, in pieces, and of a text that is far too long for the context only the beginning is
+tokenised before it is refused: what a client can make us do is bounded by the context, not by what it sends. Where a text need
+not fit (it is to be cut, or counted), the bound is four times the context, and at least 262,144 tokens."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from server.errors import ContextLengthExceeded, Field, InvalidRequest
 from server.generate.logprobs import Echo
-from server.generate.request import GenerateRequest, Prompts, Truncation
+from server.generate.request import GenerateRequest, Infill, Prompts, Truncation
 from server.generate.sampling import check_token_ids
 from server.loaded.model import LoadedModel
-from server.loaded.tokenizer import Tokenizer
-from server.offload import Offload
+from server.loaded.text_pieces import PIECE_CHARS
+from server.loaded.tokenizer import Tokenizer, TooManyTokens
+from server.offload import Offload, Pieces, to_the_end
 
-CHARS_TOO_LONG = 8  # characters per token of context from which on a text is suspected; usual text has 3 to 5
+MAX_TOKENS = 1 << 18  # of a text that need not fit the context, if four times the context is less
+MAX_CHARS_PER_TOKEN = 8  # of these; usual text has 3 to 5
+CHARS_PER_PROMPT = 100  # what a prompt costs that is empty
 BORDER_TOKENS = 64
 PIECE = 8192  # ids, of which so many are checked in a fifth of a millisecond
-PROMPT, TRUNCATE = Field("prompt"), Field("truncate_prompt_tokens")
+PROMPT, SUFFIX, TRUNCATE = Field("prompt"), Field("suffix"), Field("truncate_prompt_tokens")
 
 
 async def text_ids(
-    served: LoadedModel, offload: Offload, text: str, *, add_special_tokens: bool, param: Field, fits: bool = True
+    loaded: LoadedModel,
+    offload: Offload,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    param: Field,
+    fits: bool = True,
+    plain: bool = False,
 ) -> list[int]:
-    """The ids of `text`. With `fits`, a text far too long for the context raises ContextLengthExceeded at the cost of its
-    beginning only; one that is a little too long comes back whole."""
-    return await offload.run(
-        len(text), lambda: encode(served, text, add_special_tokens=add_special_tokens, param=param, fits=fits)
+    """The ids of `text`. One that is too long raises ContextLengthExceeded if it has to fit, else InvalidRequest, at the cost of
+    its beginning only; one that is a little too long comes back whole."""
+    return await offload.run_pieces(
+        len(text),
+        encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain),
     )
 
 
-def encode(served: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool) -> list[int]:
+def encode(
+    loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
+) -> list[int]:
     """`text_ids`, in the thread it is called in."""
-    tokenizer, limit = served.tokenizer, served.engine.model.max_model_len if fits else None
-    beginning = len(text) if limit is None else CHARS_TOO_LONG * limit
-    while limit is not None and beginning < len(text):
-        num_tokens = len(tokenizer.encode(text[:beginning], add_special_tokens=add_special_tokens))
-        # What follows can change the last few tokens of the beginning, not more.
-        if num_tokens > limit + BORDER_TOKENS:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {limit} tokens; the first {beginning} of {len(text)} characters in ",
-                param,
-                f" are {num_tokens}",
-                param=param,
-            )
-        beginning *= 2
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    work = encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain)
+    return to_the_end(work)
 
 
-async def prompt_ids(served: LoadedModel, offload: Offload, given: Prompts, *, fits: bool) -> list[list[int]]:
+def encode_pieces(
+    loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
+) -> Pieces[list[int]]:
+    """`text_ids`, piece by piece. `plain`: see `Tokenizer.encode`."""
+    limit = loaded.engine.model.max_model_len
+    # What follows can change the last few tokens of a beginning, not more.
+    max_tokens = limit + BORDER_TOKENS if fits else max_tokens_of_text(limit)
+    if not fits and len(text) > MAX_CHARS_PER_TOKEN * max_tokens:
+        raise InvalidRequest(
+            param, f" has {len(text)} characters; at most {MAX_CHARS_PER_TOKEN * max_tokens} are tokenised", param=param
+        )
+    try:
+        return (yield from loaded.tokenizer.encode_pieces(text, add_special_tokens, max_tokens, plain))
+    except TooManyTokens as error:
+        if not fits:
+            raise InvalidRequest(
+                param, f" has more than the {max_tokens} tokens of which a text may be", param=param
+            ) from None
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limit} tokens; the first {error.num_chars} of {len(text)} characters in ",
+            param,
+            f" are {error.num_tokens}",
+            param=param,
+        ) from None
+
+
+def max_tokens_of_text(max_model_len: int) -> int:
+    """Of a text that need not fit the context."""
+    return max(MAX_TOKENS, 4 * max_model_len)
+
+
+async def prompt_ids(loaded: LoadedModel, offload: Offload, given: Prompts, *, fits: bool) -> list[list[int]]:
     """The ids of every prompt, in order. `fits`: see `text_ids`.
 
     Raises InvalidRequest for ids outside the vocabulary."""
+    cost = sum(CHARS_PER_PROMPT + len(prompt) for prompt in given.prompts) - CHARS_PER_PROMPT
+    return await offload.run_pieces(cost, _prompt_ids(loaded, given, fits))
+
+
+def _prompt_ids(loaded: LoadedModel, given: Prompts, fits: bool) -> Pieces[list[list[int]]]:
     found: list[list[int]] = []
+    since_rest = 0
     for prompt in given.prompts:
+        since_rest += CHARS_PER_PROMPT + len(prompt)
+        if since_rest > PIECE_CHARS and found:
+            since_rest = 0
+            yield
         if isinstance(prompt, str):
-            prompt = await text_ids(
-                served, offload, prompt, add_special_tokens=given.add_special_tokens, param=PROMPT, fits=fits
+            prompt = yield from encode_pieces(
+                loaded,
+                prompt,
+                add_special_tokens=given.add_special_tokens,
+                param=PROMPT,
+                fits=fits,
+                plain=not given.allow_special_tokens,
             )
         else:
-            await offload.run(len(prompt), partial(_check_ids, prompt, served.engine.model.vocab_size))
+            yield from check_ids(prompt, loaded.engine.model.vocab_size, PROMPT)
         found.append(prompt)
     return found
 
 
-def _check_ids(ids: list[int], vocab_size: int) -> None:
-    """Checks as `check_token_ids` does, and lets the interpreter go after each piece: to the loop this is one more thread."""
+async def infill_ids(loaded: LoadedModel, offload: Offload, given: Infill, *, fits: bool) -> list[list[int]]:
+    """The ids of the prompt between each prefix and the suffix, in order. Special tokens in the texts are text: what is written
+    may be about them.
+
+    Raises InvalidRequest where the model does not fill in the middle, or for ids outside the vocabulary."""
+    infill = loaded.infill
+    if infill is None:
+        raise InvalidRequest(
+            SUFFIX, " needs a model that was trained to fill in the middle; the tokenizer of this one has no tokens for that",
+            param=SUFFIX,
+        )  # fmt: skip
+    plain = Prompts(given.prefixes, add_special_tokens=False, allow_special_tokens=False)
+    prefixes = await prompt_ids(loaded, offload, plain, fits=fits)
+    num_chars = len(given.suffix) + len(given.middle) + sum(len(name) + len(text) for name, text in given.extra)
+
+    def ids() -> list[list[int]]:
+        encode = lru_cache(None)(partial(_plain, loaded, fits))  # one suffix stands behind all prefixes
+        # What the tokenizer puts before every text (BOS, mostly), and nothing of what it may put behind.
+        head = loaded.tokenizer.encode("")
+        head = head if head == [loaded.tokenizer.bos_token_id] else []
+        return [
+            head + infill.ids(encode, prefix, given.suffix, extra=given.extra, middle=given.middle)
+            for prefix in prefixes
+        ]
+
+    return await offload.run(num_chars, ids)
+
+
+def _plain(loaded: LoadedModel, fits: bool, text: str) -> list[int]:
+    return encode(loaded, text, add_special_tokens=False, param=SUFFIX, fits=fits, plain=True)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]:
+    """Checks as `check_token_ids` does."""
     for start in range(0, len(ids), PIECE):
         if start:
-            time.sleep(0)
-        check_token_ids(ids[start : start + PIECE], vocab_size, PROMPT)
+            yield
+        check_token_ids(ids[start : start + PIECE], vocab_size, param)
 
 
 def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None, limit: int) -> Sequence[int]:

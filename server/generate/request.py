@@ -7,14 +7,14 @@ which is as vLLM calls them; an adapter whose clients know other names says them
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from server.errors import Field, InvalidRequest, clip
 from server.generate.beams import EarlyStopping
 from server.loaded.model import Grammar
+from server.structured.grammar import Regex, Rules
 
 MESSAGES, TOOLS, TOOL_CHOICE, CONTINUE = map(Field, ("messages", "tools", "tool_choice", "continue_final_message"))
 
@@ -41,20 +41,16 @@ class Message(Struct, kw_only=True):
     tool_calls: Sequence[PastCall] = ()
     tool_call_id: str | None = None
 
-    @property
-    def num_chars(self) -> int:
-        texts = self.content if isinstance(self.content, list) else [self.content]
-        texts = [*texts, self.reasoning, *(str(call.arguments) for call in self.tool_calls)]
-        return sum(len(text) for text in texts if text)
-
 
 class Function(Struct, frozen=True):
-    """A tool. `parameters`: the JSON schema of its arguments. `strict`: calls keep to it."""
+    """A tool. `parameters`: the JSON schema of its arguments. `strict`: calls keep to it. `input_grammar`: of the string `input`,
+    which is the one argument then."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    input_grammar: Regex | Rules | None = None
 
 
 class OnlyFunction(Struct, frozen=True):
@@ -66,8 +62,7 @@ class OnlyFunction(Struct, frozen=True):
 ToolChoice = Literal["none", "auto", "required"] | OnlyFunction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class Chat(Struct, frozen=True, kw_only=True):
     """A conversation to be answered, or counted. `template_kwargs`: further variables for the chat template."""
 
     messages: Sequence[Message]
@@ -80,6 +75,7 @@ class Chat:
     documents: Sequence[Mapping[str, Any]] | None = None
     reasoning_effort: str | None = None
     add_special_tokens: bool = False
+    allow_special_tokens: bool | None = None  # those in what the client wrote; None: as the server has it
 
     def check(self) -> None:
         """Raises InvalidRequest for fields that contradict each other."""
@@ -117,19 +113,28 @@ class Chat:
 # --- plain prompts ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(Struct, frozen=True):
     """One or several prompts, each as text or as token ids; every one is continued by itself."""
 
     prompts: Sequence[str | list[int]]
     add_special_tokens: bool = True
+    allow_special_tokens: bool = True  # False: in prompts they are text
+
+
+class Infill(Struct, frozen=True):
+    """What stands between each of `prefixes`, as text or as token ids, and `suffix`. `extra`: further files, by name and text.
+    `middle`: how the answer begins."""
+
+    prefixes: Sequence[str | list[int]]
+    suffix: str
+    extra: Sequence[tuple[str, str]] = ()
+    middle: str = ""
 
 
 # --- how ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(Struct, frozen=True, kw_only=True):
     """How tokens are chosen, and which of them end an answer. Ids and token counts are not checked against the model yet."""
 
     temperature: float | None = None
@@ -149,8 +154,7 @@ class Sampling:
     logprob_token_ids: list[int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(Struct, frozen=True, kw_only=True):
     """What of an answer the client wants to see, and where its text ends. `logprobs`, `prompt_logprobs`: alternatives beside each
     token, None for no log-probabilities at all."""
 
@@ -165,8 +169,7 @@ class Shown:
     echo: bool = False  # the answer begins with the prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Beams:
+class Beams(Struct, frozen=True):
     """Answers are found by beam search. `length_penalty` above 0 favours long ones."""
 
     length_penalty: float = 1.0
@@ -180,20 +183,18 @@ class OutputConstraint(NamedTuple):
     param: str
 
 
-@dataclass(frozen=True, slots=True)
-class Truncation:
+class Truncation(Struct, frozen=True):
     """Keep `num_tokens` of a prompt; -1: as many as the context holds beside the answer. `side`: which end goes."""
 
     num_tokens: int
     side: Literal["left", "right"] = "left"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True, kw_only=True):
     """`n` answers are wanted for each prompt, the likeliest of `best_of`, if that is given. `max_tokens`: at most so many, as the
     client has it; `default_max_tokens` where it says nothing, cut to what the context holds; None: all that it holds."""
 
-    prompt: Chat | Prompts
+    prompt: Chat | Prompts | Infill
     sampling: Sampling = field(default_factory=Sampling)
     shown: Shown = field(default_factory=Shown)
     max_tokens: int | None = None
@@ -207,6 +208,17 @@ class GenerateRequest:
     stream: bool = False
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
+    timeout_s: float | None = None  # for the whole answer, from the request's arrival on
+
+    @property
+    def num_prompts(self) -> int:
+        match self.prompt:
+            case Prompts(prompts=prompts):
+                return len(prompts)
+            case Infill(prefixes=prefixes):
+                return len(prefixes)
+            case Chat():
+                return 1
 
     @property
     def num_candidates(self) -> int:

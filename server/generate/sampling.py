@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -86,7 +86,7 @@ def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: boo
     return dataclasses.replace(params, seed=(params.seed + choice + 2**63) % 2**64 - 2**63)
 
 
-def check_token_ids(ids: list[int], vocab_size: int, param: Field) -> None:
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: Field) -> None:
     """`ids` are known not to be negative."""
     if ids and (largest := max(ids)) >= vocab_size:
         raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size}", param=param)

@@ -5,20 +5,24 @@ Whichever API it came by, a request passes here. Knows no HTTP and no frames."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from runtime import api
+from server.arrival import Arrival
 from server.config import ServerConfig
 from server.errors import Field, InvalidRequest
 from server.generate.beams import BeamParams
-from server.generate.constraints import constraints_for
 from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
-from server.generate.preprocess import echoed, prompt_ids, truncated
-from server.generate.request import Chat, GenerateRequest
+from server.generate.matchers import matchers_for
+from server.generate.preprocess import echoed, infill_ids, prompt_ids, truncated
+from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
@@ -31,49 +35,58 @@ LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much wor
 
 
 async def start(
-    config: ServerConfig, offload: Offload, served: LoadedModel, request: GenerateRequest, *, id: str, arrival_s: float
+    config: ServerConfig, offload: Offload, loaded: LoadedModel, request: GenerateRequest, *, id: str, arrival: Arrival
 ) -> tuple[Generation, tuple[Field, ...]]:
     """A Generation that is not opened yet, and the fields of `request` that the model's template does not read, which the client
     has to learn. Of each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with their
-    log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them. `arrival_s`: `time.monotonic()`.
+    log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them.
 
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
+    _check(config, loaded, request)
     fits = request.truncation is None
     output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
     continues = True
     if isinstance(request.prompt, Chat):
-        prompt = await chat_prompt(served, offload, request.prompt, show_reasoning=request.shown.reasoning, fits=fits)
+        prompt = await chat_prompt(loaded, offload, request.prompt, show_reasoning=request.shown.reasoning, fits=fits)
         prompts, output_parser, ignored = [prompt.ids], prompt.output_parser, prompt.ignored
         continues = request.prompt.continue_final_message
+    elif isinstance(request.prompt, Infill):
+        prompts = await infill_ids(loaded, offload, request.prompt, fits=fits)
+        request = _ending_with_the_middle(loaded, request)
     else:
-        prompts = await prompt_ids(served, offload, request.prompt, fits=fits)
-    matchers = await constraints_for(served, request, output_parser)
-    _check(config, served, request, len(prompts))
-    beams = _beams(request, served.engine.model)
+        prompts = await prompt_ids(loaded, offload, request.prompt, fits=fits)
+    matchers = await matchers_for(loaded, request, output_parser)
+    beams = _beams(request, loaded.engine.model)
+    deadline_s = _deadline_s(config, request, arrival)
+    cache_salt = _cache_salt(config, request, arrival)
     requests: list[api.Request] = []
     echoes: list[Echo] = []
     for number, given in enumerate(prompts):
-        ids = _fitted(served, request, given)
+        if number:
+            await asyncio.sleep(0)  # parameters are checked for each prompt
+        ids = _fitted(loaded, request, given)
         if request.shown.echo:
-            echoes.append(echoed(served.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
-        choices = sampling_params(request, len(ids), matchers, served.defaults, served.engine.model)
+            echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
+        choices = sampling_params(request, len(ids), matchers, loaded.defaults, loaded.engine.model)
         first = len(requests)
-        prepared = await _prepared(served, offload, ids, request.cache_salt)
+        prepared = await _prepared(loaded, offload, ids, cache_salt)
         requests += (
             api.Request(
                 id=f"{id}-{first + choice}",
                 prompt_ids=ids,
                 params=params,
                 priority=request.priority,
-                cache_salt=request.cache_salt,
-                arrival_s=arrival_s,
+                cache_salt=cache_salt,
+                arrival_s=arrival.time_s,
+                caller=arrival.caller,
+                deadline_s=deadline_s,
                 prepared=prepared,
             )
             for choice, params in enumerate(choices)
         )
     options = _text_options(request, continues_prompt=continues, output_parser=output_parser)
-    generation = Generation(served, requests, len(prompts), request.n, options, echoes, beams)
+    generation = Generation(loaded, requests, len(prompts), request.n, options, echoes, beams)
     if config.log_requests:
         logger.info(
             "%s: %d sequences, %d prompt tokens, %s",
@@ -85,22 +98,45 @@ async def start(
     return generation, ignored
 
 
-def _check(config: ServerConfig, served: LoadedModel, request: GenerateRequest, num_prompts: int) -> None:
+def _ending_with_the_middle(loaded: LoadedModel, request: GenerateRequest) -> GenerateRequest:
+    """`request`, whose answers end where the model goes on with another file, or with what surrounds the middle."""
+    infill, sampling = loaded.infill, request.sampling
+    assert infill is not None, "there are ids"
+    stop_token_ids = [*(sampling.stop_token_ids or ()), *sorted(infill.stop_ids)]
+    return replace(request, sampling=replace(sampling, stop_token_ids=stop_token_ids))
+
+
+def _deadline_s(config: ServerConfig, request: GenerateRequest, arrival: Arrival) -> float | None:
+    """Of body and header the shorter counts; the server's own only where neither is there."""
+    given = [timeout_s for timeout_s in (request.timeout_s, arrival.timeout_s) if timeout_s is not None]
+    timeout_s = min(given, default=config.request_timeout)
+    return None if timeout_s is None else arrival.time_s + timeout_s
+
+
+def _cache_salt(config: ServerConfig, request: GenerateRequest, arrival: Arrival) -> str | None:
+    """Clients divide what is theirs by their own salts, in which there is no slash."""
+    if arrival.tenant is None or config.shared_prefix_cache:
+        return request.cache_salt
+    return f"{arrival.tenant}/{request.cache_salt or ''}"
+
+
+def _check(config: ServerConfig, loaded: LoadedModel, request: GenerateRequest) -> None:
     """Raises InvalidRequest where not even an empty queue would take all sequences, so that waiting would not help, or where the
     scheduler knows no priorities."""
-    width, limit = request.num_candidates, config.max_queue
+    num_prompts, width = request.num_prompts, request.num_candidates
+    limit = min(config.max_queue, config.max_num_seqs_per_key or config.max_queue)
     if num_prompts * width > limit:
         field = request.candidates_field
         raise InvalidRequest(
             f"{num_prompts} prompts with ", field, f"={width} are {num_prompts * width} sequences; ",
-            f"this server queues at most {limit}",
+            f"this server takes at most {limit}",
             param=field if width > 1 else request.prompt_field,
         )  # fmt: skip
     if request.priority and config.scheduling_policy != "priority":
         raise InvalidRequest(PRIORITY, " needs a server started with --scheduling-policy priority", param=PRIORITY)
 
 
-def _fitted(served: LoadedModel, request: GenerateRequest, given: Sequence[int]) -> Sequence[int]:
+def _fitted(loaded: LoadedModel, request: GenerateRequest, given: Sequence[int]) -> Sequence[int]:
     """The ids of a prompt, cut if the client wants that. Raises InvalidRequest."""
     if not given:
         field = request.prompt_field
@@ -108,17 +144,17 @@ def _fitted(served: LoadedModel, request: GenerateRequest, given: Sequence[int])
     if request.truncation is None:
         return given
     max_tokens = request.default_max_tokens if request.max_tokens is None else request.max_tokens
-    return truncated(given, request.truncation, max_tokens, served.engine.model.max_model_len)
+    return truncated(given, request.truncation, max_tokens, loaded.engine.model.max_model_len)
 
 
 async def _prepared(
-    served: LoadedModel, offload: Offload, ids: Sequence[int], cache_salt: str | None
+    loaded: LoadedModel, offload: Offload, ids: Sequence[int], cache_salt: str | None
 ) -> api.PreparedPrompt | None:
     """A long prompt checked and hashed on a thread, so that `Generation.open` costs the loop next to nothing; None for a short
     one."""
     if len(ids) <= LONG_PROMPT:
         return None
-    return await offload.run(len(ids), partial(served.engine.prepare, ids, cache_salt))
+    return await offload.run(len(ids), partial(loaded.engine.prepare, ids, cache_salt))
 
 
 def _text_options(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,12 @@ Part = Text | Reasoning | Call
 
 
 class Transcript:
-    __slots__ = ("_heads", "_places", "_texts")
+    """`cut_off`: the call that was being written when the token limit came, and its text, which `text` ends with."""
+
+    __slots__ = ("_heads", "_places", "_texts", "cut_off")
 
     def __init__(self) -> None:
+        self.cut_off: tuple[Call, str] | None = None
         self._heads: list[Text | Reasoning | ToolCall] = []  # what begins each part
         self._texts: list[list[str]] = []  # the pieces of each
         self._places: dict[int, int] = {}  # call to part
@@ -40,6 +43,9 @@ class Transcript:
                     self._texts[self._places[index]].append(text)
                 case Malformed(index, text):
                     place = self._places[index]
+                    begun = self._heads[place]
+                    if isinstance(event, CutOff) and isinstance(begun, ToolCall):
+                        self.cut_off = Call(begun.id or "", begun.name, "".join(self._texts[place])), text
                     self._heads[place], self._texts[place] = Text(""), [text]
                 case Text(text) | Reasoning(text):
                     if not self._heads or type(self._heads[-1]) is not type(event):

@@ -5,9 +5,11 @@ model's name, the length of a text before it is tokenised, the number of sequenc
 
 from __future__ import annotations
 
+import math
+
 from starlette.requests import Request
 
-from runtime.api import ContextTooLong, EngineError, EngineStopped, QueueFull
+from runtime.api import Busy, ContextTooLong, EngineError, EngineStopped
 from server.errors import (
     ApiError,
     BodyTooLarge,
@@ -17,17 +19,21 @@ from server.errors import (
     Unavailable,
     WrongContentType,
 )
+from server.http.protocol import IncomingBody
 
-RETRY_WHEN_FULL_S = 1
 RETRY_WHEN_STOPPED_S = 10
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The JSON body. Raises WrongContentType or BodyTooLarge, the latter before the excess is read."""
+async def read_body(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> bytes:
+    """The JSON body. `from_any_program`: whatever its content type says, if no browser sends it: curl calls everything a form.
+
+    Raises WrongContentType or BodyTooLarge, the latter before the excess is read, and what the connection says of a body that does
+    not come to its end."""
     given = request.headers.get("content-type")
     media_type = (given or "").partition(";")[0].strip().lower()
-    # Only this type makes a browser ask first, so a page of somebody else's cannot use a server on this machine.
-    if media_type != "application/json":
+    # Only this type makes a browser ask first, so a page of somebody else's cannot use a server on this machine. A browser names
+    # the page's origin with every POST.
+    if media_type != "application/json" and not (from_any_program and "origin" not in request.headers):
         raise WrongContentType(given)
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit_bytes:
@@ -39,7 +45,28 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
         if size > limit_bytes:
             raise BodyTooLarge(limit_bytes)
         chunks.append(chunk)
+    check_body(request)
     return b"".join(chunks)
+
+
+def check_body(request: Request) -> None:
+    """Raises what the connection says of a body that did not come to its end."""
+    incoming = _incoming(request)
+    if incoming is not None and incoming.error is not None:
+        raise incoming.error
+
+
+def release_body(request: Request) -> None:
+    """The body is decoded, or refused: it takes no memory any more."""
+    incoming = _incoming(request)
+    if incoming is not None:
+        incoming.release()
+
+
+def _incoming(request: Request) -> IncomingBody | None:
+    """None for a request that came over no connection, as a line of a batch does."""
+    found: IncomingBody | None = request.scope.get("incoming_body")
+    return found
 
 
 def refusal_of(error: EngineError) -> ApiError:
@@ -47,8 +74,8 @@ def refusal_of(error: EngineError) -> ApiError:
     match error:
         case ContextTooLong():
             return ContextLengthExceeded(f"This model's context is too short: {error}")
-        case QueueFull():
-            return TooManyRequests(f"The server is busy: {error}", retry_after_s=RETRY_WHEN_FULL_S)
+        case Busy():
+            return TooManyRequests(f"The server is busy: {error}", retry_after_s=math.ceil(error.retry_after_s))
         case EngineStopped():
             return Unavailable(
                 "The server is shutting down or its engine has failed", retry_after_s=RETRY_WHEN_STOPPED_S

@@ -1,6 +1,6 @@
 """Who may call: keys of users and the key of the administrator, checked before a route is looked up or a body is read.
 
-Every path but /health needs a key once there is one: a route is closed unless it stands in a table here, and so is a path
+Every path but OPEN_PATHS needs a key once there is one: a route is closed unless it stands in a table here, and so is a path
 that is no route. With a user key all is open but what tells about the server (`ADMIN_PATHS`), if that has a key of its own;
 the administrator's key opens everything. Keys are kept as digests only and never shown, logged or repeated to a client.
 Knows nothing of where keys come from."""
@@ -12,12 +12,14 @@ import hmac
 import ipaddress
 import os
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import AdminOnly, InvalidApiKey, MissingApiKey
+from server.offload import CALLER
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
 ADMIN_PATHS = frozenset({"/metrics"})
 
 
@@ -32,8 +34,9 @@ def is_loopback(host: str) -> bool:
 class Keys:
     """The keys there are. `user` and `is_admin` take the same time whatever key is right, or none."""
 
-    def __init__(self, user: Iterable[str] = (), admin: str | None = None) -> None:
-        self._secret = os.urandom(32)  # digests of one process mean nothing to another
+    def __init__(self, user: Iterable[str] = (), admin: str | None = None, secret: bytes | None = None) -> None:
+        """`secret`: by which digests mean the same in another process that has it."""
+        self._secret = secret or os.urandom(32)
         self._user = [self._digest(key.encode("ascii")) for key in user]
         self._admin = [] if admin is None else [self._digest(admin.encode("ascii"))]
 
@@ -94,6 +97,35 @@ def is_admin(scope: Scope) -> bool:
     return bool(scope.get("is_admin"))
 
 
+def caller(scope: Scope) -> bytes | None:
+    """Who asks, for whatever is shared among callers: the key; where there are none the client's address, of IPv6 its network of 64
+    bits; None over a Unix socket. scope["caller"], where what makes the request says so."""
+    if (found := scope.get("caller")) is not None:
+        return bytes(found)
+    if is_admin(scope):
+        return b"administrator"
+    if (key := caller_key(scope)) is not None:
+        return key
+    return _network((scope.get("client") or ("",))[0])
+
+
+@lru_cache(1024)  # every connection has one, few are new
+def _network(host: str) -> bytes | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return address.packed[:8] if address.version == 6 and address.ipv4_mapped is None else address.packed[-4:]
+
+
+def tenant(scope: Scope) -> str | None:
+    """Whose key a request came with, as text that means nothing to anybody; None where there are no keys."""
+    if is_admin(scope):
+        return "administrator"
+    key = caller_key(scope)
+    return None if key is None else key.hex()
+
+
 class RequireKey:
     """The layer in front of the routes. `paths` are those a refusal may be counted under; others are "unknown"."""
 
@@ -118,6 +150,7 @@ class RequireKey:
         if is_admin or not (needs_admin or keys.has_user):
             return
         if user is not None:
+            CALLER.set(user)
             if needs_admin:
                 raise AdminOnly(path)
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -20,19 +20,23 @@ PREFIX = "oneloop:"
 Samples = Mapping[tuple[tuple[str, str], ...], float | api.HistogramData]
 Families = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# Few, since there are as many series a route: what requests wait for, the engine's histograms tell by itself.
+_SECONDS = (0.01, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})  # clients may invent others
 
 
 class HttpStats:
-    """Requests by route, method and status. Written by the middleware; a route is its pattern, so labels stay few."""
+    """Requests by route, method and status. Written by the middleware; a route is its pattern, and a method one of a few, so no
+    client adds series without end."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str, int]] = Counter()
         self._durations: dict[str, tuple[list[int], list[float]]] = {}
         self.in_flight = 0
+        self.sources: list[Callable[[], Iterable[api.Metric]]] = []  # of what else there is to count
 
     def observe(self, route: str, method: str, status: int, duration_s: float) -> None:
-        self._requests[route, method, status] += 1
+        self._requests[route, method if method in _METHODS else "other", status] += 1
         counts, total = self._durations.setdefault(route, ([0] * (len(_SECONDS) + 1), [0.0]))
         counts[bisect_left(_SECONDS, duration_s)] += 1
         total[0] += duration_s
@@ -52,6 +56,7 @@ class HttpStats:
             api.Metric(
                 "http_requests_in_flight", "HTTP requests being answered.", "gauge", {(): float(self.in_flight)}
             ),
+            *(metric for source in self.sources for metric in source()),
         ]
 
 

@@ -20,17 +20,31 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
-from server.errors import ApiError, ClientLeft, ErrorShape, InternalError, MethodNotAllowed, RouteNotFound
+from server.arrival import Arrival
+from server.errors import (
+    ApiError,
+    ClientLeft,
+    ErrorShape,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    RouteNotFound,
+    clip,
+)
 from server.http.admission import refusal_of
+from server.http.auth import caller, tenant
 from server.http.metrics import HttpStats
-from server.schema import REQUEST_ID
+from server.http.noted import NotedOnce
+from server.offload import CALLER
+from server.schema import MAX_TIMEOUT_S, REQUEST_ID
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")
 
 _REQUEST_ID = re.compile(REQUEST_ID)
+_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
-QUIET_ROUTES = frozenset({"/health", "/metrics"})
+QUIET_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/metrics"})
 STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics that the client did not wait
 
 
@@ -40,10 +54,22 @@ def request_id(scope: Scope) -> str:
     return found
 
 
-def arrival_s(scope: Scope) -> float:
-    """`time.monotonic()` when the request's head had arrived."""
-    found: float = scope["arrival_s"]
-    return found
+def arrival(scope: Scope) -> Arrival:
+    """Of a request whose head has arrived and whose key has been checked. Raises InvalidRequest."""
+    return Arrival(scope["arrival_s"], caller(scope), _timeout_s(scope), tenant(scope))
+
+
+def _timeout_s(scope: Scope) -> float | None:
+    """What X-Request-Timeout says. Raises InvalidRequest where that is no number of seconds."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-timeout":
+            text = value.decode("latin-1").strip()
+            if not _SECONDS.fullmatch(text) or not 0 < float(text) <= MAX_TIMEOUT_S:
+                raise InvalidRequest(
+                    f"X-Request-Timeout is seconds, more than 0 and at most {MAX_TIMEOUT_S}", param="X-Request-Timeout"
+                )
+            return float(text)
+    return None
 
 
 def _choose_id(scope: Scope) -> str:
@@ -120,13 +146,17 @@ class RequestMiddleware:
         self._stats = stats
         self._access_log = access_log
         self._clock = Clock()
+        self._noted = NotedOnce()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # a WebSocket: uvicorn is told to refuse them before they get here
         scope["error_shape"] = self._error_shape(scope["path"])
+        scope["noted_once"] = self._noted
         scope["app"] = self  # Starlette's Router then raises what it would answer
         exchange = _Exchange(scope, send, self._clock.date())
+        if "client" in scope:  # else it is a program of ours that asks
+            CALLER.set((scope["client"] or ("unix",))[0])
         self._stats.in_flight += 1
         try:
             await self._app(scope, receive, exchange.send)
@@ -173,15 +203,16 @@ def _answer_to(error: Exception, scope: Scope) -> ApiError:
     if isinstance(error, HTTPException) and error.status_code == 404:
         return RouteNotFound(scope["method"], scope["path"])
     if isinstance(error, HTTPException) and error.status_code == 405:
+        if scope.get("path_params"):  # the name of a route there is not, taken for an id
+            return RouteNotFound(scope["method"], scope["path"])
         return MethodNotAllowed(scope["method"], scope["path"], (error.headers or {}).get("Allow", ""))
     logger.error("%s: %s %s failed", request_id(scope), scope["method"], _printable(scope), exc_info=error)
     return InternalError(request_id(scope))
 
 
 def _printable(scope: Scope) -> str:
-    """The path as a log may hold it, whatever bytes a client put there."""
-    path: str = scope["path"]
-    return path.encode("unicode_escape").decode("ascii")
+    """The path as a log may hold it, whatever bytes a client put there, and however many."""
+    return clip(scope["path"]).encode("unicode_escape").decode("ascii")
 
 
 async def send_error(error: ApiError, scope: Scope, send: Send) -> None:

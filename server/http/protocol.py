@@ -1,50 +1,441 @@
-"""HttpProtocol: uvicorn's HTTP/1.1 protocol with a bound on heads, and with its refusals in OpenAI's shape.
+"""HttpProtocol: uvicorn's HTTP/1.1 protocol, bounded in everything that a client may send, and in the time it may take.
 
-A head (request line and headers) that does not end is collected in memory by the parser without limit; here it ends with
-431. What reaches the application is unchanged."""
+The parser gets one message at a time, cut where a head or a body ends. So a head is counted by itself however it was cut on the
+way; what is pipelined behind a request waits as plain bytes until the answer is out, answers keep their order, and an error comes
+only after the answers to what was asked before. Trailers count like heads and go no further: nothing reads them. A body that
+cannot go on (too slow, too much together with others, no HTTP) ends for the application with an error of ours, so that the answer
+has the API's shape, its line in the log and its count; where there is no application yet, the answer is written here.
+
+A connection is in one `Phase`, and each has its span of time; `clients` has the spans and what all connections share. What reaches
+the application is unchanged, but for `scope["incoming_body"]`. A client that closes its sending half counts as gone, since
+somebody who has left looks the same."""
 
 from __future__ import annotations
 
+import asyncio
+from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
 
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.errors import ApiError, HeadTooLarge, MalformedHttp
+from server.errors import ApiError, HeadTooLarge, MalformedHttp, RequestTimeout
+from server.http.clients import Clients
+from server.http.deadlines import Timed
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024  # request line and fields; trailers and sizes of chunks between two pieces of a body
+MAX_FIELDS = 256  # of one message, trailers included
+MIN_BODY_BYTES = 16 * 1024  # of an unfinished body in each --timeout-body
+CHUNKED_PIECE_BYTES = 4096  # parsed at once of a chunked body, in which every byte may be a chunk
+CALLBACKS_A_TURN = 1000  # of the parser, about half a millisecond; then others have their turn of the loop
+LINGER_S = 2.0  # for a client to read why it is refused, while what it still sends is thrown away
+_BLANK_LINE = b"\r\n\r\n"
+
+
+class Phase(Enum):
+    """What a connection waits for."""
+
+    IDLE = auto()  # for the next request
+    HEAD = auto()  # for the end of a head; of the first one, from the beginning
+    BODY = auto()  # for the end of a body
+    ANSWER = auto()  # for us
+    READER = auto()  # for the client to read what it was sent
+    CLOSING = auto()  # for the client to read the last of it
+
+
+class IncomingBody:
+    """A request's body as its connection sees it, in the request's scope. `error`: why it ends before its end."""
+
+    __slots__ = ("_connection", "error", "num_bytes")
+
+    def __init__(self, connection: HttpProtocol) -> None:
+        self.error: ApiError | None = None
+        self.num_bytes = 0
+        self._connection = connection
+
+    def release(self) -> None:
+        """Nothing of what came is needed any more: it counts no longer in what all connections hold together."""
+        self.num_bytes = 0
+        self._connection.account()
+
+
+class _Flow(FlowControl):
+    """`held`: reading stays paused, whoever wants to go on, while there is too much that nobody may parse yet."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
+class _Outlet:
+    """The transport as an answer sees it: `close` leaves the client time to read."""
+
+    __slots__ = ("_connection", "write")
+
+    def __init__(self, connection: HttpProtocol) -> None:
+        self.write = connection.transport.write
+        self._connection = connection
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        self._connection.finish()
 
 
 class HttpProtocol(HttpToolsProtocol):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, clients: Clients, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_head = False
+        self.clients = clients
+        self.deadline_queue: dict[Timed, float] | None = None
+        self.is_admitted = False
+        self.held_bytes = 0
+        self._phase = Phase.IDLE
+        self._unparsed = b""
+        self._is_deaf = False  # what still comes is thrown away
+        self._is_scheduled = False  # the rest is parsed in the loop's next turn
+        self._callbacks = 0
+        # The message that is being parsed
+        self._in_body = False
         self._head_bytes = 0
+        self._num_fields = 0
+        self._last_bytes = b""  # of what was parsed, for a blank line that comes in two pieces
+        self._remaining: int | None = 0  # bytes of the body that are announced; None of a chunked one
+        self._unframed_bytes = 0  # of a chunked body since the last byte of content
+        self._body: IncomingBody | None = None
+        self._progress_bytes = 0  # of the body, or unsent ones, when the deadline was set
+        self._discarded_bytes = 0
+        self._is_reparsing = False
+
+    # --- the connection -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        self._outlet = _Outlet(self)
+        refusal = self.clients.admit(self)
+        if refusal is None:
+            self._enter(Phase.HEAD)
+        elif self.clients.may_be_told:
+            self.refuse(refusal)
+        else:
+            self._is_deaf = True
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._is_deaf, self._unparsed, self._body = True, b"", None
+        self.clients.leave(self)
+
+    @property
+    def address(self) -> str | None:
+        return self.client[0] if self.client else None
+
+    @property
+    def unfinished_bytes(self) -> int:
+        if self._is_deaf:
+            return 0
+        body = self._body.num_bytes if self._body is not None and self._in_body else 0
+        return len(self._unparsed) + self._head_bytes + body
+
+    def account(self) -> None:
+        """Tells what is held here to who adds it up."""
+        held = len(self._unparsed) + self._head_bytes + (self._body.num_bytes if self._body is not None else 0)
+        self.clients.hold(self, held)
+
+    # --- what comes in --------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
+        if self._is_deaf:
+            return
+        self._unparsed = self._unparsed + data if self._unparsed else data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parses what has come, up to the end of a message that has no answer yet, and for no longer than a turn of the loop."""
+        turn_ends = self._callbacks + CALLBACKS_A_TURN
+        while self._unparsed and (self._in_body or self.cycle is None):
+            if self._callbacks > turn_ends:
+                self._parse_later()
+                break
+            self._parse_piece(self._next_piece())
+        if self._is_deaf:
+            return
+        self._hold_reading(self._is_scheduled or len(self._unparsed) > HIGH_WATER_LIMIT)
+        self.account()
+        if not self._is_deaf:
+            self._enter_by_state()
+
+    def _parse_later(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self.loop.call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        self._is_scheduled = False
+        if not self._is_deaf:
+            self._parse()
+
+    def _hold_reading(self, held: bool) -> None:
+        if held:
+            self.flow.pause_reading()
+            self._flow.held = True
+        elif self._flow.held:
+            self._flow.held = False
+            if not self._in_body or len(self.cycle.body) <= HIGH_WATER_LIMIT:
+                self.flow.resume_reading()
+
+    def _next_piece(self) -> bytes:
+        """Cuts off what may be parsed at once: never more than the rest of one head, or of one body."""
+        data = self._unparsed
+        if self._in_body and self._remaining is not None:
+            end = self._remaining
+        else:
+            if not self._in_body and not self._head_bytes:
+                data = data.lstrip(b"\r\n")  # robust servers skip empty lines before a request
+            last = self._last_bytes
+            found = (last + data).find(_BLANK_LINE) if last else data.find(_BLANK_LINE)
+            end = len(data) if found < 0 else found + len(_BLANK_LINE) - len(last)
+            if self._in_body:
+                end = min(end, CHUNKED_PIECE_BYTES)
+            self._last_bytes = (last + data[:end])[-3:]
+        piece, self._unparsed = data[:end], data[end:]
+        return piece
+
+    def _parse_piece(self, piece: bytes) -> None:
+        self._callbacks += 1
+        if not self._in_body:
+            self._head_bytes += len(piece)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(HeadTooLarge(MAX_HEAD_BYTES))
+                self.refuse(HeadTooLarge(f"it has more than {MAX_HEAD_BYTES} bytes"))
+                return
+        elif self._remaining is None:
+            self._unframed_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Another protocol is offered, not demanded: the request is answered in this one.
+            self._unparsed = piece[upgrade.args[0] :] + self._unparsed
+            if self._in_body:
+                self._parse_body_anyway()
+        except httptools.HttpParserError:
+            too_many = self._num_fields > MAX_FIELDS
+            self.refuse(HeadTooLarge(f"it has more than {MAX_FIELDS} fields") if too_many else MalformedHttp())
+            return
+        if self._in_body and self._unframed_bytes > MAX_HEAD_BYTES:
+            self.refuse(HeadTooLarge(f"more than {MAX_HEAD_BYTES} bytes of trailers or chunk extensions"))
+        elif self._discarded_bytes > self.clients.max_held_bytes:
+            self.finish()
+
+    def _parse_body_anyway(self) -> None:
+        """The parser takes a body behind `Upgrade` for the other protocol, where Java's client, for one, sends both with every
+        request. Another parser is told only how the body is framed."""
+        framing = b"transfer-encoding: chunked" if self._remaining is None else b"content-length: %d" % self._remaining
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_reparsing = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + _BLANK_LINE)
+        self._is_reparsing = False
+
+    # --- what the parser finds ------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        if not self._is_reparsing:
+            super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_reparsing:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_reparsing:
+            return
+        self._callbacks += 1
+        self._num_fields += 1
+        if self._num_fields > MAX_FIELDS:
+            raise ValueError("too many fields")  # ends the parsing
+        if self._in_body:
+            return  # a trailer
+        name = name.lower()
+        if name == b"content-length":
+            self._remaining = int(value)
+        elif name == b"transfer-encoding":
+            self._remaining = None
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        if self._is_reparsing:
+            return
+        self._prefer_host_of_target()
+        self._body = self.scope["incoming_body"] = IncomingBody(self)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self.cycle.transport = self._outlet  # type: ignore[assignment]
+        self._in_body = True
+        self._head_bytes = self._unframed_bytes = self._discarded_bytes = self._progress_bytes = 0
 
-    def send_400_response(self, msg: str) -> None:
-        self._in_head = False
-        self._refuse(MalformedHttp())
+    def _prefer_host_of_target(self) -> None:
+        """A request for `http://host/path` is for that host, whatever its Host header says (RFC 9112, 3.2.2)."""
+        if not self.url.startswith((b"/", b"*")):
+            url = httptools.parse_url(self.url)
+            host = b"[%b]" % url.host if b":" in url.host else url.host
+            authority = host + (b":%d" % url.port if url.port else b"")
+            self.headers[:] = [(name, authority if name == b"host" else value) for name, value in self.headers]
 
-    def _refuse(self, error: ApiError) -> None:
+    def on_body(self, body: bytes) -> None:
+        self._callbacks += 1
+        self._unframed_bytes = 0
+        self._progress_bytes += len(body)
+        if self._remaining is not None:
+            self._remaining -= len(body)
+        if self.cycle.response_complete:
+            self._discarded_bytes += len(body)
+            return
+        if self._body is not None:
+            self._body.num_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._remaining != 0:
+            return  # its body comes yet: `_parse_body_anyway`
+        super().on_message_complete()
+        self._in_body = False
+        self._head_bytes = self._num_fields = 0
+        self._last_bytes, self._remaining = b"", 0
+        if self.cycle.response_complete:
+            self._forget()
+
+    def _forget(self) -> None:
+        """The request is over; an idle connection keeps nothing of it."""
+        self.cycle = self.scope = self.headers = self._body = None  # type: ignore[assignment]
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self._body is not None:
+            self._body.release()
+        if self._is_deaf or self.transport.is_closing():
+            return
+        if not self._in_body:
+            self._forget()
+        self.flow.resume_reading()
+        self._parse()
+
+    def refuse(self, error: ApiError) -> None:
+        """Ends the message that is being sent with `error`, and the connection after it."""
+        self.clients.refused[error.code or error.type] += 1
+        self._is_deaf, self._unparsed, self._head_bytes = True, b"", 0
+        cycle = self.cycle
+        if cycle is None:
+            self._write(error)
+            self._linger()
+        elif cycle.response_complete:
+            self.finish()
+        else:
+            cycle.keep_alive = False
+            if self._in_body and self._body is not None:
+                self._body.error, self._body.num_bytes = error, 0
+                cycle.more_body = False
+                cycle.message_event.set()
+            if self._phase is not Phase.READER:
+                self._enter(Phase.ANSWER)
+            self._hold_reading(False)
+        self.account()
+
+    def _write(self, error: ApiError) -> None:
         body = error.body()
+        fields = "".join(f"{name}: {value}\r\n" for name, value in error.headers().items())
         head = (
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\n{fields}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode("ascii") + body)
+
+    def finish(self) -> None:
+        """The last answer is written: close, once the client has it."""
+        if self._in_body or self._unparsed or self.flow.read_paused:
+            self._linger()
+            return
+        self._is_deaf = True
         self.transport.close()
+        self._enter(Phase.CLOSING)
+
+    def _linger(self) -> None:
+        """To close with something unread resets the connection, and the answer might be lost on its way."""
+        self._is_deaf, self._unparsed = True, b""
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self._hold_reading(False)
+            self.flow.resume_reading()
+        self._enter(Phase.CLOSING)
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def _enter_by_state(self) -> None:
+        if self._phase is Phase.READER:
+            return
+        if self._in_body:
+            self._enter(Phase.BODY)
+        elif self.cycle is not None:
+            self._enter(Phase.ANSWER)
+        elif self._head_bytes:
+            self._enter(Phase.HEAD)
+        elif self._phase is not Phase.HEAD:
+            self._enter(Phase.IDLE)
+
+    def _enter(self, phase: Phase) -> None:
+        """A phase's time begins when it is entered, and once only."""
+        if phase is self._phase and self.deadline_queue is not None:
+            return
+        self._phase = phase
+        config = self.clients.config
+        match phase:
+            case Phase.IDLE:
+                span_s = config.timeout_keep_alive
+            case Phase.HEAD:
+                span_s = config.timeout_head
+            case Phase.BODY:
+                span_s = config.timeout_body
+            case Phase.ANSWER:
+                span_s = 0.0
+            case Phase.READER:
+                span_s, self._progress_bytes = config.timeout_write, self.transport.get_write_buffer_size()
+            case Phase.CLOSING:
+                unsent = self._progress_bytes = self.transport.get_write_buffer_size()
+                span_s = config.timeout_write if unsent else LINGER_S
+        self.clients.deadlines.set(self, span_s)
+
+    def overdue(self) -> None:
+        match self._phase:
+            case Phase.HEAD if self._head_bytes:
+                self.refuse(RequestTimeout("the request's head", self.clients.config.timeout_head))
+            case Phase.IDLE | Phase.HEAD:
+                self.finish()
+            case Phase.BODY:
+                if self._progress_bytes >= MIN_BODY_BYTES or self.flow.read_paused:
+                    self._progress_bytes = 0
+                    self._enter(Phase.BODY)
+                else:
+                    self.refuse(RequestTimeout("more of the request's body", self.clients.config.timeout_body))
+            case Phase.READER | Phase.CLOSING:
+                if 0 < self.transport.get_write_buffer_size() < self._progress_bytes:
+                    self._enter(self._phase)
+                else:
+                    self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._phase is not Phase.CLOSING:
+            self._enter(Phase.READER)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._phase is Phase.READER:
+            self._phase = Phase.ANSWER
+            self.clients.deadlines.clear(self)
+            self._enter_by_state()

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
-from server.text.events import Chain, Codec
+from server.text.events import Codec, CodecChain
 from server.text.reasoning import FAMILIES, ReasoningCodec, ReasoningTags, detect_reasoning
 from server.text.tools import prompted
 from server.text.tools.harmony import Harmony
@@ -49,7 +49,7 @@ class OutputParser:
             assert tool_parser is not None, "there is no OutputParser where there is nothing to read"
             return tool_parser
         reasoning = ReasoningCodec(self.tags, reasoning_open=self.reasoning_open)
-        return reasoning if tool_parser is None else Chain(reasoning, tool_parser)
+        return reasoning if tool_parser is None else CodecChain(reasoning, tool_parser)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,22 @@ class ChatFormat:
         return f"tool calls: {calls}{explained}; reasoning: {thoughts}"
 
 
+def check_names(tool_parser: str, reasoning_parser: str) -> None:
+    """Raises ValueError for a name that is none: what can be known without a model."""
+    if tool_parser not in (AUTO, NONE, *_OWN_REASONING):
+        named(tool_parser)
+    if reasoning_parser not in (AUTO, NONE, *_OWN_REASONING):
+        _family(reasoning_parser)
+
+
+def _family(name: str) -> ReasoningTags:
+    """Raises ValueError for a name that is none."""
+    if name not in FAMILIES:
+        names = ", ".join(sorted({*FAMILIES, *_OWN_REASONING}))
+        raise ValueError(f"there is no reasoning parser {name!r}: choose one of {names}")
+    return FAMILIES[name]
+
+
 def _tags(
     source: str | Mapping[str, str] | None, tool_parser: type[ToolParser] | None, parser: str
 ) -> ReasoningTags | None:
@@ -131,10 +147,7 @@ def _tags(
     if parser == NONE:
         return None
     found = detect_reasoning(_text(source)) if parser == AUTO else parser
-    if found is not None and found not in FAMILIES:
-        names = ", ".join(sorted({*FAMILIES, *_OWN_REASONING}))
-        raise ValueError(f"there is no reasoning parser {parser!r}: choose one of {names}")
-    return None if found is None else FAMILIES[found]
+    return None if found is None else _family(found)
 
 
 def _text(source: str | Mapping[str, str] | None) -> str:

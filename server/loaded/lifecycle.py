@@ -1,10 +1,11 @@
 """Where the server stands: loading, ready, draining or failed, and what it serves once it does.
 
-One writer, the composition root. Handlers ask `served()` and get either everything a request needs or the answer to send
+One writer, the composition root. Handlers ask `require_model()` and get either everything a request needs or the answer to send
 instead. Knows nothing of HTTP but that answer."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
@@ -38,19 +39,39 @@ class Lifecycle:
         self.phase = Phase.LOADING
         self.progress = LoadProgress("start")
         self.reason: str | None = None  # why it failed
-        self._served: LoadedModel | None = None
+        self._loaded: LoadedModel | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        self._when_draining: list[Callable[[], object]] = []
 
     def report(self, progress: LoadProgress) -> None:
         """A moment of loading; callable from any thread."""
         self.progress = progress
 
-    def ready(self, served: LoadedModel) -> None:
-        self._served = served
+    def ready(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def until_loaded(self) -> None:
+        """Waits for a model; for ever, where none is loaded."""
+        if self._loaded is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+
+    def when_draining(self, call: Callable[[], object]) -> None:
+        """`call` is made when requests may not enter any more."""
+        self._when_draining.append(call)
+
     def drain(self) -> None:
         self.phase = Phase.DRAINING
+        for call in self._when_draining:
+            call()
 
     def fail(self, reason: str) -> None:
         self.phase, self.reason = Phase.FAILED, reason
@@ -58,12 +79,12 @@ class Lifecycle:
     @property
     def loaded(self) -> LoadedModel | None:
         """What is loaded, whether or not requests may use it."""
-        return self._served
+        return self._loaded
 
-    def served(self) -> LoadedModel:
+    def require_model(self) -> LoadedModel:
         """Raises Unavailable unless requests may enter."""
-        if self.phase is Phase.READY and self._served is not None:
-            return self._served
+        if self.phase is Phase.READY and self._loaded is not None:
+            return self._loaded
         if self.phase is Phase.FAILED:
             raise Unavailable("The model could not be loaded")
         if self.phase is Phase.DRAINING:
@@ -71,17 +92,30 @@ class Lifecycle:
         raise Unavailable(f"The model is still loading ({self.progress.phase})", retry_after_s=RETRY_WHILE_LOADING_S)
 
     def health(self) -> tuple[int, Mapping[str, object]]:
-        """HTTP status and body of /health. 200 only while requests may enter and steps settle."""
+        """HTTP status and body of /health. 200 only while requests may enter and steps settle as they usually do."""
         if self.phase is Phase.LOADING:
             progress = self.progress
             body = {"phase": progress.phase, "done": progress.done, "total": progress.total, "unit": progress.unit}
             return 503, {"status": "loading", **body}
-        if self.phase is Phase.FAILED or self._served is None:
+        if self.phase is Phase.FAILED or self._loaded is None:
             return 503, {"status": "failed", "reason": self.reason}
-        engine = self._served.engine.health()
+        engine = self._loaded.engine.health()
         counts = {"running": engine.num_running, "waiting": engine.num_waiting}
         if not engine.ok:
             return 503, {"status": "failed", "reason": engine.reason, **counts}
         if self.phase is Phase.DRAINING:
             return 503, {"status": "draining", **counts}
         return 200, {"status": "ok", **counts}
+
+    def liveness(self) -> tuple[int, Mapping[str, object]]:
+        """HTTP status and body of /health/live. 503 only where no waiting helps."""
+        if self.phase is Phase.FAILED:
+            return 503, {"status": "failed", "reason": self.reason}
+        engine = None if self._loaded is None else self._loaded.engine.health()
+        if engine is not None and engine.hopeless:
+            return 503, {"status": "failed", "reason": engine.reason}
+        return 200, {"status": "ok" if self.phase is Phase.READY else self.phase}
+
+    def steps_fail(self) -> bool:
+        """Whether requests may enter, but one step after another has failed."""
+        return self.phase is Phase.READY and self._loaded is not None and self._loaded.engine.health().failing

@@ -13,6 +13,8 @@ from runtime.api import EngineClient, MatcherFactory, ModelInfo
 from server.errors import ModelNotFound
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
+from server.loaded.infill import InfillFormat, infill_format
+from server.loaded.json_style import JsonStyle
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
 from server.version import __version__
@@ -21,7 +23,7 @@ from server.version import __version__
 class Grammar(Protocol):
     """Plain data that says what a text may look like."""
 
-    def source(self, tokenizer: Tokenizer) -> str:
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
         """The grammar as the compiler reads it. Raises GrammarError."""
         ...
 
@@ -36,7 +38,8 @@ class GrammarCompiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers."""
+    """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers.
+    `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -45,10 +48,13 @@ class LoadedModel:
     names: tuple[str, ...]
     chat_format: ChatFormat = field(default_factory=ChatFormat)
     grammars: GrammarCompiler = field(kw_only=True)
+    allow_special_tokens: bool = field(default=False, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
+    infill: InfillFormat | None = field(init=False)  # None: the model does not fill in the middle
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "infill", infill_format(self.tokenizer))
         object.__setattr__(self, "fingerprint", _fingerprint(self.name, self.engine.model))
 
     def check_name(self, wanted: str | None) -> None:

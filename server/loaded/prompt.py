@@ -20,6 +20,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from server.loaded.control_tokens import Shield
+
 Message = Mapping[str, Any]
 N = TypeVar("N", bound=nodes.Node)
 
@@ -47,6 +49,7 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         sources = {"default": source} if isinstance(source, str) else dict(source or {})
+        self.source = sources.get("default", "")  # of the template that conversations without tools get
         environment = _environment(now)
         self._named_tokens = dict(named_tokens or {})
         self._templates = {name: self._compiled(environment, name, text) for name, text in sources.items()}
@@ -77,12 +80,31 @@ class ChatTemplate:
 
         The text holds whatever the template writes of BOS: encode it with `add_special_tokens=False`.
         Raises PromptError where there is no template, or it refuses or fails on these messages."""
+        return self.render_shielded(None, messages, tools, add_generation_prompt, documents, continue_final, **kwargs)[
+            0
+        ]
+
+    def render_shielded(
+        self,
+        shield: Shield | None,
+        messages: Sequence[Message],
+        /,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final: bool = False,
+        **kwargs: Any,
+    ) -> tuple[str, str | None]:
+        """What `render` gives; and the same with aliases for the template's control tokens, where the client wrote some."""
         template = self._choose(with_tools=bool(tools))
         if "messages" in kwargs:
             raise PromptError("chat_template_kwargs may not replace the messages")
         if not messages:
             raise PromptError("the conversation is empty: at least one message is needed")
         seen = [_as_seen(message, template) for message in messages]
+        if shield is not None:
+            seen, tools, documents = shield.hide(seen), shield.hide(tools), shield.hide(documents)
+            kwargs = shield.hide(kwargs)
         if continue_final:
             seen[-1] = _with_end(seen[-1])
             add_generation_prompt = False
@@ -90,13 +112,17 @@ class ChatTemplate:
         variables |= {
             "messages": seen, "tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt
         }  # fmt: skip
-        text = template.render(variables)
-        if not continue_final:
-            return text
-        before, end, _ = text.rpartition(_END)
-        if not end:
-            raise PromptError("the chat template does not write the last message's content, so it cannot be continued")
-        return before
+        try:
+            text = template.render(variables)
+        except PromptError as error:
+            raise PromptError(str(error) if shield is None else shield.reveal(str(error))[0]) from error
+        if continue_final:
+            text, end, _ = text.rpartition(_END)
+            if not end:
+                raise PromptError(
+                    "the chat template does not write the last message's content, so it cannot be continued"
+                )
+        return (text, None) if shield is None else shield.reveal(text)
 
     def writes(self, text: str, messages: Sequence[Message]) -> bool:
         """Whether the template takes `messages`, and `text`, which stands in one of them, comes out."""

@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import tokenizers
 
+from server.loaded.control_tokens import ControlTokens
+from server.loaded.text_pieces import PIECE_CHARS, TextPieces
+from server.offload import Pieces
 from server.text.detokenize import Detokenizer, TokenTable
 from server.text.gguf import TokenizerError, Vocabulary, build_backend
 
-__all__ = ["Detokenizer", "Tokenizer", "TokenizerError"]
+__all__ = ["Detokenizer", "Tokenizer", "TokenizerError", "TooManyTokens"]
 
 # Names under which chat templates of all families end a turn or a text. A GGUF file gives one eos id, and models trained
 # for chat may end with another of these; only control tokens count.
@@ -25,13 +29,38 @@ _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+CUT_TOKENS = 4  # by so many tokens a cut at any place changes the number of them, at most
+
+
+class TooManyTokens(ValueError):
+    """The first `num_chars` characters of a text are `num_tokens` tokens or about so many, more than are wanted."""
+
+    def __init__(self, num_chars: int, num_tokens: int) -> None:
+        super().__init__(f"the first {num_chars} characters are {num_tokens} tokens")
+        self.num_chars = num_chars
+        self.num_tokens = num_tokens
+
+
 class Tokenizer:
     """`named_tokens`: special tokens by their transformers name ("bos_token": "<s>"), as chat templates see them.
-    `chat_template`: source, or sources by name, or None. `eos_token_ids`: every id that ends a text."""
+    `chat_template`: source, or sources by name, or None. `eos_token_ids`: every id that ends a text. `infill_ids`: what a GGUF file
+    names for filling in the middle ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")."""
 
     __slots__ = (
-        "_backend", "_table", "_vocab_size", "bos_token", "bos_token_id", "chat_template", "eos_token",
-        "eos_token_id", "eos_token_ids", "named_tokens",
+        "_around",
+        "_backend",
+        "_pieces",
+        "_table",
+        "_vocab_size",
+        "bos_token",
+        "bos_token_id",
+        "chat_template",
+        "control",
+        "eos_token",
+        "eos_token_id",
+        "eos_token_ids",
+        "infill_ids",
+        "named_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -40,20 +69,25 @@ class Tokenizer:
         named_tokens: Mapping[str, str],
         chat_template: str | Mapping[str, str] | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        infill_ids: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         backend.no_truncation()  # a tokenizer.json may carry the settings of its last training run
         backend.no_padding()
         self._backend = backend
         self._table = TokenTable(backend)
+        self._pieces = TextPieces(backend)
+        self._around = _around(backend)
+        self.control = ControlTokens(backend)
+        self.infill_ids = infill_ids
         self._vocab_size = max(
             backend.get_vocab_size(with_added_tokens=True), max(backend.get_added_tokens_decoder(), default=-1) + 1
         )
         self.named_tokens = dict(named_tokens)
         self.chat_template = chat_template
         self.bos_token = named_tokens.get("bos_token")
-        self.bos_token_id = self._id_of(self.bos_token)
+        self.bos_token_id = self.id_of(self.bos_token)
         self.eos_token = named_tokens.get("eos_token")
-        self.eos_token_id = self._id_of(self.eos_token)
+        self.eos_token_id = self.id_of(self.eos_token)
         own_eos = frozenset() if self.eos_token_id is None else frozenset({self.eos_token_id})
         self.eos_token_ids = own_eos | eos_token_ids
 
@@ -92,7 +126,13 @@ class Tokenizer:
         ends |= {control[token] for token in _END_TOKENS if token in control}
         if "<|channel|>" in control:  # harmony: an answer is several messages, and this is the end of one
             ends.discard(control.get("<|end|>"))
-        return cls(backend, named, _gguf_template(metadata), frozenset(ends))
+        infill_ids = {name: id for name, id in ids.items() if name.startswith("fim_")}
+        return cls(backend, named, _gguf_template(metadata), frozenset(ends), infill_ids)
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """For whoever needs the library's own, to read and not to change."""
+        return self._backend
 
     @property
     def vocab_size(self) -> int:
@@ -103,21 +143,56 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         return self._table.special_ids
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, plain: bool = False) -> list[int]:
         """`add_special_tokens`: what the tokenizer puts around a text (BOS, mostly). A text that already begins with BOS,
-        as a rendered chat template does, does not get a second one.
+        as a rendered chat template does, does not get a second one. `plain`: control tokens in `text` are text, and their aliases
+        control tokens (`control_tokens`).
 
         Raises ValueError for text that is not Unicode (lone surrogates)."""
+        backend = self.control.plain.backend if plain else self._backend
         try:
             # Not `encode`: only the batch call releases the GIL, and the fast one leaves out the offsets.
-            encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+            encoding = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except TypeError as error:
             raise ValueError("the text contains a lone surrogate; it is not valid Unicode") from error
-        ids: list[int] = encoding.ids
-        bos = self.bos_token_id
-        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == bos and text.startswith(self.bos_token or ""):
-            return ids[1:]
-        return ids
+        ids: list[int] = self.control.plain.ids(encoding.ids) if plain else encoding.ids
+        return self._with_one_bos(text, ids, add_special_tokens, plain)
+
+    def encode_pieces(
+        self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None, plain: bool = False
+    ) -> Pieces[list[int]]:
+        """The ids of `encode`, in pieces where there are places for that.
+
+        Raises TooManyTokens as soon as `text` has more than `max_tokens`, at the cost of these, or ValueError as `encode` does."""
+        if len(text) <= PIECE_CHARS or self._around is None:
+            return self.encode(text, add_special_tokens, plain)
+        before, after = self._around if add_special_tokens else ([], [])
+        ids, start = [*before], 0
+        for end in self._pieces.ends(text):
+            if max_tokens is not None and end - start > max(2 * PIECE_CHARS, max_tokens):
+                yield from self._check_piece(text, start, end, len(ids), max_tokens)
+            ids += self.encode(text[start:end], False, plain)
+            start = end
+            if max_tokens is not None and len(ids) > max_tokens:
+                raise TooManyTokens(end, len(ids))
+            yield
+        return self._with_one_bos(text, [*ids, *after], add_special_tokens, plain)
+
+    def _check_piece(self, text: str, start: int, end: int, num_tokens: int, max_tokens: int) -> Pieces[None]:
+        """Counts the tokens of what can only be tokenised in one go, cut anywhere: what that takes grows with their number.
+
+        Raises TooManyTokens."""
+        for cut in range(start + PIECE_CHARS, end, PIECE_CHARS):
+            num_tokens += len(self.encode(text[cut - PIECE_CHARS : cut], False)) - CUT_TOKENS
+            if num_tokens > max_tokens:
+                raise TooManyTokens(cut, num_tokens)
+            yield
+
+    def _with_one_bos(self, text: str, ids: list[int], add_special_tokens: bool, plain: bool) -> list[int]:
+        if not add_special_tokens or len(ids) < 2 or not ids[0] == ids[1] == self.bos_token_id:
+            return ids
+        bos = self.bos_token or ""
+        return ids[1:] if text.startswith(self.control.with_aliases(bos) if plain else bos) else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Ids outside the vocabulary give no text.
@@ -149,8 +224,18 @@ class Tokenizer:
         """The ids of those that are tokens of the vocabulary."""
         return frozenset(id for token in tokens if (id := self._backend.token_to_id(token)) is not None)
 
-    def _id_of(self, token: str | None) -> int | None:
+    def id_of(self, token: str | None) -> int | None:
+        """The id of a token as the vocabulary spells it, None for one that it lacks."""
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The ids that are put before and behind every text; None where that is not to be seen."""
+    with_them, without = (backend.encode("a", add_special_tokens=add).ids for add in (True, False))
+    for start in range(len(with_them) - len(without) + 1):
+        if without and with_them[start : start + len(without)] == without:
+            return with_them[:start], with_them[start + len(without) :]
+    return None
 
 
 # --- Hugging Face folders -----------------------------------------------------------------------------------------
@@ -174,7 +259,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise TokenizerError(f"{path} holds no JSON object")

@@ -14,21 +14,21 @@ import ctypes
 import dataclasses
 import gc
 import inspect
-import operator
 import os
 import sys
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
 
 from runtime.api import EngineError, Output, TokenLogprobs
+from server.arrival import Arrival
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
 from server.errors import ApiError, UnsupportedParameter
 from server.generate.generation import EngineFailed, Generation, PromptChoice
@@ -39,8 +39,12 @@ from server.load import load
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
+from server.offline.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from server.offline.loop_thread import LoopThread
 from server.offline.progress import Progress
+from server.offline.prompts import Prompt, plain, several
+from server.offline.tokenizer import as_transformers
+from server.offload import Offload
 from server.openai import requests, wire
 from server.schema import Wire
 from server.service import Service
@@ -49,7 +53,6 @@ from server.text.events import Malformed, Reasoning, Text
 
 T = TypeVar("T")
 
-Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
 
 # The wire's fields that say how tokens are chosen and where text ends: the others are about HTTP, or change an answer's form.
@@ -149,9 +152,10 @@ class _Ask:
 
 
 def _ask_completion(prompt: Prompt, params: SamplingParams) -> _Ask:
-    given = prompt if isinstance(prompt, str) else [[operator.index(token_id) for token_id in prompt]]
-    request = requests.of_completion(_decoded(wire.COMPLETION, {"prompt": given, **params.fields}))
-    return _Ask(request, prompt if isinstance(prompt, str) else None)
+    found = plain(prompt)
+    salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
+    request = requests.of_completion(_decoded(wire.COMPLETION, {"prompt": found.given, **params.fields, **salt}))
+    return _Ask(request, found.text)
 
 
 def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[str, Any]) -> _Ask:
@@ -164,13 +168,6 @@ def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[s
         return _Ask(requests.of_chat(given), None)
     except ApiError as error:
         raise _as_value_error(error) from None
-
-
-def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(given, str):
-        return [given]
-    prompts: list[Any] = list(given)
-    return [prompts] if prompts and not isinstance(prompts[0], str | Iterable) else prompts
 
 
 def _conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
@@ -319,12 +316,12 @@ class _Window:
 class _Core:
     """What serves. Everything here happens on the background loop."""
 
-    def __init__(self, config: ServerConfig, served: LoadedModel) -> None:
+    def __init__(self, config: ServerConfig, loaded: LoadedModel) -> None:
         lifecycle = Lifecycle()
-        lifecycle.ready(served)
-        self._service = Service(config, lifecycle)
-        self._served = served
-        rows = served.engine.model.max_num_seqs
+        lifecycle.ready(loaded)
+        self._service = Service(config, lifecycle, Offload(max_waiting=sys.maxsize))
+        self._loaded = loaded
+        rows = loaded.engine.model.max_num_seqs
         self._window = _Window(rows + max(4, rows // 4))
 
     @classmethod
@@ -343,10 +340,10 @@ class _Core:
                 generation, ignored = await start(
                     self._service.config,
                     self._service.offload,
-                    self._served,
+                    self._loaded,
                     ask.request,
                     id=id,
-                    arrival_s=time.monotonic(),
+                    arrival=Arrival(time.monotonic()),
                 )
                 if ignored:
                     raise UnsupportedParameter(ignored[0])
@@ -357,7 +354,7 @@ class _Core:
                 raise RuntimeError(f"the engine takes no requests: {error}") from None
             text = ask.text
             if isinstance(ask.request.prompt, Chat):
-                text = self._served.tokenizer.decode(generation.requests[0].prompt_ids, skip_special_tokens=False)
+                text = self._loaded.tokenizer.decode(generation.requests[0].prompt_ids, skip_special_tokens=False)
             transcripts = [Transcript() for _ in generation.choices]
             ids = list(generation.requests[0].prompt_ids)  # cut, if so asked
             competing = [CompletionOutput(index) for index in range(len(generation.choices))]
@@ -410,9 +407,17 @@ class _Core:
                     outputs[output.index].add(output)
         return dataclasses.replace(increment, outputs=outputs)
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._loaded.tokenizer
+
+    async def reset_prefix_cache(self) -> bool:
+        self._loaded.engine.reset_prefix_cache()
+        return True
+
     async def close(self) -> None:
         self._service.offload.close()
-        await self._served.engine.close()
+        await self._loaded.engine.close()
 
 
 # --- for users ----------------------------------------------------------------------------------------------------
@@ -423,7 +428,7 @@ class LLM:
     `options` are the options of `python -m server` for model and engine, with underscores.
 
     Every method may be called from any thread. `with LLM() as llm:`, `close()` or dropping the last reference frees the
-    memory; a program that ends without does not hang. Ctrl-C takes back what was asked and leaves the LLM usable.
+    memory; a program that ends without ends all the same, quietly. Ctrl-C takes back what was asked and leaves the LLM usable.
 
     Raises ValueError for an option it does not know or that cannot be honoured, LoadError where the model cannot be served."""
 
@@ -443,7 +448,6 @@ class LLM:
             raise
         self._background = background
         self._close = weakref.finalize(self, _close, background, self._core)
-        self._close.atexit = False  # the thread is a daemon, and by then there are no threads left to close it with
 
     def generate(
         self,
@@ -451,10 +455,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continues each prompt, given as text or as token ids; the answers are in the prompts' order.
+        """Continues each prompt: text, token ids, or vLLM's dict of either (`prompt`, `prompt_token_ids`). The answers are in the
+        prompts' order.
 
         Raises ValueError, naming the prompt and the field, and then nothing is answered."""
-        given = _prompts(prompts)
+        given = several(prompts)
         params = _one_each(sampling_params, len(given))
         asks = []
         for number, each in enumerate(zip(given, params, strict=True)):
@@ -497,6 +502,33 @@ class LLM:
         """Increments of the answer to one conversation. See `agenerate`."""
         _check_options(options)
         return self._iterate(_ask_chat(messages, sampling_params or SamplingParams(), options))
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` most likely continuations of each prompt, best first, as vLLM's `beam_search`.
+
+        Raises ValueError as `generate`."""
+        answers = self.generate(prompts, SamplingParams(**params.fields), use_tqdm)
+        decode = self._open_core().tokenizer.decode
+        return [beams_of(answer, lambda ids: decode(ids, skip_special_tokens=True)) for answer in answers]
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer as transformers' PreTrainedTokenizerFast, with its chat template; each call makes one."""
+        return as_transformers(self._open_core().tokenizer)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the prompts whose keys and values are kept for others that begin alike. True: it is done."""
+        return self._background.run(self._open_core().reset_prefix_cache())
+
+    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError: no model that gives vectors is served."""
+        raise NotImplementedError(
+            "pooling (encode, embed, classify, score) is not there yet: only models that generate text are served. "
+            "For token ids: llm.get_tokenizer().encode(text)"
+        )
+
+    embed = classify = score = reward = encode
 
     def close(self) -> None:
         """What is in flight ends with a RuntimeError. Closing again does nothing.
@@ -543,7 +575,8 @@ def _give_memory_back() -> None:
 
 def _close(background: LoopThread, core: _Core) -> None:
     try:
-        if not background.is_here():
+        # At the end of the program threads are gone that the engine would end with; nothing is left to free then either.
+        if threading.main_thread().is_alive() and not background.is_here():
             background.run(core.close())
     finally:
         background.close()

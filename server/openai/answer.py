@@ -21,7 +21,7 @@ from server.service import Service
 
 async def answer(
     service: Service,
-    served: LoadedModel,
+    loaded: LoadedModel,
     http: HttpRequest,
     wire: GenerationRequest,
     generation: Generation,
@@ -32,7 +32,7 @@ async def answer(
     """`generation`: what `wire` asks for. `id`: of the answer.
 
     Raises ApiError, and ClientLeft for a whole answer nobody waits for any more."""
-    envelope = Envelope(id, int(time.time()), served.name, served.fingerprint, shape)
+    envelope = Envelope(id, int(time.time()), loaded.name, loaded.fingerprint, shape)
     if wire.stream:
         return _stream(service, generation, envelope, wire)
     transcript = await collect_transcripts(generation, ClientWatch(http.receive))

@@ -6,12 +6,13 @@ from server.generate.logprobs import Style, Writer, chat_writer
 from server.generate.transcript import Call, Transcript
 from server.loaded.tokenizer import Tokenizer
 from server.schema import Json
-from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
 
 class ChatShape:
     """Reasoning goes under both names clients look for. A call that turns out broken while it streams comes again, whole, as
-    content: the client has got it in part, and its finish_reason asks for no call."""
+    content: the client has got it in part, and its finish_reason asks for no call. One that the token limit cut off stays a call,
+    its arguments as far as they go: as OpenAI has it, finish_reason says that they are not whole."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
@@ -60,6 +61,8 @@ SHAPE = ChatShape()
 
 def _delta(event: Event) -> Json:
     match event:
+        case CutOff():
+            return {}
         case Text(text) | Malformed(_, text):
             return {"content": text}
         case Reasoning(text):
@@ -74,6 +77,9 @@ def _delta(event: Event) -> Json:
 def _message(transcript: Transcript) -> Json:
     """Content is null where there is something else and no text."""
     text, reasoning, calls = transcript.text, transcript.reasoning, transcript.calls
+    if transcript.cut_off is not None:
+        call, written = transcript.cut_off
+        text, calls = text.removesuffix(written).rstrip(), [*calls, call]
     message: Json = {"role": "assistant", "content": text or (None if calls or reasoning else ""), "refusal": None}
     if reasoning:
         message |= {"reasoning": reasoning, "reasoning_content": reasoning}

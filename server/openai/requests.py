@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from server.generate.constraints import structured_grammar
+from server.errors import InvalidRequest
+from server.generate.matchers import one_constraint
 from server.generate.request import (
     Beams,
     Chat,
     Function,
     GenerateRequest,
+    Infill,
     Message,
     OnlyFunction,
     OutputConstraint,
@@ -29,7 +31,7 @@ from server.structured.tags import StructuralTag
 
 DEFAULT_MAX_TOKENS = 16  # of a text completion, as OpenAI's
 
-_SAMPLING = tuple(Sampling.__dataclass_fields__)
+_SAMPLING = Sampling.__struct_fields__
 
 
 def of_chat(request: ChatRequest) -> GenerateRequest:
@@ -39,7 +41,7 @@ def of_chat(request: ChatRequest) -> GenerateRequest:
     newer = request.max_completion_tokens
     return GenerateRequest(
         prompt=chat,
-        max_tokens=request.max_tokens if newer is None else newer,
+        max_tokens=_max_tokens(request) if newer is None else newer,
         thinking_token_budget=request.thinking_token_budget,
         **_shared(request, reasoning=request.include_reasoning is not False),
     )
@@ -48,11 +50,19 @@ def of_chat(request: ChatRequest) -> GenerateRequest:
 def of_completion(request: CompletionRequest) -> GenerateRequest:
     """Raises InvalidRequest for a mixture of prompts."""
     return GenerateRequest(
-        prompt=Prompts(request.prompts, request.add_special_tokens is not False),
-        max_tokens=request.max_tokens,
-        default_max_tokens=DEFAULT_MAX_TOKENS,
+        prompt=_prompt(request),
+        max_tokens=_max_tokens(request),
+        default_max_tokens=DEFAULT_MAX_TOKENS if request.n_predict is None else None,
         **_shared(request),
     )
+
+
+def _prompt(request: CompletionRequest) -> Prompts | Infill:
+    if request.suffix:
+        if request.allow_special_tokens is not None:
+            raise InvalidRequest("allow_special_tokens is not for prompts with a suffix", param="allow_special_tokens")
+        return Infill(request.prompts, request.suffix)
+    return Prompts(request.prompts, request.add_special_tokens is not False, request.allow_special_tokens is not False)
 
 
 def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
@@ -68,6 +78,7 @@ def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
         documents=request.documents,
         reasoning_effort=request.reasoning_effort,
         add_special_tokens=bool(request.add_special_tokens),
+        allow_special_tokens=request.allow_special_tokens,
     )
     chat.check()
     return chat
@@ -102,23 +113,28 @@ def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, 
         "stream": bool(request.stream),
         "priority": request.priority or 0,
         "cache_salt": request.cache_salt,
+        "timeout_s": request.timeout,
     }
 
 
+def _max_tokens(request: GenerationRequest) -> int | None:
+    if request.max_tokens is None and request.n_predict is not None and request.n_predict >= 0:
+        return request.n_predict
+    return request.max_tokens
+
+
 def _constraint(request: GenerationRequest) -> OutputConstraint | None:
-    """The constraint that `request` has, in whichever field; more than one have been refused."""
+    """The constraint that `request` has, in whichever fields. Raises InvalidRequest where these are different ones."""
+    found: list[OutputConstraint] = []
     match request.response_format:
-        case JsonObject():
-            return OutputConstraint(ANY_OBJECT, "response_format")
+        case JsonObject(schema=schema):
+            grammar = ANY_OBJECT if schema is None else JsonSchema(schema)
+            found.append(OutputConstraint(grammar, "response_format" if schema is None else "response_format.schema"))
         case wire.JsonSchemaFormat(json_schema=named):
-            return OutputConstraint(JsonSchema(named.schema), "response_format.json_schema.schema")
+            found.append(OutputConstraint(JsonSchema(named.schema), "response_format.json_schema.schema"))
         case wire.StructuralTagFormat() as tag:
-            return OutputConstraint(_structural_tag(tag), "response_format")
-    if (structured := request.structured_outputs) is not None:
-        return OutputConstraint(structured_grammar(structured), f"structured_outputs.{structured.kinds_given[0]}")
-    if (guided := request.guided) is not None:
-        return OutputConstraint(structured_grammar(guided), f"guided_{guided.kinds_given[0]}")
-    return None
+            found.append(OutputConstraint(_structural_tag(tag), "response_format"))
+    return one_constraint(found, request.constraints())
 
 
 def _structural_tag(structured: wire.StructuralTagFormat) -> StructuralTag:

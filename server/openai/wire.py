@@ -12,20 +12,23 @@ from msgspec import Meta, Struct
 
 from server.errors import InvalidRequest, UnsupportedParameter
 from server.schema import (
+    CONSTRAINTS,
     INT64,
     MAX_BIASES,
     MAX_LOGPROBS,
     MAX_STOPS,
     MAX_TOOLS,
+    OTHER_LENGTHS,
     AnyText,
     CacheSalt,
+    ConstrainedOutput,
     JsonObject,
     Name,
     Priority,
     ReasoningEffort,
     RequestId,
     StopString,
-    StructuredOutputs,
+    Timeout,
     TokenId,
     ToolName,
     Wire,
@@ -74,10 +77,7 @@ class StructuralTagFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_
 ResponseFormat = AnyText | JsonObject | JsonSchemaFormat | StructuralTagFormat
 
 
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern")
-
-
-class GenerationRequest(Struct, kw_only=True):
+class GenerationRequest(ConstrainedOutput, kw_only=True):
     """What /v1/chat/completions and /v1/completions share. None means "as the model or the route has it"."""
 
     model: Name | None = None
@@ -99,6 +99,9 @@ class GenerationRequest(Struct, kw_only=True):
     early_stopping: bool | Literal["never"] | None = None  # as transformers has it
 
     max_tokens: Annotated[int, Meta(ge=0, le=INT64)] | None = None  # 0: the prompt is scored, nothing generated
+    n_predict: Annotated[int, Meta(ge=-2, le=INT64)] | None = (
+        None  # llama.cpp's name of it; below 0 all that the context holds
+    )
     min_tokens: Annotated[int, Meta(ge=0, le=INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
@@ -108,6 +111,8 @@ class GenerationRequest(Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    # Special tokens in messages or prompts are meant. None: as the server has it in messages, True in prompts.
+    allow_special_tokens: bool | None = None
     # Keep that many of the prompt's tokens; -1: as many as the context holds beside max_tokens.
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
     truncation_side: Literal["left", "right"] | None = None  # which end goes; left if not transcript
@@ -120,20 +125,13 @@ class GenerationRequest(Struct, kw_only=True):
     )
 
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    # vLLM's names until 0.12, which clients still send: each is a field of structured_outputs.
-    guided_json: dict[str, Any] | str | bool | None = None
-    guided_regex: Annotated[str, Meta(min_length=1)] | None = None
-    guided_choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
-    guided_grammar: Annotated[str, Meta(min_length=1)] | None = None
-    guided_whitespace_pattern: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     request_id: RequestId | None = None  # in place of X-Request-Id, which wins
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    timeout: Timeout | None = None
 
     # Harmless: they describe the caller and ask nothing of the answer.
     user: str | None = None
@@ -153,26 +151,6 @@ class GenerationRequest(Struct, kw_only=True):
         return None
 
     @property
-    def guided(self) -> StructuredOutputs | None:
-        """The guided_* fields in today's words; None where there are none."""
-        if all(getattr(self, name) is None for name in _GUIDED):
-            return None
-        return StructuredOutputs(**{name.removeprefix("guided_"): getattr(self, name) for name in _GUIDED})
-
-    def _check_structured(self) -> None:
-        if isinstance(self.response_format, StructuralTagFormat):
-            self.response_format.check("response_format")
-        ways = [] if isinstance(self.response_format, AnyText | None) else ["response_format"]
-        if self.structured_outputs is not None:
-            self.structured_outputs.check("structured_outputs", "structured_outputs.")
-            ways.append("structured_outputs")
-        if (guided := self.guided) is not None:
-            guided.check("guided_json", "guided_")
-            ways.append(f"guided_{guided.kinds_given[0]}")
-        if len(ways) > 1:
-            raise InvalidRequest(f"{' and '.join(ways)} each ask for a form; give one of them", param=ways[0])
-
-    @property
     def num_prompt_logprobs(self) -> int | None:
         """How many alternatives to compute for each token of the prompt; None for no log-probabilities of it."""
         return self.prompt_logprobs
@@ -185,7 +163,13 @@ class GenerationRequest(Struct, kw_only=True):
             raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
         if self.logprob_token_ids and self.num_logprobs is None:
             raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
-        self._check_structured()
+        if isinstance(self.response_format, StructuralTagFormat):
+            self.response_format.check("response_format")
+        self.constraints()
+        if self.n_predict is not None and self.max_tokens not in (None, self.n_predict):
+            raise InvalidRequest(
+                "n_predict is another server's name of max_tokens; give one of them", param="n_predict"
+            )
         self._check_candidates()
         self._check_truncation()
         self._check_stream_options()
@@ -231,7 +215,33 @@ class GenerationRequest(Struct, kw_only=True):
 
 
 class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """`cache_control`: prefixes are cached anyway."""
+
     text: str
+    cache_control: Any = None
+
+
+class InputTextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    """As the Responses API has it."""
+
+    text: str
+
+
+class OutputTextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class RefusalPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+AnyTextPart = TextPart | InputTextPart | OutputTextPart | RefusalPart
 
 
 class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -250,7 +260,7 @@ class PastCall(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | list[AnyTextPart] | None = None
     name: Name | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -370,6 +380,14 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
+    suffix: str | None = None  # what follows the answer, for models that fill in the middle
+
+    def check(self) -> None:
+        super().check()
+        if self.suffix and self.echo:
+            raise InvalidRequest(
+                "echo and suffix contradict each other: an answer in the middle repeats no prompt", param="echo"
+            )
 
     @property
     def echoes(self) -> bool:
@@ -408,6 +426,7 @@ class TokenizeRequest(Struct, kw_only=True):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     add_special_tokens: bool | None = None
+    allow_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -435,6 +454,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 # Field: the values that ask for nothing. Null always asks for nothing.
 _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(OTHER_LENGTHS, ()),
     "guided_decoding_backend": ("auto", "guidance"),
     "store": (False,),
     "prediction": (),
@@ -466,7 +486,6 @@ _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "mm_payload": ("tensors",),
 }
 _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
-    "suffix": ("",),
     "max_completion_tokens": (),
     "prompt_embeds": (),
 }
@@ -491,15 +510,16 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "logprob_token_ids": ([],),
     "response_format": (AnyText(),),
-    "structured_outputs": (),
-    **dict.fromkeys(_GUIDED, ()),
+    **dict.fromkeys(CONSTRAINTS, ()),
 }
 
 
 # Of the above, what may as well be left undone if the client is told: nothing of the answer changes.
-_MAY_BE_IGNORED = frozenset({"store", "prediction", "prompt_cache_retention"})
+_MAY_BE_IGNORED = frozenset({
+    "store", "prediction", "prompt_cache_retention", "session_id", "verbosity", "web_search_options",
+})  # fmt: skip
 # What to use instead of what OpenAI itself has replaced.
-_REPLACED = {"functions": "tools", "function_call": "tool_choice"}
+_REPLACED = {"functions": "tools", "function_call": "tool_choice", **dict.fromkeys(OTHER_LENGTHS, "max_tokens")}
 
 
 CHAT: Wire[ChatRequest] = Wire(ChatRequest, _REFUSED_BY_CHAT, _MAY_BE_IGNORED, _REPLACED)

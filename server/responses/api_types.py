@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from server.responses import input_items
 from server.responses.body import Status
 from server.responses.input_items import ItemReference
 from server.responses.output_items import ItemStatus
-from server.responses.wire import ResponsesRequest
+from server.responses.wire import (
+    CompactRequest,
+    CountRequest,
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    ResponsesRequest,
+)
 from server.schema import Json
+
+AnyTool = FunctionTool | CustomTool | NamespaceTool
 
 
 class CreateResponse(ResponsesRequest, kw_only=True):
-    """Items of type message need not say so. `item_reference`: an item of a stored response."""
+    """Items of type message need not say so. `item_reference`: an item of a stored response. Tools of other types (web_search,
+    mcp, local_shell …) are left out, and named in X-Ignored-Fields."""
 
     input: str | list[input_items.Item | ItemReference]  # type: ignore[assignment]  # in the request they are still JSON
+    tools: list[AnyTool] | None = None  # type: ignore[assignment]  # as well
+
+
+class CountTokens(CountRequest, kw_only=True):
+    input: str | list[input_items.Item | ItemReference] = ""  # type: ignore[assignment]
+    tools: list[AnyTool] | None = None  # type: ignore[assignment]
+
+
+class CompactResponse(CompactRequest, kw_only=True):
+    input: str | list[input_items.Item | ItemReference] = ""  # type: ignore[assignment]
+    tools: list[AnyTool] | None = None  # type: ignore[assignment]
 
 
 # --- items --------------------------------------------------------------------------------------------------------
@@ -59,6 +80,7 @@ class ReasoningOutput(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     status: ItemStatus
     summary: list[input_items.SummaryText]
     content: list[ReasoningTextPart]
+    encrypted_content: str | UnsetType = UNSET  # with `include`: to be sent back, where its content is not
 
 
 class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -69,9 +91,19 @@ class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_cal
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningOutput | FunctionCallItem
+class CustomToolCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningOutput | FunctionCallItem | CustomToolCallItem
 
 
 # --- the response -------------------------------------------------------------------------------------------------
@@ -146,6 +178,26 @@ class Response(Struct, kw_only=True):
     top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | None
+
+
+class InputTokens(Struct):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class CompactionItem(Struct, kw_only=True, tag_field="type", tag="compaction"):
+    """Stands for the conversation in the input of later requests; only this server reads it, and nothing is secret in it."""
+
+    id: str
+    encrypted_content: str
+
+
+class CompactedResponse(Struct, kw_only=True):
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[input_items.InputMessage | CompactionItem]
+    usage: ResponseUsage
 
 
 class DeletedResponse(Struct):
@@ -252,9 +304,18 @@ class FunctionCallArgumentsDone(_OfPiece, kw_only=True, tag="response.function_c
     arguments: str
 
 
+class CustomToolCallInputDelta(_OfPiece, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class CustomToolCallInputDone(_OfPiece, kw_only=True, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 # One server-sent event, whose `event:` line has its type. The last is one of completed, incomplete and failed.
 ResponseEvent = (
     ResponseCreated | ResponseQueued | ResponseInProgress | ResponseCompleted | ResponseIncomplete | ResponseFailed
     | OutputItemAdded | OutputItemDone | ContentPartAdded | ContentPartDone | OutputTextDelta | OutputTextDone
     | ReasoningTextDelta | ReasoningTextDone | FunctionCallArgumentsDelta | FunctionCallArgumentsDone
+    | CustomToolCallInputDelta | CustomToolCallInputDone
 )  # fmt: skip

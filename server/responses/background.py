@@ -7,15 +7,12 @@ cancelled; then `finished` is called."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from runtime.api import TokenStream
 from server.responses.body import render
 from server.responses.events import ResponseEvents, frame
 from server.schema import Json
-
-logger = logging.getLogger("oneloop.http")
 
 
 class BackgroundRun:
@@ -61,9 +58,8 @@ class BackgroundRun:
             last = self._response_events.end()
         except asyncio.CancelledError:
             last = self._response_events.cancel()
-        except Exception:
-            logger.exception("%s failed in the background", self._response_events.id)
-            last = self._response_events.fail("The server had an error while it made the response")
+        except Exception as error:
+            last = self._response_events.fail(error)
         self.is_over = True
         self._note(last)
         self._finished()

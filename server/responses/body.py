@@ -5,6 +5,7 @@ JSON whose pieces may be rendered already (orjson.Fragment): log-probabilities a
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +14,8 @@ from orjson import Fragment, dumps
 
 from server.generate.generation import Generation
 from server.openai.frames import usage as chat_usage
-from server.responses.wire import FunctionTool, ResponsesRequest
+from server.responses.tools import Tool, Tools
+from server.responses.wire import ResponsesRequest
 from server.schema import Json
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -21,15 +23,21 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`repeated`: fields of the request, as every version of the response says it."""
+    """`repeated`: fields of the request, as every version of the response says it. `tools`: by the functions that the model calls.
+    `seals_reasoning`: the client wants it back as what only this server reads."""
 
     id: str
     repeated: Json
     created_at: int = field(default_factory=lambda: int(time.time()))
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    seals_reasoning: bool = False
 
     @classmethod
-    def of(cls, id: str, wire: ResponsesRequest, generation: Generation, *, model: str, stored: bool) -> Head:
-        return cls(id, _repeated(wire, generation, model=model, stored=stored))
+    def of(
+        cls, id: str, wire: ResponsesRequest, tools: Tools, generation: Generation, *, model: str, stored: bool
+    ) -> Head:
+        repeated = _repeated(wire, tools, generation, model=model, stored=stored)
+        return cls(id, repeated, tools=tools.by_function, seals_reasoning=wire.wants_sealed_reasoning)
 
     def body(
         self,
@@ -56,7 +64,7 @@ class Head:
         }
 
 
-def _repeated(wire: ResponsesRequest, generation: Generation, *, model: str, stored: bool) -> Json:
+def _repeated(wire: ResponsesRequest, tools: Tools, generation: Generation, *, model: str, stored: bool) -> Json:
     params = generation.requests[0].sampling
     choice = wire.tool_choice or "auto"
     reasoning, text = wire.reasoning, wire.text
@@ -78,21 +86,11 @@ def _repeated(wire: ResponsesRequest, generation: Generation, *, model: str, sto
         "temperature": params.temperature,
         "text": {"format": format, "verbosity": "medium"},
         "tool_choice": choice if isinstance(choice, str) else msgspec.to_builtins(choice),
-        "tools": [_tool(tool) for tool in wire.tools or ()],
+        "tools": tools.echoed,
         "top_logprobs": wire.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": wire.truncation or "disabled",
         "user": wire.user,
-    }
-
-
-def _tool(tool: FunctionTool) -> Json:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": bool(tool.strict),
     }
 
 

@@ -7,6 +7,7 @@ follows as text, so nothing is lost. Knows nothing of HTTP, streams or the store
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +17,15 @@ from typing import TypeVar
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
+from server.errors import ApiError, Unavailable
 from server.generate.generation import Generation
 from server.generate.logprobs import chat_writer
 from server.responses.body import Head, Status, usage
-from server.responses.output_items import CallItem, ItemStatus, MessageItem, OutputItem, ReasoningItem
+from server.responses.output_items import CallItem, CustomCallItem, ItemStatus, MessageItem, OutputItem, ReasoningItem
 from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+
+logger = logging.getLogger("oneloop.http")
 
 _FINAL_EVENTS = {
     "completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed",
@@ -29,7 +33,7 @@ _FINAL_EVENTS = {
 }  # fmt: skip
 
 
-NewItem = TypeVar("NewItem", MessageItem, ReasoningItem, CallItem)
+NewItem = TypeVar("NewItem", MessageItem, ReasoningItem, CallItem, CustomCallItem)
 
 
 class ResponseEvents:
@@ -96,17 +100,22 @@ class ResponseEvents:
     def end(self) -> list[Json]:
         """What comes after the last Output: the response is complete, or as complete as it gets."""
         if self._choice.finish_reason == FinishReason.ABORT:
-            return self.fail("The server shut down before the response was complete")
+            return self.fail(Unavailable("The server shut down before the response was complete"))
         is_cut = self._choice.finish_reason == FinishReason.LENGTH
         if self._item is None and not self._done:
             self._open(MessageItem())  # an answer without a word is one, too
         # A call that was cut off has said so itself.
-        is_half = is_cut and not isinstance(self._item, CallItem)
+        is_half = is_cut and not isinstance(self._item, CallItem | CustomCallItem)
         self._close("incomplete" if is_half else "completed")
         return self._over("incomplete" if is_cut else "completed")
 
-    def fail(self, message: str) -> list[Json]:
-        """`message`: for the client."""
+    def fail(self, error: Exception) -> list[Json]:
+        """What an ApiError says is for the client; the log has the rest."""
+        message = "The server had an error while it made the response"
+        if isinstance(error, ApiError):
+            message = error.message
+        else:
+            logger.error("%s failed", self.id, exc_info=error)
         self._error = {"code": "server_error", "message": message}
         self._close("incomplete")
         return self._over("failed")
@@ -135,16 +144,26 @@ class ResponseEvents:
                 self._add_text(text)
             case Reasoning(text):
                 if not isinstance(self._item, ReasoningItem):
-                    self._item = self._open(ReasoningItem())
+                    self._item = self._open(ReasoningItem(is_sealed=self._head.seals_reasoning))
                 self._add(self._item.add(text))
             case ToolCall(_, name, id):
-                self._open(CallItem(id or "", name))
+                self._open_call(id or "", name)
             case ToolArguments(_, text):
-                assert isinstance(self._item, CallItem), "a call is whole before the next one begins"
-                self._add(self._item.add(text))
+                assert isinstance(self._item, CallItem | CustomCallItem), "a call is whole before the next one begins"
+                if (delta := self._item.add(text)) is not None:
+                    self._add(delta)
             case Malformed(_, text):
                 self._close("incomplete")
                 self._add_text(text)
+
+    def _open_call(self, id: str, function: str) -> None:
+        tool = self._head.tools.get(function)
+        if tool is None:
+            self._open(CallItem(id, function))
+        elif tool.is_custom:
+            self._open(CustomCallItem(id, tool.name, tool.namespace))
+        else:
+            self._open(CallItem(id, tool.name, tool.namespace))
 
     def _add_text(self, text: str) -> None:
         if not text:

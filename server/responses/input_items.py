@@ -12,7 +12,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from server.errors import InvalidRequest, UnsupportedParameter
+from server.errors import InvalidRequest, UnknownParameter, UnsupportedParameter, clip
+from server.responses.sealed import unseal
 from server.schema import Json, Name, refusal_of
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -68,20 +69,19 @@ class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
         return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
 
     def check(self, where: str) -> None:
-        if self.phase is not None:
-            raise UnsupportedParameter(f"{where}.phase")
         if not isinstance(self.content, str):
             for number, part in enumerate(self.content):
                 part.check(f"{where}.content[{number}]")
 
 
-class FunctionCall(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
+class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`namespace`: of the tool that is called."""
+
     call_id: Name
     name: Name
-    arguments: str
     id: Name | None = None
     status: Status | None = None
-    namespace: Any = None
+    namespace: Name | None = None
     caller: Any = None
 
     @property
@@ -90,18 +90,24 @@ class FunctionCall(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
         return self.status == "incomplete"
 
     def check(self, where: str) -> None:
-        _check_caller(self, where)
+        _check_caller(self.caller, where)
 
 
-class FunctionCallOutput(
-    Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function_call_output"
-):
+class FunctionCall(_Call, kw_only=True, tag_field="type", tag="function_call"):
+    arguments: str
+
+
+class CustomToolCall(_Call, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    input: str
+
+
+class _CallOutput(Struct, kw_only=True, forbid_unknown_fields=True):
     call_id: Name
     output: str | list[InputText]
     id: Name | None = None
     status: Status | None = None
     name: Name | None = None
-    namespace: Any = None
+    namespace: Name | None = None
     caller: Any = None
 
     @property
@@ -109,10 +115,18 @@ class FunctionCallOutput(
         return [self.output] if isinstance(self.output, str) else [part.text for part in self.output]
 
     def check(self, where: str) -> None:
-        _check_caller(self, where)
+        _check_caller(self.caller, where)
         if not isinstance(self.output, str):
             for number, part in enumerate(self.output):
                 part.check(f"{where}.output[{number}]")
+
+
+class FunctionCallOutput(_CallOutput, kw_only=True, tag_field="type", tag="function_call_output"):
+    pass
+
+
+class CustomToolCallOutput(_CallOutput, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
+    pass
 
 
 class ReasoningItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
@@ -126,11 +140,30 @@ class ReasoningItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
     def text(self) -> str:
         if self.content:
             return "".join(part.text for part in self.content)
-        return "\n\n".join(part.text for part in self.summary)
+        sealed = None if self.encrypted_content is None else unseal(self.encrypted_content)
+        return "\n\n".join(part.text for part in self.summary) if sealed is None else sealed
 
     def check(self, where: str) -> None:
-        if self.encrypted_content is not None and not self.content:
-            raise UnsupportedParameter(f"{where}.encrypted_content")
+        pass
+
+
+class CompactionItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="compaction"):
+    """What stands for the conversation before it: /v1/responses/compact made it."""
+
+    encrypted_content: str
+    id: Name | None = None
+    created_by: str | None = None
+
+    @property
+    def text(self) -> str:
+        return unseal(self.encrypted_content) or ""
+
+    def check(self, where: str) -> None:
+        if unseal(self.encrypted_content) is None:
+            raise InvalidRequest(
+                f"{where}.encrypted_content was made by another server, and cannot be read here",
+                param=f"{where}.encrypted_content",
+            )
 
 
 class ItemReference(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="item_reference"):
@@ -142,15 +175,26 @@ class ItemReference(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
         pass
 
 
-Item = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
+AnyCall = FunctionCall | CustomToolCall
+AnyCallOutput = FunctionCallOutput | CustomToolCallOutput
+Item = (
+    InputMessage
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | ReasoningItem
+    | CompactionItem
+)
 _DECODER = msgspec.json.Decoder(Item)
-_PREFIXES = {InputMessage: "msg_", FunctionCall: "fc_", FunctionCallOutput: "fco_", ReasoningItem: "rs_"}
+_PREFIXES = {
+    InputMessage: "msg_", FunctionCall: "fc_", FunctionCallOutput: "fco_", CustomToolCall: "ctc_",
+    CustomToolCallOutput: "ctco_", ReasoningItem: "rs_", CompactionItem: "cmp_",
+}  # fmt: skip
 
 
-def _check_caller(item: FunctionCall | FunctionCallOutput, where: str) -> None:
-    if item.namespace is not None:
-        raise UnsupportedParameter(f"{where}.namespace")
-    if item.caller not in (None, {"type": "direct"}):
+def _check_caller(caller: Any, where: str) -> None:
+    if caller not in (None, {"type": "direct"}):
         raise UnsupportedParameter(f"{where}.caller")
 
 
@@ -158,38 +202,62 @@ def new_id(prefix: str) -> str:
     return prefix + uuid.uuid4().hex
 
 
-def read(given: str | Sequence[Json]) -> list[Item | ItemReference]:
-    """The items of `input`, in order; those that had no id have one now. Raises InvalidRequest."""
+def read(given: str | Sequence[Json], ignored: list[str] | None = None) -> list[Item | ItemReference]:
+    """The items of `input`, in order; those that had no id have one now. With `ignored`, fields nobody knows are left out, and
+    named there with what else of the items does nothing.
+
+    Raises InvalidRequest."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
         raise InvalidRequest("input is empty", param="input")
-    return [_read(item, f"input[{number}]") for number, item in enumerate(given)]
+    unread: dict[str, None] = {}
+    items = [_read(item, f"input[{number}]", None if ignored is None else unread) for number, item in enumerate(given)]
+    if ignored is not None:
+        ignored += unread
+    return items
 
 
-def _read(given: Json, where: str) -> Item | ItemReference:
+def _read(given: Json, where: str, unread: dict[str, None] | None) -> Item | ItemReference:
     if given.get("type") is None:
         is_reference = "id" in given and "role" not in given
         given = {**given, "type": "item_reference" if is_reference else "message"}
     try:
         item: Item | ItemReference = msgspec.convert(given, Item | ItemReference)
     except msgspec.ValidationError as error:
-        raise refusal_of(str(error), where=where) from None
+        refusal = refusal_of(str(error), where=where)
+        name = (refusal.param or "").removeprefix(f"{where}.")
+        if unread is None or not isinstance(refusal, UnknownParameter) or name not in given:
+            raise refusal from None
+        unread[f"input.{clip(name)}"] = None
+        return _read({key: value for key, value in given.items() if key != name}, where, unread)
     item.check(where)
+    if unread is not None:
+        unread |= dict.fromkeys(_unread(item))
     if not isinstance(item, ItemReference) and item.id is None:
         item.id = new_id(_PREFIXES[type(item)])
     return item
+
+
+def _unread(item: Item | ItemReference) -> list[str]:
+    """What of an item no chat template knows."""
+    if isinstance(item, InputMessage) and item.phase is not None:
+        return ["input.phase"]
+    if isinstance(item, ReasoningItem) and item.encrypted_content and not item.content:
+        return [] if unseal(item.encrypted_content) is not None else ["input.encrypted_content"]
+    return []
 
 
 def check_outputs(items: Iterable[Item]) -> None:
     """Raises InvalidRequest for the result of a call that nobody has made."""
     called: set[str] = set()
     for item in items:
-        if isinstance(item, FunctionCall) and not item.is_broken:
+        if isinstance(item, AnyCall) and not item.is_broken:
             called.add(item.call_id)
-        elif isinstance(item, FunctionCallOutput) and item.call_id not in called:
+        elif isinstance(item, AnyCallOutput) and item.call_id not in called:
+            kind = "function" if isinstance(item, FunctionCallOutput) else "custom tool"
             raise InvalidRequest(
-                f"No tool call found for function call output with call_id {item.call_id}.", param="input"
+                f"No tool call found for {kind} call output with call_id {item.call_id}.", param="input"
             )
 
 
@@ -213,17 +281,16 @@ def to_json(item: Item) -> Json:
                 "status": item.status or "completed",
                 "content": parts,
             }
-        case FunctionCall():
-            return {
-                "id": item.id, "type": "function_call", "status": item.status or "completed",
-                "call_id": item.call_id, "name": item.name, "arguments": item.arguments,
-            }  # fmt: skip
-        case FunctionCallOutput(output=output):
-            shown = output if isinstance(output, str) else list(map(_part, output))
-            return {
-                "id": item.id, "type": "function_call_output", "status": item.status or "completed",
-                "call_id": item.call_id, "output": shown,
-            }  # fmt: skip
+        case FunctionCall(arguments=arguments):
+            return {**_call_json(item, "function_call"), "arguments": arguments}
+        case CustomToolCall(input=text):
+            return {**_call_json(item, "custom_tool_call"), "input": text}
+        case FunctionCallOutput():
+            return _output_json(item, "function_call_output")
+        case CustomToolCallOutput():
+            return _output_json(item, "custom_tool_call_output")
+        case CompactionItem(encrypted_content=sealed):
+            return {"id": item.id, "type": "compaction", "encrypted_content": sealed}
         case ReasoningItem():
             made: Json = {
                 "id": item.id, "type": "reasoning",
@@ -231,7 +298,23 @@ def to_json(item: Item) -> Json:
             }  # fmt: skip
             if item.content is not None:
                 made["content"] = [{"type": "reasoning_text", "text": part.text} for part in item.content]
+            if item.encrypted_content is not None:
+                made["encrypted_content"] = item.encrypted_content
             return made
+
+
+def _call_json(item: AnyCall, kind: str) -> Json:
+    made: Json = {
+        "id": item.id, "type": kind, "status": item.status or "completed", "call_id": item.call_id, "name": item.name,
+    }  # fmt: skip
+    return made if item.namespace is None else {**made, "namespace": item.namespace}
+
+
+def _output_json(item: AnyCallOutput, kind: str) -> Json:
+    shown = item.output if isinstance(item.output, str) else list(map(_part, item.output))
+    return {
+        "id": item.id, "type": kind, "status": item.status or "completed", "call_id": item.call_id, "output": shown,
+    }  # fmt: skip
 
 
 def _part(part: InputText | OutputText | Refusal) -> Json:

@@ -4,15 +4,29 @@ What a model wrote in one turn is several items here and one message there: its 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal
 
 from server.generate.request import Message, PastCall
 from server.loaded.prompt import ChatTemplate
-from server.responses.input_items import FunctionCall, FunctionCallOutput, InputMessage, Item, ReasoningItem
+from server.responses.input_items import (
+    AnyCall,
+    AnyCallOutput,
+    CompactionItem,
+    CustomToolCall,
+    FunctionCall,
+    InputMessage,
+    Item,
+    ReasoningItem,
+)
+from server.responses.tools import INPUT, function_name
 
 JOINT = "\n\n"
+SUMMARY = "A summary of the conversation up to here:\n\n"
 _PROBE = "second-system-message"
+_TWO_USERS = ({"role": "user", "content": _PROBE}, {"role": "user", "content": "a"})
 _TWO_HEADS = (
     {"role": "system", "content": "a"}, {"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}
 )  # fmt: skip
@@ -23,15 +37,18 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     made = [] if instructions is None else [Message(role="system", content=instructions)]
     turn: Message | None = None  # the assistant's, as long as nobody else speaks
     for item in items:
-        if isinstance(item, FunctionCallOutput):
+        if isinstance(item, AnyCallOutput):
             turn = None
             made.append(Message(role="tool", content=_content(item.texts), tool_call_id=item.call_id))
         elif isinstance(item, InputMessage) and item.role != "assistant":
             turn = None
             role: Literal["system", "user"] = "user" if item.role == "user" else "system"
             made.append(Message(role=role, content=_content(item.texts)))
-        elif not (isinstance(item, FunctionCall) and item.is_broken):
-            if turn is None or (turn.content and not turn.tool_calls and not isinstance(item, FunctionCall)):
+        elif isinstance(item, CompactionItem):
+            turn = None
+            made.append(Message(role="user", content=SUMMARY + item.text))
+        elif not (isinstance(item, AnyCall) and item.is_broken):
+            if turn is None or (turn.content and not turn.tool_calls and not isinstance(item, AnyCall)):
                 turn = Message(role="assistant", content="")
                 made.append(turn)
             _add(turn, item)
@@ -53,6 +70,24 @@ def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Messa
     return [Message(role="system", content=JOINT.join(parts)), *messages[size:]]
 
 
+def with_joint_turns(messages: list[Message], template: ChatTemplate) -> list[Message]:
+    """What users say one after another as one message, where the template wants turns to alternate."""
+    if not any(a.role == b.role == "user" for a, b in pairwise(messages)) or template.writes(_PROBE, _TWO_USERS):
+        return messages
+    joint: list[Message] = []
+    for message in messages:
+        if joint and message.role == joint[-1].role == "user":
+            joint[-1] = Message(role="user", content=JOINT.join((*_texts(joint[-1]), *_texts(message))))
+        else:
+            joint.append(message)
+    return joint
+
+
+def _texts(message: Message) -> list[str]:
+    content = message.content or ""
+    return [content] if isinstance(content, str) else content
+
+
 def _content(texts: list[str]) -> str | list[str]:
     return texts[0] if len(texts) == 1 else texts
 
@@ -62,7 +97,11 @@ def _add(turn: Message, item: Item) -> None:
         case ReasoningItem():
             turn.reasoning = JOINT.join(filter(None, (turn.reasoning, item.text)))
         case FunctionCall():
-            call = PastCall(item.call_id, item.name, item.arguments)
+            call = PastCall(item.call_id, function_name(item.name, item.namespace), item.arguments)
+            turn.tool_calls = [*turn.tool_calls, call]
+        case CustomToolCall():
+            arguments = json.dumps({INPUT: item.input}, ensure_ascii=False)
+            call = PastCall(item.call_id, function_name(item.name, item.namespace), arguments)
             turn.tool_calls = [*turn.tool_calls, call]
         case InputMessage():
             assert isinstance(turn.content, str), "it was made here"

@@ -4,7 +4,7 @@ What is stored of an earlier response stands before the input; its instructions 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,23 +16,25 @@ from server.generate.generation import Generation
 from server.generate.request import Chat, GenerateRequest
 from server.generate.start import start
 from server.http.auth import caller_key, is_admin
-from server.http.body import note_ignored
-from server.http.middleware import arrival_s
+from server.http.body import body_cost, note_ignored
+from server.http.middleware import arrival
 from server.loaded.model import LoadedModel
 from server.responses import input_items
 from server.responses.body import Head, render
 from server.responses.events import ResponseEvents
 from server.responses.input_items import Item, ItemReference, new_id
-from server.responses.messages import messages_of, with_one_head
+from server.responses.messages import messages_of, with_joint_turns, with_one_head
 from server.responses.requests import NAMES, generate_request
 from server.responses.store import Caller, Entry, ResponseStore, StoredItem
+from server.responses.tools import Tools
+from server.responses.tools import read as read_tools
 from server.responses.truncation import longest
-from server.responses.wire import ResponsesRequest
+from server.responses.wire import CountRequest, ResponsesRequest
 from server.service import Service
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedResponse:
     """A response that has not begun. `entry`: what the store would keep of it; None: it is not stored."""
 
     response_events: ResponseEvents
@@ -50,42 +52,80 @@ class Prepared:
         return rendered
 
 
+async def counted(
+    service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CountRequest
+) -> int:
+    """Tokens of the prompt. Raises ApiError."""
+    asked = await conversation(service, store, http, wire)
+    items = asked.items
+    if wire.truncation == "auto":
+        items = await longest(items, partial(_fits, service, loaded, wire, asked))
+    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
+    note_ignored(http, asked.ignored, service.config)
+    with NAMES.spoken():
+        assert isinstance(request.prompt, Chat), "it was made here"
+        return len(await chat_ids(loaded, service.offload, request.prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a request asks to be answered. `items`: all of them, `given`: the request's own. `ignored`: what of it does nothing."""
+
+    items: list[Item]
+    given: list[Item]
+    previous: Entry | None
+    tools: Tools
+    ignored: list[str]
+    cost: int  # of going through it, in characters
+
+
 def caller_of(http: HttpRequest) -> Caller:
     return Caller(caller_key(http.scope), is_admin(http.scope))
 
 
 async def prepare(
-    service: Service, store: ResponseStore, served: LoadedModel, http: HttpRequest, wire: ResponsesRequest
-) -> Prepared:
+    service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: ResponsesRequest
+) -> PreparedResponse:
     """Raises ApiError."""
-    caller = caller_of(http)
     is_stored = _is_stored(store, wire)
-    previous = None
-    if wire.previous_response_id is not None:
-        previous = _previous(store, wire.previous_response_id, caller)
-    given = _resolved(store, caller, input_items.read(wire.input))
-    earlier = [] if previous is None else [*previous.conversation(), *previous.output]
-    num_chars = sum(len(stored.json) for stored in earlier)
-    items = await service.offload.run(num_chars, lambda: [*map(_read, earlier), *given])
-    input_items.check_outputs(items)
-
+    asked = await conversation(service, store, http, wire)
+    items = asked.items
     if wire.truncation == "auto":
-        items = await longest(items, partial(_fits, service, served, wire))
-    request = _request(served, wire, items)
+        items = await longest(items, partial(_fits, service, loaded, wire, asked))
+    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
     id = new_id("resp_")
     with NAMES.spoken():
         generation, ignored = await start(
-            service.config, service.offload, served, request, id=id, arrival_s=arrival_s(http.scope)
+            service.config, service.offload, loaded, request, id=id, arrival=arrival(http.scope)
         )
-    note_ignored(http, [*wire.left_undone(), *map(NAMES.name_of, ignored)], service.config)
+    note_ignored(http, [*asked.ignored, *map(NAMES.name_of, ignored)], service.config)
 
-    head = Head.of(id, wire, generation, model=served.name, stored=is_stored)
+    head = Head.of(id, wire, asked.tools, generation, model=loaded.name, stored=is_stored)
     response_events = ResponseEvents(head, generation, in_background=bool(wire.background))
     entry = None
     if is_stored:
-        stored = tuple(StoredItem(item.id or "", render(input_items.to_json(item))) for item in given)
-        entry = Entry(id, caller.key, stored, previous, is_background=bool(wire.background))
-    return Prepared(response_events, generation, entry)
+        stored = await service.offload.run(asked.cost, lambda: _to_store(asked.given))
+        entry = Entry(id, caller_of(http).key, stored, asked.previous, is_background=bool(wire.background))
+    return PreparedResponse(response_events, generation, entry)
+
+
+async def conversation(
+    service: Service, store: ResponseStore, http: HttpRequest, wire: ResponsesRequest
+) -> Conversation:
+    """Raises ApiError."""
+    caller = caller_of(http)
+    previous = None
+    if wire.previous_response_id is not None:
+        previous = _previous(store, wire.previous_response_id, caller)
+    earlier = [] if previous is None else [*previous.conversation(), *previous.output]
+    cost = body_cost(http) + sum(len(stored.json) for stored in earlier)
+    offload = partial(service.offload.run, cost)
+    tools = await offload(lambda: read_tools(wire.tools or (), wire.tool_choice))
+    ignored: list[str] = []
+    read, wanted = await offload(lambda: _read_input(wire, ignored))
+    there = store.items(wanted, caller) if wanted else {}
+    given, items = await offload(lambda: _assembled(read, there, earlier))
+    return Conversation(items, given, previous, tools, [*wire.left_undone(), *tools.left_out, *ignored], cost)
 
 
 def _is_stored(store: ResponseStore, wire: ResponsesRequest) -> bool:
@@ -108,31 +148,55 @@ def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
     return entry
 
 
-def _request(served: LoadedModel, wire: ResponsesRequest, items: Sequence[Item]) -> GenerateRequest:
-    messages = with_one_head(messages_of(items, wire.instructions), served.chat_template)
-    return generate_request(wire, messages)
+def request_of(loaded: LoadedModel, wire: ResponsesRequest, items: Sequence[Item], tools: Tools) -> GenerateRequest:
+    """Raises InvalidRequest."""
+    template = loaded.chat_template
+    messages = with_joint_turns(with_one_head(messages_of(items, wire.instructions), template), template)
+    return generate_request(wire, messages, tools)
 
 
-async def _fits(service: Service, served: LoadedModel, wire: ResponsesRequest, items: Sequence[Item]) -> bool:
+async def _fits(
+    service: Service, loaded: LoadedModel, wire: ResponsesRequest, asked: Conversation, items: Sequence[Item]
+) -> bool:
     """Whether a prompt of `items` leaves room for the answer."""
-    request = _request(served, wire, items)
+    request = await service.offload.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
     try:
         with NAMES.spoken():
             assert isinstance(request.prompt, Chat), "it was made here"
-            ids = await chat_ids(served, service.offload, request.prompt)
+            ids = await chat_ids(loaded, service.offload, request.prompt)
     except ContextLengthExceeded:
         return False
-    return len(ids) + (wire.max_output_tokens or 1) <= served.engine.model.max_model_len
+    return len(ids) + (wire.max_output_tokens or 1) <= loaded.engine.model.max_model_len
 
 
 def _read(stored: StoredItem) -> Item:
     return input_items.from_json(stored.json)
 
 
-def _resolved(store: ResponseStore, caller: Caller, given: Sequence[Item | ItemReference]) -> list[Item]:
-    """The items of `given`, with those that references stand for."""
-    wanted = {item.id for item in given if isinstance(item, ItemReference)}
-    there = store.items(wanted, caller) if wanted else {}
+def _read_input(wire: ResponsesRequest, ignored: list[str]) -> tuple[list[Item | ItemReference], set[str]]:
+    """The items of the input, and the ids of those that it only refers to. What of them does nothing goes to `ignored`."""
+    if not wire.input and wire.previous_response_id is not None and isinstance(wire, CountRequest):
+        return [], set()
+    given = input_items.read(wire.input, ignored)
+    return given, {item.id for item in given if isinstance(item, ItemReference)}
+
+
+def _assembled(
+    given: Sequence[Item | ItemReference], there: Mapping[str, StoredItem], earlier: Sequence[StoredItem]
+) -> tuple[list[Item], list[Item]]:
+    """The items of `given`, with those that references stand for, and all of the conversation."""
+    found = _resolved(given, there)
+    items = [*map(_read, earlier), *found]
+    input_items.check_outputs(items)
+    return found, items
+
+
+def _to_store(given: Sequence[Item]) -> tuple[StoredItem, ...]:
+    return tuple(StoredItem(item.id or "", render(input_items.to_json(item))) for item in given)
+
+
+def _resolved(given: Sequence[Item | ItemReference], there: Mapping[str, StoredItem]) -> list[Item]:
+    """Raises InvalidRequest for a reference to what is not `there`."""
     found: list[Item] = []
     for number, item in enumerate(given):
         if not isinstance(item, ItemReference):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
 from server.config import ServerConfig
 from server.errors import UnsupportedParameter
-from server.http.body import note_ignored
+from server.http import query
 from server.responses.wire import Includable
-from server.schema import Name, refusal_of
+from server.schema import Name
 
 
 class RetrieveQuery(Struct, kw_only=True):
@@ -37,21 +36,8 @@ Q = TypeVar("Q", RetrieveQuery, InputItemsQuery)
 
 
 def read_query(http: HttpRequest, kind: type[Q], config: ServerConfig) -> Q:
-    """Names nobody knows are noted as ignored, or refused by a server that is strict. Raises InvalidRequest."""
-    known = {field.name for field in msgspec.structs.fields(kind)}
-    given: dict[str, Any] = {}
-    unknown: list[str] = []
-    for key in dict.fromkeys(http.query_params):
-        name, values = key.removesuffix("[]"), http.query_params.getlist(key)
-        if name not in known:
-            unknown.append(key)
-        else:
-            given[name] = values if name == "include" else values[-1]
-    note_ignored(http, unknown, config)
-    try:
-        found = msgspec.convert(given, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise refusal_of(str(error)) from None
+    """Raises InvalidRequest."""
+    found = query.read_query(http, kind, config, lists=("include",))
     if isinstance(found, RetrieveQuery) and found.include_obfuscation:
         raise UnsupportedParameter("include_obfuscation")
     return found

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from server.errors import InvalidRequest
 from server.field_names import FieldNames
-from server.generate.constraints import structured_grammar
+from server.generate.matchers import one_constraint
 from server.generate.request import (
     Chat,
-    Function,
     GenerateRequest,
     Message,
-    OnlyFunction,
     OutputConstraint,
     Sampling,
     Shown,
-    ToolChoice,
 )
-from server.responses.wire import AllowedTools, FormatSchema, FunctionTool, ResponsesRequest, ThisTool
+from server.responses.tools import Tools
+from server.responses.wire import FormatSchema, ResponsesRequest
 from server.schema import JsonObject
 from server.structured.grammar import ANY_OBJECT, JsonSchema
 
@@ -31,15 +28,15 @@ NAMES: Final = FieldNames(
 )
 
 
-def generate_request(wire: ResponsesRequest, messages: list[Message]) -> GenerateRequest:
+def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Tools) -> GenerateRequest:
     """Raises InvalidRequest for fields that contradict each other."""
-    choice, tools = _tools(wire)
     chat = Chat(
         messages=messages,
-        tools=[Function(tool.name, tool.description, tool.parameters, bool(tool.strict)) for tool in tools],
-        tool_choice=choice,
+        tools=tools.functions,
+        tool_choice=tools.choice,
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         template_kwargs=wire.chat_template_kwargs or {},
+        allow_special_tokens=wire.allow_special_tokens,
         reasoning_effort=None if wire.reasoning is None else wire.reasoning.effort,
     )
     with NAMES.spoken():
@@ -59,35 +56,17 @@ def generate_request(wire: ResponsesRequest, messages: list[Message]) -> Generat
         thinking_token_budget=wire.thinking_token_budget,
         priority=wire.priority or 0,
         cache_salt=wire.cache_salt,
+        timeout_s=wire.timeout,
     )
 
 
-def _tools(wire: ResponsesRequest) -> tuple[ToolChoice | None, list[FunctionTool]]:
-    """The choice, and those of the tools it leaves to be chosen from."""
-    choice, tools = wire.tool_choice, wire.tools or []
-    if isinstance(choice, ThisTool):
-        return OnlyFunction(choice.name), tools
-    if not isinstance(choice, AllowedTools):
-        return choice if tools or choice == "required" else None, tools
-    allowed = {tool.name for tool in choice.tools}
-    if unknown := sorted(allowed - {tool.name for tool in tools}):
-        raise InvalidRequest(f"tool_choice allows {unknown[0]!r}, which is none of the tools", param="tool_choice")
-    return choice.mode, [tool for tool in tools if tool.name in allowed]
-
-
 def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
-    format, structured = None if wire.text is None else wire.text.format, wire.structured_outputs
-    found: OutputConstraint | None = None
-    match format:
-        case JsonObject():
-            found = OutputConstraint(ANY_OBJECT, "text.format")
+    """Raises InvalidRequest where several fields ask for different ones."""
+    found: list[OutputConstraint] = []
+    match None if wire.text is None else wire.text.format:
+        case JsonObject(schema=schema):
+            grammar = ANY_OBJECT if schema is None else JsonSchema(schema)
+            found.append(OutputConstraint(grammar, "text.format"))
         case FormatSchema(schema=schema):
-            found = OutputConstraint(JsonSchema(schema), "text.format.schema")
-    if structured is None:
-        return found
-    if found is not None:
-        raise InvalidRequest(
-            "text.format and structured_outputs each ask for a form; give one of them", param="text.format"
-        )
-    structured.check("structured_outputs", "structured_outputs.")
-    return OutputConstraint(structured_grammar(structured), f"structured_outputs.{structured.kinds_given[0]}")
+            found.append(OutputConstraint(JsonSchema(schema), "text.format.schema"))
+    return one_constraint(found, wire.constraints())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from runtime.api import Output, TokenStream
 from server.responses.events import ResponseEvents, frame
-
-logger = logging.getLogger("oneloop.http")
 
 
 class AnnouncedStream:
@@ -57,7 +54,6 @@ class EventFrames:
         return last
 
     def fail(self, error: Exception) -> bytes:
-        logger.error("%s failed while it streamed", self._response_events.id, exc_info=error)
-        last = b"".join(map(frame, self._response_events.fail("The server had an error while it made the response")))
+        last = b"".join(map(frame, self._response_events.fail(error)))
         self._finished()
         return last

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from server.errors import InvalidRequest, UnsupportedParameter
+from server.errors import InvalidRequest
 from server.schema import (
     INT64,
     MAX_BIASES,
@@ -18,12 +18,13 @@ from server.schema import (
     MAX_TOOLS,
     AnyText,
     CacheSalt,
+    ConstrainedOutput,
     JsonObject,
     Name,
     Priority,
     ReasoningEffort,
     StopString,
-    StructuredOutputs,
+    Timeout,
     TokenId,
     ToolName,
     Wire,
@@ -71,7 +72,7 @@ class ReasoningWishes(Struct, kw_only=True, forbid_unknown_fields=True):
     mode: Name | None = None
 
 
-class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+class FunctionTool(Struct, kw_only=True, tag_field="type", tag="function"):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -81,34 +82,57 @@ class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
     output_schema: dict[str, Any] | None = None
     is_async: bool | None = field(name="async", default=None)
 
-    def check(self) -> None:
-        fields = (
-            ("defer_loading", self.defer_loading),
-            ("allowed_callers", self.allowed_callers not in (None, ["direct"])),
-            ("output_schema", self.output_schema is not None),
-            ("async", self.is_async),
-        )
-        for name, wanted in fields:
-            if wanted:
-                raise UnsupportedParameter(f"tools[...].{name}")
+
+class TextFormat(Struct, kw_only=True, tag_field="type", tag="text"):
+    pass
+
+
+class GrammarFormat(Struct, kw_only=True, tag_field="type", tag="grammar"):
+    definition: Annotated[str, Meta(min_length=1)]
+    syntax: Literal["lark", "regex"]
+
+
+class CustomTool(Struct, kw_only=True, tag_field="type", tag="custom"):
+    """Called with a text, not with arguments."""
+
+    name: ToolName
+    description: str | None = None
+    format: TextFormat | GrammarFormat | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[Literal["direct", "programmatic"]] | None = None
+    is_async: bool | None = field(name="async", default=None)
+
+
+class NamespaceTool(Struct, kw_only=True, tag_field="type", tag="namespace"):
+    """`tools`: functions and custom tools."""
+
+    name: ToolName
+    description: str = ""
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 
 class ThisTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
     name: Name
+    namespace: Name | None = None
+
+
+class ThisCustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"):
+    name: Name
+    namespace: Name | None = None
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
-    """The others may as well not be there."""
+    """The others may as well not be there. `tools`: by type and name."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ThisTool], Meta(min_length=1)]
+    tools: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
 class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True):
+class ResponsesRequest(ConstrainedOutput, kw_only=True):
     model: Name | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -124,8 +148,8 @@ class ResponsesRequest(Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     text: TextWishes | None = None
     reasoning: ReasoningWishes | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ThisTool | AllowedTools | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None  # read by `tools`
+    tool_choice: Literal["none", "auto", "required"] | ThisTool | ThisCustomTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -145,12 +169,13 @@ class ResponsesRequest(Struct, kw_only=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    allow_special_tokens: bool | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64)] | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    timeout: Timeout | None = None
 
     # Harmless: they describe the caller and ask nothing of the answer.
     user: str | None = None
@@ -169,29 +194,37 @@ class ResponsesRequest(Struct, kw_only=True):
             raise InvalidRequest("background needs store: its response is there to be retrieved", param="background")
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidRequest(f"top_logprobs is only allowed when include has {LOGPROBS}", param="top_logprobs")
-        if self.stream_options is not None:
-            if not self.stream:
-                raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
-            if self.stream_options.include_obfuscation:
-                raise UnsupportedParameter("stream_options.include_obfuscation")
-        if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise UnsupportedParameter("text.verbosity")
-        if self.reasoning is not None:
-            if self.reasoning.context not in (None, "auto"):
-                raise UnsupportedParameter("reasoning.context")
-            if self.reasoning.mode not in (None, "standard"):
-                raise UnsupportedParameter("reasoning.mode")
-        for tool in self.tools or ():
-            tool.check()
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
 
     def left_undone(self) -> list[str]:
-        """Wishes that change nothing of the answer, and are not met."""
+        """Hints that are not followed: the answer is one without them, too."""
         found: list[str] = []
         if self.reasoning is not None:
             found += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(self.reasoning, name)]
-        if "reasoning.encrypted_content" in (self.include or ()):
-            found.append("include.reasoning.encrypted_content")
+            if self.reasoning.context not in (None, "auto"):
+                found.append("reasoning.context")
+            if self.reasoning.mode not in (None, "standard"):
+                found.append("reasoning.mode")
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            found.append("text.verbosity")
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            found.append("stream_options.include_obfuscation")
         return found
+
+    @property
+    def wants_sealed_reasoning(self) -> bool:
+        return "reasoning.encrypted_content" in (self.include or ())
+
+
+class CountRequest(ResponsesRequest, kw_only=True):
+    """Of /v1/responses/input_tokens: nothing is generated. `input` may be missing where there is an earlier response."""
+
+    input: str | list[dict[str, Any]] = field(default_factory=list)
+
+
+class CompactRequest(CountRequest, kw_only=True):
+    """Of /v1/responses/compact."""
 
 
 # Field: the values that ask for nothing. Null always asks for nothing.
@@ -209,6 +242,9 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "max_tokens": (),
     "max_completion_tokens": (),
+    "max_new_tokens": (),
+    "num_predict": (),
+    "n_predict": (),
     "response_format": (),
     "reasoning_effort": (),
     "logprobs": (False,),
@@ -230,12 +266,18 @@ _REPLACED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
+    "max_new_tokens": "max_output_tokens",
+    "num_predict": "max_output_tokens",
+    "n_predict": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "logprobs": f"include with {LOGPROBS}",
     "request_id": "the header X-Request-Id",
 }
 
-RESPONSES: Wire[ResponsesRequest] = Wire(
-    ResponsesRequest, _REFUSED, ("prompt_cache_options", "prompt_cache_retention"), _REPLACED
-)
+# What may as well be left undone if the client is told.
+_MAY_BE_IGNORED = ("prompt_cache_options", "prompt_cache_retention", "context_management", "session_id")
+
+RESPONSES: Wire[ResponsesRequest] = Wire(ResponsesRequest, _REFUSED, _MAY_BE_IGNORED, _REPLACED)
+COUNT: Wire[CountRequest] = Wire(CountRequest, _REFUSED, _MAY_BE_IGNORED, _REPLACED)
+COMPACT: Wire[CompactRequest] = Wire(CompactRequest, _REFUSED, _MAY_BE_IGNORED, _REPLACED)

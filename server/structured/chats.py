@@ -13,8 +13,9 @@ from typing import Any
 from msgspec import Struct
 
 from server.errors import clip
+from server.loaded.json_style import JsonStyle
 from server.loaded.tokenizer import Tokenizer
-from server.structured.grammar import MAX_CHARS, GrammarError, check_length, check_schema
+from server.structured.grammar import MAX_CHARS, GrammarError, Regex, Rules, check_length, check_schema
 from server.structured.rules import COMBINING, RuleWriter
 from server.text.tools.registry import named
 from server.text.tools.schemas import Schema
@@ -26,10 +27,11 @@ _STRING: Schema = {"type": "string"}
 
 
 class Function(Struct, frozen=True):
-    """`schema`: of its arguments, an object."""
+    """`schema`: of its arguments, an object. `input`: the grammar of the string of that name, which is the one argument then."""
 
     name: str
     schema: Any
+    input: Regex | Rules | None = None
 
 
 class ChatGrammar(Struct, frozen=True, tag=True):
@@ -42,10 +44,10 @@ class ChatGrammar(Struct, frozen=True, tag=True):
     several: bool
     answer: Any = None  # a Grammar
 
-    def source(self, tokenizer: Tokenizer) -> str:
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
         check_length("the tools", json.dumps([function.schema for function in self.functions]), MAX_CHARS)
         tool_parser = named(self.tool_parser)
-        writer = RuleWriter(tokenizer)
+        writer = RuleWriter(tokenizer, style)
         try:
             calls = _Calls(writer, tool_parser, self.functions, several=self.several)
             start = self._channels(calls, writer) if tool_parser.channels else self._text(calls, writer, tool_parser)
@@ -53,8 +55,8 @@ class ChatGrammar(Struct, frozen=True, tag=True):
             raise
         except ValueError as error:
             raise GrammarError(str(error)) from None
-        others = [] if self.answer is None else _named("answer", self.answer.source(tokenizer))
-        return json.dumps({"grammars": [{"lark_grammar": writer.grammar(start)}, *others]})
+        others = [] if self.answer is None else _named("answer", self.answer.source(tokenizer, style))
+        return json.dumps({"grammars": [{"lark_grammar": writer.grammar(start)}, *writer.others, *others]})
 
     def _text(self, calls: _Calls, writer: RuleWriter, tool_parser: type[ToolParser]) -> str:
         if self.must_call:
@@ -95,7 +97,7 @@ class _Calls:
         self._writer = writer
         self._format = call_format = writer.fitting(tool_parser.call_formats)
         self._several = several and call_format.several
-        self._calls = [(function.name, _arguments(writer, tool_parser, function.schema)) for function in functions]
+        self._calls = [(function.name, _arguments(writer, tool_parser, function)) for function in functions]
         beginning = call_format.before or call_format.begin
         self.trigger = next((start for start in tool_parser.starts.strings if beginning.startswith(start)), None)
 
@@ -123,12 +125,14 @@ class _Calls:
         return self._writer.text(text) if text else ""
 
 
-def _arguments(writer: RuleWriter, tool_parser: type[ToolParser], schema: Schema) -> str:
-    schema = {"type": "object", **schema}
+def _arguments(writer: RuleWriter, tool_parser: type[ToolParser], function: Function) -> str:
+    schema = {"type": "object", **function.schema}
     if schema["type"] != "object":
         raise GrammarError(f"the parameters of a function are an object, not {clip(json.dumps(schema['type']))}")
     if "properties" in schema and not schema.keys() & _OPEN_ENDED:
         schema["additionalProperties"] = False  # what a function does not name it would not understand
     check_schema(schema)
     writer.root = schema
+    if function.input is not None:
+        schema["properties"] = {"input": writer.text_schema(function.input)}
     return tool_parser.arguments(writer, schema)

@@ -1,8 +1,10 @@
 """Compiled grammars: from a Grammar to the factory of matchers that holds a sequence to it.
 
-Compiling runs on threads with large stacks, two at a time, since a grammar may refer to itself as deeply as it is long; what was
-compiled is kept for whoever sends the same again. A fresh matcher is a copy, some ten microseconds. The library's table of the
-vocabulary is made once, by `warm`: that holds the interpreter for a tenth of a second or more, so it belongs into start-up."""
+Compiling runs on threads with large stacks, two at a time, since a grammar may refer to itself as deeply as it is long. Callers
+take turns, one of the two is left to short grammars, and what nobody waits for any more is not begun. What was compiled is kept
+for whoever sends the same again, as much of it as it took to compile. A fresh matcher is a copy, some ten microseconds. The
+library's table of the vocabulary is made once, by `warm`: that holds the interpreter for a tenth of a second or more, so it
+belongs into start-up."""
 
 from __future__ import annotations
 
@@ -10,98 +12,231 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 
 import llguidance
 import msgspec
 
-from runtime.api import MatcherFactory
-from server.errors import clip
+from runtime.api import MatcherFactory, TokenMatcher
+from server.errors import TooManyRequests, clip
+from server.loaded.json_style import JsonStyle
 from server.loaded.model import Grammar
 from server.loaded.tokenizer import Tokenizer
-from server.structured.grammar import GrammarError
+from server.offload import CALLER
+from server.structured.closing import may_repeat
+from server.structured.grammar import GrammarError, JsonSchema
+from server.structured.unique_keys import TokenIndex, UniqueKeys
 
 MAX_COMPILE_S = 5.0
 MAX_FIRST_MASK_S = (
     0.05  # of the thread's own time: every step of its request would take as long, and its neighbours' with it
 )
 MAX_CACHED = 64
-MAX_CACHED_BYTES = 2 << 20  # of grammars as JSON; compiled they are up to a hundred times as large
+MAX_CACHED_BYTES = 64 << 20  # compiled, as far as that can be told
+BYTES_PER_CPU_S = (
+    32 << 20
+)  # of a compiled grammar, by the time that it took: between 10 and 70 MB were seen (1 to 840 ms)
 THREADS = 2
+LONG_BYTES = 8192  # of a grammar as JSON: whoever has so many may wait for others of the kind
+MAX_WAITING = 128  # of one caller, and four times that in all; a program of ours may have any number
+RETRY_AFTER_S = 2
 STACK_BYTES = 256 << 20  # address space; the deepest grammar that MAX_CHARS allows was seen to take 100 MiB of it
 
 _LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """`prototype`: to be copied for every sequence. `index`: where keys have to be told apart beside the grammar. `cpu_s`: that
+    compiling took."""
+
+    prototype: llguidance.LLMatcher
+    index: TokenIndex | None
+    cpu_s: float
+
+
 class Grammars:
     """Compiles grammars for one tokenizer. `eos_token_ids`: what may follow a text that is complete. Belongs to one event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], style: JsonStyle = JsonStyle()) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
+        self._style = style
         self._num_tokens = max(tokenizer.vocab_size, max(eos_token_ids, default=-1) + 1)
         self._num_mask_bytes = -(-self._num_tokens // 32) * 4
         self._vocabulary: llguidance.LLTokenizer | None = None
+        self._index: TokenIndex | None = None
         self._warming = threading.Lock()
-        self._slots = asyncio.Semaphore(THREADS)
-        self._cache: OrderedDict[bytes, asyncio.Future[llguidance.LLMatcher]] = OrderedDict()
+        self._num_free, self._num_free_for_long = THREADS, THREADS - 1
+        self._waiting: OrderedDict[Hashable, list[_Compilation]] = OrderedDict()  # who is first is next
+        self._cache: OrderedDict[bytes, _Compilation] = OrderedDict()
+        self._running: set[asyncio.Task[None]] = set()
 
     def warm(self) -> None:
         """Not on the event loop, if anybody waits for that."""
         with self._warming:
             if self._vocabulary is None:
                 ends = sorted(self._eos_token_ids) or [0]  # without any, nothing is ever compiled
+                vocabulary = _Vocabulary(self._tokenizer, ends[0])
+                self._index = TokenIndex(vocabulary.tokens)
                 self._vocabulary = llguidance.LLTokenizer(
-                    _Vocabulary(self._tokenizer, ends[0]),  # type: ignore[arg-type]  # TokenizerWrapper only wraps the like
+                    vocabulary,  # type: ignore[arg-type]  # TokenizerWrapper only wraps the like
                     n_vocab=self._num_tokens,
                     eos_token=ends,
                 )
 
     async def factory(self, grammar: Grammar) -> MatcherFactory:
-        """Raises GrammarError."""
+        """Raises GrammarError, or TooManyRequests."""
         key = msgspec.json.encode(grammar)
-        compiled = self._cache.get(key)
-        if compiled is None:
-            compiled = self._cache[key] = asyncio.ensure_future(self._compiled(grammar))
-            compiled.add_done_callback(lambda done: self._settle(key, done))
+        compilation = self._cache.get(key)
+        if compilation is None:
+            compilation = self._enqueue(key, grammar)
         self._cache.move_to_end(key)
-        prototype = await asyncio.shield(compiled)
-        return lambda: GrammarMatcher(prototype.deep_copy(), self._eos_token_ids, self._num_mask_bytes)
-
-    async def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
-        await self._slots.acquire()
-        work = asyncio.wrap_future(_on_large_stack(lambda: self._compile(grammar)))
-        work.add_done_callback(self._leave)  # it cannot be interrupted, and keeps its place till then
+        compilation.num_waiters += 1
         try:
-            return await asyncio.wait_for(asyncio.shield(work), MAX_COMPILE_S)
+            compiled = await asyncio.shield(compilation.result)
+        finally:
+            compilation.num_waiters -= 1
+            self._drop_unless_waited_for(compilation)
+        return partial(self._matcher, compiled)
+
+    def _matcher(self, compiled: _Compiled) -> TokenMatcher:
+        matcher = GrammarMatcher(compiled.prototype.deep_copy(), self._eos_token_ids, self._num_mask_bytes)
+        return matcher if compiled.index is None else UniqueKeys(matcher, compiled.index)
+
+    def _enqueue(self, key: bytes, grammar: Grammar) -> _Compilation:
+        caller = CALLER.get()
+        line = self._waiting.get(caller, [])
+        num_waiting = sum(map(len, self._waiting.values()))
+        if caller is not None and (len(line) >= MAX_WAITING or num_waiting >= 4 * MAX_WAITING):
+            raise TooManyRequests(
+                "The server is busy: too many grammars wait to be compiled", retry_after_s=RETRY_AFTER_S
+            )
+        compilation = _Compilation(key, grammar, caller, asyncio.get_running_loop().create_future())
+        compilation.result.add_done_callback(lambda done: self._settle(compilation))
+        self._cache[key] = compilation
+        self._waiting.setdefault(caller, line).append(compilation)
+        self._start()
+        return compilation
+
+    def _drop_unless_waited_for(self, compilation: _Compilation) -> None:
+        line = self._waiting.get(compilation.caller, [])
+        if compilation.num_waiters or compilation not in line:
+            return
+        line.remove(compilation)
+        if not line:
+            del self._waiting[compilation.caller]
+        compilation.result.cancel()
+
+    def _start(self) -> None:
+        while self._num_free and (compilation := self._next()) is not None:
+            self._num_free -= 1
+            self._num_free_for_long -= compilation.is_long
+            running = asyncio.create_task(self._run(compilation))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+
+    def _next(self) -> _Compilation | None:
+        for caller, line in self._waiting.items():
+            found = next((each for each in line if self._num_free_for_long > 0 or not each.is_long), None)
+            if found is None:
+                continue
+            line.remove(found)
+            del self._waiting[caller]
+            if line:
+                self._waiting[caller] = line  # behind all others
+            return found
+        return None
+
+    async def _run(self, compilation: _Compilation) -> None:
+        work = asyncio.wrap_future(_on_large_stack(lambda: self._compile(compilation.grammar)))
+        work.add_done_callback(
+            lambda done: self._leave(compilation, done)
+        )  # it cannot be interrupted, and keeps its place till then
+        result = compilation.result
+        try:
+            compiled = await asyncio.wait_for(asyncio.shield(work), MAX_COMPILE_S)
         except TimeoutError:
-            raise GrammarError(f"compiling it takes longer than {MAX_COMPILE_S:g} s") from None
+            error: Exception = GrammarError(f"compiling it takes longer than {MAX_COMPILE_S:g} s")
+        except Exception as failure:
+            error = failure
+        else:
+            compilation.num_bytes = len(compilation.key) + int(BYTES_PER_CPU_S * compiled.cpu_s)
+            result.set_result(compiled)
+            return
+        result.set_exception(error)
+        result.exception()  # if everybody has left, nobody asks: asyncio would log it as forgotten
 
-    def _leave(self, work: asyncio.Future[llguidance.LLMatcher]) -> None:
-        self._slots.release()
+    def _leave(self, compilation: _Compilation, work: asyncio.Future[_Compiled]) -> None:
+        self._num_free += 1
+        self._num_free_for_long += compilation.is_long
         if not work.cancelled():
-            work.exception()  # of what took too long nobody asks: asyncio would log it as forgotten
+            work.exception()
+        self._start()
 
-    def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
+    def _compile(self, grammar: Grammar) -> _Compiled:
         self.warm()
         assert self._vocabulary is not None
         if not self._eos_token_ids:
             raise GrammarError("the model has no token that could end a text of a given form")
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar.source(self._tokenizer), log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise GrammarError(clip(" ".join(matcher.get_error().split())))
         began_s = time.thread_time()
-        matcher.deep_copy().compute_bitmask()
-        if time.thread_time() - began_s > MAX_FIRST_MASK_S:
-            raise GrammarError("it is too ambiguous: to say what may come first takes too long")
-        return matcher
+        matcher = llguidance.LLMatcher(
+            self._vocabulary, grammar.source(self._tokenizer, self._style), log_level=0, limits=_LIMITS
+        )
+        _check(matcher)
+        trial = matcher.deep_copy()
+        for _ in range(2):  # some fail at the first mask, and some at the second
+            mask_began_s = time.thread_time()
+            mask = trial.compute_bitmask()
+            _check(trial)
+            if time.thread_time() - mask_began_s > MAX_FIRST_MASK_S:
+                raise GrammarError("it is too ambiguous: to say what may come first takes too long")
+            first = self._first_token(mask)
+            if first is None:
+                break
+            trial.consume_token(first)
+            _check(trial)
+        repeats = isinstance(grammar, JsonSchema) and may_repeat(grammar.checked(self._style))
+        return _Compiled(matcher, self._index if repeats else None, time.thread_time() - began_s)
 
-    def _settle(self, key: bytes, done: asyncio.Future[llguidance.LLMatcher]) -> None:
+    def _first_token(self, mask: bytes) -> int | None:
+        """The first of the tokens in a mask that does not end the text."""
+        for at, byte in enumerate(mask):
+            for bit in range(8 if byte else 0):
+                id = 8 * at + bit
+                if byte >> bit & 1 and id not in self._eos_token_ids and id < self._num_tokens:
+                    return id
+        return None
+
+    def _settle(self, compilation: _Compilation) -> None:
+        done, key = compilation.result, compilation.key
         if done.cancelled() or done.exception() is not None:
             self._cache.pop(key, None)
-        while len(self._cache) > MAX_CACHED or sum(map(len, self._cache)) > MAX_CACHED_BYTES:
+        while len(self._cache) > MAX_CACHED or sum(each.num_bytes for each in self._cache.values()) > MAX_CACHED_BYTES:
             self._cache.popitem(last=False)
+
+
+class _Compilation:
+    """One grammar on its way, or compiled. `num_bytes`: of what it compiled to, about."""
+
+    __slots__ = ("caller", "grammar", "is_long", "key", "num_bytes", "num_waiters", "result")
+
+    def __init__(self, key: bytes, grammar: Grammar, caller: Hashable, result: asyncio.Future[_Compiled]) -> None:
+        self.key = key
+        self.grammar = grammar
+        self.caller = caller
+        self.result = result
+        self.is_long = len(key) > LONG_BYTES
+        self.num_waiters = 0
+        self.num_bytes = len(key)
+
+
+def _check(matcher: llguidance.LLMatcher) -> None:
+    if matcher.is_error():
+        raise GrammarError(clip(" ".join(matcher.get_error().split())))
 
 
 class GrammarMatcher:
@@ -145,8 +280,8 @@ class _Vocabulary:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _on_large_stack(work: Callable[[], llguidance.LLMatcher]) -> Future[llguidance.LLMatcher]:
-    future: Future[llguidance.LLMatcher] = Future()
+def _on_large_stack(work: Callable[[], _Compiled]) -> Future[_Compiled]:
+    future: Future[_Compiled] = Future()
 
     def run() -> None:
         try:

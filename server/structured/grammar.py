@@ -12,10 +12,13 @@ from decimal import Decimal
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import is_lark_syntax
 from msgspec import Struct
 
+from server.loaded.json_style import JsonStyle, Whitespace
 from server.loaded.tokenizer import Tokenizer
+from server.structured.closing import closed
+from server.structured.gbnf import lark_of
 
 Schema = Mapping[str, Any] | bool
 
@@ -25,8 +28,12 @@ MAX_DEPTH = 64  # objects and lists of a schema inside each other
 MAX_PROPERTIES = 5000  # of a schema and all its parts
 MAX_MULTIPLE = 10_000  # significant digits of multipleOf, as an integer
 
-# Room for indentation, and no more: a model that falls in love with white space would otherwise never come back.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+_WHITESPACE: Mapping[Whitespace, Mapping[str, Any]] = {
+    "none": {"whitespace_flexible": False},
+    "compact": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
+    # Room for indentation, and no more: a model that falls in love with white space would otherwise never come back.
+    "any": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"},
+}
 
 
 class GrammarError(ValueError):
@@ -34,29 +41,32 @@ class GrammarError(ValueError):
 
 
 class JsonSchema(Struct, frozen=True, tag=True):
-    """`whitespace`: what may stand between JSON's tokens, as a regular expression, "" for nothing. `closed`: objects that list
-    their properties have no others, unless they say so."""
+    """`whitespace`: how much may stand between JSON's tokens, `pattern` which, as a regular expression. `closed`: objects that
+    list their properties have no others, unless they say so. None: as the server has it."""
 
     schema: Any  # a Schema, or one as JSON text
-    whitespace: str = WHITESPACE
-    closed: bool = False
+    whitespace: Whitespace | None = None
+    pattern: str | None = None
+    closed: bool | None = None
 
-    def source(self, tokenizer: Tokenizer) -> str:
-        return grammars(json_schema=self.checked())
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
+        return grammars(json_schema=self.checked(style))
 
-    def checked(self) -> Schema:
-        """The schema with what the struct adds to it, as llguidance takes it inside other grammars too.
+    def checked(self, style: JsonStyle) -> dict[str, Any]:
+        """The schema with what struct and server add to it, as llguidance takes it inside other grammars too.
 
         Raises GrammarError."""
         schema = read_json(self.schema, "the schema")
         check_schema(schema)
-        if self.closed:
-            schema = _closed(schema)
+        if style.closed if self.closed is None else self.closed:
+            schema = closed(schema)
         if schema is False:
             raise GrammarError("the schema is false, which nothing satisfies")
-        style = {"whitespace_pattern": self.whitespace} if self.whitespace else {"whitespace_flexible": False}
+        space = _WHITESPACE[self.whitespace or style.whitespace]
+        if self.pattern is not None:
+            space = {"whitespace_pattern": self.pattern}
         asked = {} if schema is True else schema
-        return {**asked, "x-guidance": style | asked.get("x-guidance", {})}
+        return {**asked, "x-guidance": {**space, **asked.get("x-guidance", {})}}
 
 
 class Regex(Struct, frozen=True, tag=True):
@@ -64,7 +74,7 @@ class Regex(Struct, frozen=True, tag=True):
 
     pattern: str
 
-    def source(self, tokenizer: Tokenizer) -> str:
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
         check_length("the regular expression", self.pattern, MAX_RULE_CHARS)
         return llguidance.LLMatcher.grammar_from_regex(self.pattern)
 
@@ -72,7 +82,7 @@ class Regex(Struct, frozen=True, tag=True):
 class Choice(Struct, frozen=True, tag=True):
     texts: tuple[str, ...]
 
-    def source(self, tokenizer: Tokenizer) -> str:
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
         words = " | ".join(map(json.dumps, self.texts))
         check_length("the choices", words, MAX_CHARS)
         return grammars(lark_grammar=f"start: {words}")
@@ -83,14 +93,14 @@ class Rules(Struct, frozen=True, tag=True):
 
     text: str
 
-    def source(self, tokenizer: Tokenizer) -> str:
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
         return grammars(lark_grammar=self.lark())
 
     def lark(self) -> str:
         """Raises GrammarError."""
         check_length("the grammar", self.text, MAX_RULE_CHARS)
         try:
-            return any_to_lark(self.text)
+            return self.text if is_lark_syntax(self.text) else lark_of(self.text)
         except Exception as error:  # whatever the converter trips over
             raise GrammarError(f"the grammar cannot be read: {error}") from None
 
@@ -159,20 +169,6 @@ def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
 def _digits(number: float) -> int:
     """7.50 and 7500 are 75."""
     return abs(int("".join(map(str, Decimal(str(number)).as_tuple().digits)).rstrip("0") or 0))
-
-
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {
-        name: part if name in ("const", "enum", "default", "examples") else _closed(part)
-        for name, part in schema.items()
-    }
-    if isinstance(schema.get("properties"), dict) and not schema.keys() & {"additionalProperties", "patternProperties"}:
-        closed["additionalProperties"] = False
-    return closed
 
 
 # --- parts of Lark ------------------------------------------------------------------------------------------------

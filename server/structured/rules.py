@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from server.loaded.json_style import JsonStyle
 from server.loaded.tokenizer import Tokenizer
-from server.structured.grammar import GrammarError, JsonSchema, Literals
+from server.structured.grammar import GrammarError, JsonSchema, Literals, Regex, Rules
+from server.structured.json_quoting import quoted
 from server.structured.strings import patterns_of
 from server.text.tools.call_format import CallFormat
 from server.text.tools.schemas import Schema, as_schema, dereferenced
@@ -22,6 +25,8 @@ _NOT_LISTED = COMBINING | {
 }  # fmt: skip
 _TELLING_NOTHING = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 _ANY = r"ANY: /(?s:.*)/"
+_GRAMMAR = "x-grammar"  # of a schema: a string's own grammar, by its name and in Lark's syntax
+_SPACE = '" "?'
 MAX_KINDS = 20_000  # that schemas come apart into: references make few words mean many
 _MAX_ALTERNATIVES_DEPTH = 32
 
@@ -29,11 +34,13 @@ _MAX_ALTERNATIVES_DEPTH = 32
 class RuleWriter:
     """The rules as they come up. `text.tools.call_format.Writer` has more to say of its methods."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, style: JsonStyle) -> None:
         self._literals = Literals(tokenizer)
+        self._style = style
         self._rules = [_ANY]
         self._made: dict[str, str] = {}  # body to name
         self._num_kinds = 0
+        self.others: list[dict[str, Any]] = []  # grammars that the rules refer to
         self.root: Schema = {}  # to which references are
 
     def grammar(self, start: str) -> str:
@@ -80,14 +87,41 @@ class RuleWriter:
             else self.rule(f"{free} {self.text(marker)}", "[lazy]")
         )
 
+    def text_schema(self, grammar: Regex | Rules) -> Schema:
+        """A string that keeps to `grammar`, in the words of `json` and `raw`."""
+        if isinstance(grammar, Regex):
+            return {"type": "string", "pattern": f"^(?:{grammar.pattern})$"}
+        name = f"g{len(self.others)}"
+        lark = grammar.lark()
+        self.others.append({"name": name, "lark_grammar": lark})
+        return {"type": "string", _GRAMMAR: (name, lark)}
+
     def json(self, schema: Schema) -> str:
+        if _GRAMMAR in schema:
+            return self._quoted(schema)
+        members = schema.get("properties")
+        if isinstance(members, dict) and any(_GRAMMAR in as_schema(member) for member in members.values()):
+            ((name, member),) = members.items()
+            return (
+                f"{self.text('{' + json.dumps(name) + ':')} {_SPACE} {self._quoted(as_schema(member))} {self.text('}')}"
+            )
         definitions = {name: self.root[name] for name in ("$defs", "definitions") if name in self.root}
-        return self.rule(f"%json {json.dumps(JsonSchema({**definitions, **schema}).checked())}")
+        return self.rule(f"%json {json.dumps(JsonSchema({**definitions, **schema}).checked(self._style))}")
+
+    def _quoted(self, schema: Schema) -> str:
+        """A JSON string whose text keeps to a grammar."""
+        name = f"q{schema[_GRAMMAR][0]}"
+        if all(other["name"] != name for other in self.others):
+            self.others.append({"name": name, "lark_grammar": quoted(schema[_GRAMMAR][1])})
+        quote = json.dumps('"')
+        return f"{quote} @{name} {quote}"
 
     def raw(self, schema: Schema, end: str, marker: str) -> str:
         return self.either([self._raw(kind, end, marker) for kind in self.kinds(schema)])
 
     def _raw(self, schema: Schema, end: str, marker: str) -> str:
+        if _GRAMMAR in schema:
+            return f"@{schema[_GRAMMAR][0]} {self.text(end)}"
         if "enum" in schema:
             texts = [value if isinstance(value, str) else json.dumps(value) for value in schema["enum"]]
             return f"{self.either(map(self.text, texts))} {self.text(end)}"

@@ -13,12 +13,12 @@ from typing import Any
 import llguidance
 from msgspec import Struct
 
+from server.loaded.json_style import JsonStyle, Whitespace
 from server.loaded.tokenizer import Tokenizer
 from server.structured.grammar import (
     MAX_CHARS,
     MAX_DEPTH,
     MAX_RULE_CHARS,
-    WHITESPACE,
     GrammarError,
     JsonSchema,
     Literals,
@@ -34,22 +34,28 @@ class StructuralTag(Struct, frozen=True, tag=True):
     """`tag`: {"format": …}, or {"structures": [{"begin", "schema", "end"}], "triggers": […]}; an object, or one as JSON text."""
 
     tag: Any
-    whitespace: str = WHITESPACE
+    whitespace: Whitespace | None = None
+    pattern: str | None = None  # of white space, as JsonSchema has it
+    closed: bool | None = None
 
-    def source(self, tokenizer: Tokenizer) -> str:
+    def source(self, tokenizer: Tokenizer, style: JsonStyle) -> str:
         tag = read_json(self.tag, "the structural tag")
         if not isinstance(tag, dict):
             raise GrammarError("a structural tag is an object")
         check_length("the structural tag", json.dumps(tag), MAX_CHARS)
-        return _Writer(tokenizer, self.whitespace).grammar(tag)
+
+        def json_schema(schema: Any) -> dict[str, Any]:
+            return JsonSchema(schema, self.whitespace, self.pattern, self.closed).checked(style)
+
+        return _Writer(tokenizer, json_schema).grammar(tag)
 
 
 class _Writer:
     """Rules of the Lark grammar as they come up, and the grammars that they refer to."""
 
-    def __init__(self, tokenizer: Tokenizer, whitespace: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, json_schema: Callable[[Any], dict[str, Any]]) -> None:
         self._literal = Literals(tokenizer)
-        self._whitespace = whitespace
+        self._json_schema = json_schema
         self._rules = [f"ANY: {_ANY}"]
         self._others: list[dict[str, Any]] = []
         self._depth = 0
@@ -101,7 +107,7 @@ class _Writer:
         if style != "json":
             raise GrammarError(f"{format.where}: style {style!r} is not supported; there is json")
         try:
-            schema = JsonSchema(format.get("json_schema"), self._whitespace).checked()
+            schema = self._json_schema(format.get("json_schema"))
         except GrammarError as error:
             raise GrammarError(f"{format.where}: {error}") from None
         return self._rule(f"%json {json.dumps(schema)}")

@@ -52,6 +52,11 @@ class Malformed:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class CutOff(Malformed):
+    """The same of a call that was well until the answer ended at its token limit."""
+
+
 Event = Text | Reasoning | ToolCall | ToolArguments | Malformed
 
 
@@ -70,7 +75,7 @@ class Codec(Protocol):
         ...
 
 
-class Chain:
+class CodecChain:
     """Two codecs in a row: the second sees only what is Text to the first."""
 
     __slots__ = ("_first", "_second")

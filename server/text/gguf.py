@@ -104,6 +104,9 @@ PRE_TOKENIZERS: Final = (
     PreTokenizer(("deepseek-coder",), (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     PreTokenizer(("falcon",), (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
 )
+# Tokens that the metadata name by id: tokenizer.ggml.NAME_token_id.
+NAMED: Final = ("bos", "eos", "unknown", "padding", "eot", "eom")
+INFILL: Final = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")  # for filling in the middle
 _BY_NAME: Final = {name: row for row in PRE_TOKENIZERS for name in row.names}
 
 
@@ -133,7 +136,7 @@ class Vocabulary:
     types: Sequence[int]
     scores: Sequence[float]
     merges: Sequence[str] | None
-    named_ids: Mapping[str, int]  # "bos", "eos", "unknown", "padding", "eot", "eom": those the file gives
+    named_ids: Mapping[str, int]  # of NAMED and INFILL, those the file gives
     add_bos: bool | None
     add_eos: bool
     add_space_prefix: bool
@@ -180,7 +183,7 @@ def _list(metadata: Metadata, name: str, *kinds: type) -> list[Any] | None:
 
 def _named_ids(metadata: Metadata, num_tokens: int) -> dict[str, int]:
     found = {}
-    for name in ("bos", "eos", "unknown", "padding", "eot", "eom"):
+    for name in (*NAMED, *INFILL):
         token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if token_id is None:
             continue

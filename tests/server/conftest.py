@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -14,7 +15,9 @@ import openai
 import pytest
 
 from server.__main__ import listen
+from server.app import stop_batches
 from server.config import ServerConfig
+from server.http.clients import Clients
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle
@@ -38,15 +41,34 @@ def _no_limit_of_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 class Running:
     """A server that runs, and ways to talk to it."""
 
-    def __init__(self, service: Service, engine: FakeEngine, tokenizer: Tokenizer, port: int) -> None:
+    def __init__(
+        self, service: Service, engine: FakeEngine, tokenizer: Tokenizer, port: int, clients: Clients | None = None
+    ) -> None:
         self.service = service
+        self._clients = clients
         self.engine = engine
         self.tokenizer = tokenizer
         self.port = port
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None)  # a hang is the test's to end
 
+    @property
+    def clients(self) -> Clients:
+        assert self._clients is not None
+        return self._clients
+
+    async def raw(self) -> RawClient:
+        """A connection on which nothing was sent yet."""
+        return RawClient(*await asyncio.open_connection("127.0.0.1", self.port, limit=2**24))
+
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.http.post(path, json=body, **options)
+
+    async def while_it_waits(self, path: str, body: Any, act: Callable[[], object]) -> httpx.Response:
+        """The answer to a request that the paused engine has when `act` is called."""
+        answer = asyncio.create_task(self.post(path, body))
+        await self.engine.until(lambda: bool(self.engine.live))
+        act()
+        return await answer
 
     async def chat(self, **fields: Any) -> httpx.Response:
         return await self.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
@@ -78,9 +100,40 @@ class Running:
         """A connection on which `fields` were posted, to be read (or not) byte by byte."""
         payload = json.dumps(fields).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-        writer.write(head.encode() + payload)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
         return RawAnswer(reader, writer)
+
+
+class RawClient:
+    """A client that sends what it likes, and reads answers whole."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @property
+    def port(self) -> int:
+        """This end's own."""
+        found: int = self._writer.get_extra_info("sockname")[1]
+        return found
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next answer, which has a Content-Length."""
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status, *fields = head.strip().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (field.partition(": ") for field in fields)}
+        return int(status.split()[1]), headers, await self._reader.readexactly(int(headers["content-length"]))
+
+    async def rest(self) -> bytes:
+        """All until the server closes."""
+        return await self._reader.read()
+
+    def leave(self) -> None:
+        self._writer.transport.abort()
 
 
 class RawAnswer:
@@ -119,11 +172,12 @@ async def running(
     sock = listen("127.0.0.1", 0)
     server = http_server(service)
     task = asyncio.create_task(server.serve(sockets=[sock]))
-    running = Running(service, engine, tokenizer, sock.getsockname()[1])
+    running = Running(service, engine, tokenizer, sock.getsockname()[1], server.clients)
     try:
         yield running
     finally:
         await running.http.aclose()
+        await stop_batches(service)
         await engine.close()
         await close(server, task)
         service.offload.close()
@@ -143,6 +197,24 @@ async def close(server: HttpServer, serving: asyncio.Task[None]) -> None:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def lasting(tokenizer: Tokenizer) -> Iterator[tuple[asyncio.Runner, Running]]:
+    """One server for many examples, in a loop that turns only while the runner runs something: for tests that are no coroutines,
+    as hypothesis' are."""
+    ids = [*tokenizer.encode("Hello there"), EOS]
+    model = fake_model(vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=512)
+    engine, lifecycle, template = FakeEngine(lambda request: ids, model=model), Lifecycle(), chatml(tokenizer)
+    config = ServerConfig(served_model_name=("tiny",), access_log=False)
+    chat_format = ChatFormat.choose(
+        tokenizer.chat_template, template, tokenizer, tool_parser="auto", reasoning_parser="auto"
+    )
+    lifecycle.ready(loaded_model(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format))
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        yield runner, runner.run(stack.enter_async_context(running(engine, tokenizer, lifecycle, config)))
+        runner.run(stack.aclose())
 
 
 @pytest.fixture
@@ -178,8 +250,9 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
                 tool_parser=config.tool_parser, reasoning_parser=config.reasoning_parser,
             )  # fmt: skip
             if loaded:
-                served = loaded_model(engine, spoken, template, defaults or SamplingDefaults(), names, chat_format)
-                lifecycle.ready(served)
+                loaded = loaded_model(engine, spoken, template, defaults or SamplingDefaults(), names, chat_format)
+                allowed = config.allow_special_tokens
+                lifecycle.ready(dataclasses.replace(loaded, allow_special_tokens=allowed))
             return await stack.enter_async_context(running(engine, spoken, lifecycle, config))
 
         yield start

@@ -188,11 +188,14 @@ def test_blank_lines_and_a_byte_order_mark_are_no_requests(run):
     assert len(run.records) == 2
 
 
-def test_a_custom_id_that_is_there_twice_stops_everything_before_it_starts(run, capsys):
-    assert run(line("a"), line("b"), line("a")) == 1
-    assert "line 3: custom_id 'a' is there twice" in capsys.readouterr().err
-    assert run.engine is None
-    assert not run.target.exists()
+@pytest.mark.parametrize("options", [(), ("--resume",)])
+def test_of_two_lines_with_one_custom_id_the_later_fails_and_disturbs_no_other(run, options):
+    for _ in range(2 if options else 1):
+        assert run(line("a"), line("b"), line("a", prompt="z"), options=options) == 1
+    assert [text_of(record) for record in run.records if record["response"]] == ["A", "B"]
+    (failed,) = (record for record in run.records if record["error"])
+    assert (failed["custom_id"], failed["error"]["param"]) == ("a", "custom_id")
+    assert failed["error"]["message"].startswith("line 3: an earlier line has this custom_id")
 
 
 def test_resuming_keeps_what_was_answered_and_does_the_rest(run, capsys):

@@ -74,7 +74,7 @@ async def test_a_client_who_leaves_ends_the_search(beams):
     ]
 
 
-async def test_an_engine_that_stops_in_between_is_told_of(beams):
+async def test_an_engine_that_stops_in_between_is_an_error(beams):
     server = await beams(paused=True)
     answer = asyncio.create_task(server.chat(**BEAMS))
     await server.engine.until(lambda: server.engine.submitted)

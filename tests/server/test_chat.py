@@ -256,30 +256,30 @@ async def test_cached_tokens_are_the_prompts_not_the_choices(serve):
 # --- what the engine hears ----------------------------------------------------------------------------------------
 
 
-async def test_sampling_wishes_reach_the_engine(serve):
+async def test_sampling_parameters_reach_the_engine(serve):
     server = await serve()
-    wishes = {
+    given = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1,
         "repetition_penalty": 1.1, "seed": 3, "min_tokens": 2, "max_tokens": 9, "ignore_eos": True,
     }  # fmt: skip
-    await server.chat(**wishes, logit_bias={"5": -100, "6": 1.5}, stop_token_ids=[7, 7, 8])
+    await server.chat(**given, logit_bias={"5": -100, "6": 1.5}, stop_token_ids=[7, 7, 8])
     params = server.engine.submitted[0].params
-    assert {name: getattr(params, name) for name in wishes} == wishes
+    assert {name: getattr(params, name) for name in given} == given
     assert dict(params.logit_bias) == {5: -100.0, 6: 1.5}
     assert params.stop_token_ids == {7, 8}
 
 
-@pytest.mark.parametrize(("asked", "got"), [(0, 0.0), (1e-6, 0.0), (0.001, 0.01), (0.01, 0.01), (2, 2.0)], ids=str)
-async def test_temperatures_too_small_to_divide_by_are_greedy_or_raised(serve, asked, got):
+@pytest.mark.parametrize(("sent", "got"), [(0, 0.0), (1e-6, 0.0), (0.001, 0.01), (0.01, 0.01), (2, 2.0)], ids=str)
+async def test_temperatures_too_small_to_divide_by_are_greedy_or_raised(serve, sent, got):
     server = await serve()
-    await server.chat(temperature=asked)
+    await server.chat(temperature=sent)
     assert server.engine.submitted[0].params.temperature == got
 
 
 async def test_top_k_off_has_two_spellings_and_all_is_off(serve):
     server = await serve()
-    for asked in (0, -1, 10**6):
-        await server.chat(top_k=asked)
+    for sent in (0, -1, 10**6):
+        await server.chat(top_k=sent)
     assert [request.params.top_k for request in server.engine.submitted] == [0, 0, 0]
 
 
@@ -293,8 +293,8 @@ async def test_defaults_are_the_models_and_requests_override_them(serve):
 
 async def test_an_answer_needs_no_model_name_and_carries_the_first(serve):
     server = await serve(served_model_name=("first", "second"))
-    for asked in ({}, {"model": "first"}, {"model": "second"}):
-        assert (await server.chat(**asked)).json()["model"] == "first"
+    for sent in ({}, {"model": "first"}, {"model": "second"}):
+        assert (await server.chat(**sent)).json()["model"] == "first"
 
 
 async def test_priority_and_salt_reach_the_engine(serve):

@@ -53,14 +53,23 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "quantization": "int8", "chat_template": config_file("x"), "generation_config": "none", "tool_parser": "hermes",
         "reasoning_parser": "qwen3", "device": "cpu", "max_model_len": 100,
         "max_num_seqs": 3, "max_num_batched_tokens": 200, "kv_cache_memory": 2**31, "kv_cache_dtype": "float32",
-        "kernels": "native", "max_num_mixed_tokens": 50, "gpu_memory_utilization": 0.5, "attention_backend": "triton",
+        "kernels": "native", "max_num_mixed_tokens": 50, "max_itl": 60.0, "target_ttft": 400.0,
+        "gpu_memory_utilization": 0.5, "attention_backend": "triton",
         "enforce_eager": True,
         "num_kv_blocks": 9, "enable_prefix_caching": False, "scheduling_policy": "priority", "steps_in_flight": 1,
-        "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1, "max_body_size": 4096, "strict_fields": True,
-        "ping_interval": 0.5,
+        "stream_interval": 3,
+        "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1,
+        "max_queue_time": 1.5, "max_queued_tokens": 4, "max_num_seqs_per_key": 3, "request_timeout": 2.5,
+        "max_tokens_per_minute_per_key": 9, "max_body_size": 4096, "strict_fields": True,
+        "ping_interval": 0.5, "max_total_body_size": 2**30, "max_connections": 7, "max_connections_per_address": 6,
+        "allowed_host": ("a.example",), "timeout_head": 1.0, "timeout_body": 2.0, "timeout_keep_alive": 3.0,
+        "timeout_write": 4.0,
         "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False, "model": "m",
         "api_key": ("k",), "api_key_file": config_file("k2"), "admin_api_key": "a", "cors_origin": ("https://a.example",),
         "cors_credentials": True, "max_stored_responses": 5, "max_stored_bytes": 4096,
+        "structured_outputs_whitespace": "any", "structured_outputs_closed": False,
+        "batch_dir": "b", "max_batch_file_size": 7, "max_batch_files": 8, "max_batch_bytes": 9, "max_batch_requests": 10,
+            "allow_special_tokens": True,
     }  # fmt: skip
     fields = {spec.metadata["name"] or spec.name: spec.name for spec in dataclasses.fields(ServerConfig)}
     assert set(values) | {"config"} == set(fields)
@@ -233,10 +242,10 @@ def test_choices_are_those_that_the_engine_knows():
 
 def test_the_engine_is_asked_for_every_option_of_its_own_by_the_users_words():
     config = parse(["--threads", "3", "--kv-cache-memory", "2MiB", "--model-plugin", "x", "--seed", "7"], {})
-    asked = EngineConfig.of(config, end_token_ids=frozenset({5}))
-    assert (asked.num_threads, asked.kv_cache_bytes, asked.model_plugins, asked.seed) == (3, 2 << 20, ("x",), 7)
-    assert asked.end_token_ids == {5}
-    assert all(getattr(asked, spec.name) == getattr(config, spec.name) for spec in dataclasses.fields(EngineOptions))
+    engine = EngineConfig.of(config, end_token_ids=frozenset({5}))
+    assert (engine.num_threads, engine.kv_cache_bytes, engine.model_plugins, engine.seed) == (3, 2 << 20, ("x",), 7)
+    assert engine.end_token_ids == {5}
+    assert all(getattr(engine, spec.name) == getattr(config, spec.name) for spec in dataclasses.fields(EngineOptions))
 
 
 @pytest.mark.parametrize("word", ["--num-threads", "--kv-cache-bytes"])

@@ -84,13 +84,13 @@ async def test_answers_and_errors_have_the_headers(serve):
 
 async def test_an_unforeseen_error_has_them_as_well(serve, monkeypatch):
     server = await serve(cors_origin=(PAGE,))
-    monkeypatch.setattr(type(server.service.lifecycle), "served", lambda self: 1 / 0)
+    monkeypatch.setattr(type(server.service.lifecycle), "require_model", lambda self: 1 / 0)
     response = await server.http.get("/v1/models", headers={"origin": PAGE})
     assert response.status_code == 500
     assert response.headers["access-control-allow-origin"] == PAGE
 
 
-async def test_caches_are_told_also_when_nobody_or_a_stranger_asks(serve):
+async def test_vary_is_sent_also_without_an_origin_and_to_a_stranger(serve):
     server = await serve(cors_origin=(PAGE,))
     for headers in ({}, {"origin": STRANGER}):
         response = await server.http.get("/v1/models", headers=headers)

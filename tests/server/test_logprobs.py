@@ -102,7 +102,7 @@ async def test_each_of_n_answers_has_its_own(serve):
     assert [[token["token"] for token in choice["logprobs"]["content"]] for choice in choices] == [["a", "b"]] * 2
 
 
-async def test_without_a_wish_nothing_is_computed_or_shown(serve):
+async def test_without_the_field_nothing_is_computed_or_shown(serve):
     server = await serve("ab")
     assert (await server.chat(logprobs=False)).json()["choices"][0]["logprobs"] is None
     assert server.engine.submitted[0].params.logprobs is None

@@ -1,19 +1,34 @@
-"""Long texts leave the loop, short ones do not pay for the trip."""
+"""Long texts leave the loop, short ones do not pay for the trip; and who shares the threads with whom."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 
 import pytest
 
+from server import offload as module
+from server.errors import TooManyRequests
 from server.generate import preprocess
 from server.generate.sampling import check_token_ids
-from server.offload import SHORT_CHARS, Offload
+from server.loaded import text_pieces
+from server.offload import CALLER, LONG_CHARS, SHORT_CHARS, Offload
+
+MIDDLING = SHORT_CHARS + 1
+LONG = LONG_CHARS + 1
 
 
 @pytest.fixture
 def offload():
     made = Offload()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def one_thread():
+    made = Offload(threads=1, max_waiting=3)
     yield made
     made.close()
 
@@ -29,8 +44,153 @@ async def test_what_work_raises_arrives(offload, num_chars):
     def fail() -> None:
         raise KeyError("x")
 
+    def fail_later():
+        yield
+        fail()
+
     with pytest.raises(KeyError):
         await offload.run(num_chars, fail)
+    with pytest.raises(KeyError):
+        await offload.run_pieces(num_chars, fail_later())
+    assert await offload.run(num_chars, lambda: "and on it goes") == "and on it goes"
+
+
+class Gate:
+    """Work that waits for the test, and says when it began."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.opened = threading.Event()
+
+    def work(self) -> None:
+        self.begun.set()
+        assert self.opened.wait(60)
+
+    async def closes(self, offload: Offload, num_chars: int = LONG) -> asyncio.Task[None]:
+        """A task whose work is in its thread now."""
+        task = asyncio.create_task(offload.run(num_chars, self.work))
+        await asyncio.to_thread(self.begun.wait, 60)
+        return task
+
+
+def noted(log: list[str], name: str, num_pieces: int):
+    for _ in range(num_pieces - 1):
+        log.append(name)
+        yield
+    log.append(name)
+
+
+def of_caller(caller, coroutine) -> asyncio.Task:
+    async def run():
+        CALLER.set(caller)
+        return await coroutine
+
+    return asyncio.create_task(run())
+
+
+async def settled(*tasks) -> None:
+    """Until the tasks have come to where they wait."""
+    for _ in range(2 * len(tasks)):
+        await asyncio.sleep(0)
+
+
+async def test_callers_take_turns_after_every_piece(one_thread):
+    gate, log = Gate(), []
+    first = await gate.closes(one_thread)
+    works = [
+        of_caller(name[0], one_thread.run_pieces(LONG, noted(log, name, pieces)))
+        for name, pieces in (("a1", 3), ("a2", 1), ("b1", 2), ("c1", 1))
+    ]
+    await settled(*works)
+    gate.opened.set()
+    await asyncio.gather(first, *works)
+    assert log == ["a1", "b1", "c1", "a2", "b1", "a1", "a1"]
+
+
+async def test_very_long_work_leaves_a_thread_to_what_is_not(offload):
+    gate, other = Gate(), Gate()
+    long = await gate.closes(offload)
+    second = asyncio.create_task(offload.run(LONG, other.work))
+    assert await offload.run(MIDDLING, lambda: "between") == "between"
+    assert not other.begun.is_set()
+    gate.opened.set()
+    other.opened.set()
+    await asyncio.gather(long, second)
+
+
+async def test_what_nobody_waits_for_is_never_begun(one_thread):
+    gate, log = Gate(), []
+    first = await gate.closes(one_thread)
+    leaves = [asyncio.create_task(one_thread.run(LONG, lambda: log.append("left"))) for _ in range(3)]
+    await settled(*leaves)
+    for task in leaves:
+        task.cancel()
+    await asyncio.gather(*leaves, return_exceptions=True)
+    stays = asyncio.create_task(one_thread.run(LONG, lambda: log.append("stayed")))
+    gate.opened.set()
+    await asyncio.gather(first, stays)
+    assert log == ["stayed"]
+
+
+async def test_work_that_is_left_ends_after_its_piece(one_thread):
+    gate, log = Gate(), []
+
+    def work():
+        try:
+            gate.work()
+            yield
+            log.append("second piece")
+        finally:
+            log.append("closed")
+
+    task = asyncio.create_task(one_thread.run_pieces(LONG, work()))
+    await asyncio.to_thread(gate.begun.wait, 60)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    gate.opened.set()
+    await one_thread.run(LONG, lambda: None)
+    assert log == ["closed"]
+
+
+async def test_what_one_caller_has_waiting_is_bounded_and_another_is_served(one_thread):
+    gate = Gate()
+    first = await gate.closes(one_thread)
+    greedy = [of_caller("a", one_thread.run(LONG, lambda: None)) for _ in range(4)]
+    await settled(*greedy)
+    with pytest.raises(TooManyRequests):
+        await greedy.pop()
+    assert not any(task.done() for task in greedy)
+    other = of_caller("b", one_thread.run(LONG, lambda: "served"))
+    crowd = [of_caller(name, one_thread.run(LONG, lambda: None)) for name in "cdefghijkl"]
+    await settled(*crowd)
+    gate.opened.set()
+    refused = [error for error in await asyncio.gather(*crowd, return_exceptions=True) if error is not None]
+    assert [type(error) for error in refused] == [TooManyRequests] * 2  # four times as many as of one caller
+    assert await other == "served"
+    await asyncio.gather(first, *greedy)
+
+
+async def test_memory_is_given_back_once_after_very_long_work_and_not_on_the_loop(monkeypatch):
+    monkeypatch.setattr(module, "GIVE_BACK_AFTER_S", 0.0)
+    given_back, threads = threading.Event(), []
+
+    def give_back() -> None:
+        threads.append(threading.current_thread())
+        given_back.set()
+
+    offload = Offload(give_back=give_back)
+    await offload.run(MIDDLING, lambda: None)
+    await asyncio.sleep(0)
+    assert offload._giving_back is None
+    await asyncio.gather(*(offload.run(LONG, lambda: None) for _ in range(3)))
+    await asyncio.to_thread(given_back.wait, 60)
+    assert threads
+    assert threading.main_thread() not in threads
+    offload.close()
+
+
+# --- in a server ----------------------------------------------------------------------------------------------------
 
 
 async def test_long_prompts_and_conversations_are_tokenised_in_the_pool(serve, monkeypatch):
@@ -38,9 +198,9 @@ async def test_long_prompts_and_conversations_are_tokenised_in_the_pool(serve, m
     threads = []
     encode = type(server.tokenizer).encode
 
-    def noted(self, text, **more):
+    def noted(self, text, *args, **more):
         threads.append(threading.current_thread().name.startswith("oneloop-text"))
-        return encode(self, text, **more)
+        return encode(self, text, *args, **more)
 
     monkeypatch.setattr(type(server.tokenizer), "encode", noted)
     await server.complete(prompt="short")
@@ -69,3 +229,170 @@ async def test_ids_of_a_long_prompt_are_checked_in_the_pool_piece_by_piece(serve
     refused = await server.complete(prompt=[5] * 20_000 + [10**9])
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith("token id 1000000000 is outside the vocabulary")
+
+
+async def on_the_loop(monkeypatch, server, work) -> list[int]:
+    """How many characters each call of the tokenizer on the loop's own thread got."""
+    lengths = []
+    encode = type(server.tokenizer).encode
+
+    def noted(self, text, *args, **more):
+        if threading.current_thread() is threading.main_thread():
+            lengths.append(len(text))
+        return encode(self, text, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(server.tokenizer), "encode", noted)
+        await work
+    return lengths
+
+
+async def test_many_short_prompts_leave_the_loop_together(serve, monkeypatch):
+    server = await serve("ok", max_queue=256)
+    assert await on_the_loop(monkeypatch, server, server.complete(prompt=["ab"] * 10)) == [2] * 10
+    assert await on_the_loop(monkeypatch, server, server.complete(prompt=["ab"] * 100)) == []
+
+
+async def test_more_prompts_than_the_queue_holds_are_refused_before_any_is_tokenised(serve, monkeypatch):
+    server = await serve(max_queue=8)
+    monkeypatch.setattr(type(server.tokenizer), "encode", None)
+    refused = await server.complete(prompt=["x" * 1900] * 9)
+    assert refused.status_code == 400
+    assert "9 prompts" in refused.json()["error"]["message"]
+    refused = await server.complete(prompt=["x" * 1900] * 3, n=3)
+    assert "are 9 sequences" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": ""}] * 60},
+        {"chat_template_kwargs": {"a": [0] * 100}},
+        {"chat_template_kwargs": {"a": {str(number): {} for number in range(100)}}},
+        {"documents": [{"a": ""}] * 60},
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [0] * 100}}}]}]},
+    ],
+    ids=["messages", "a list of an argument", "objects of an argument", "documents", "calls"],
+)  # fmt: skip
+async def test_what_is_rendered_costs_by_how_many_it_is_not_by_its_letters_alone(serve, monkeypatch, fields):
+    server = await serve(chat=True, max_model_len=10_000)
+    messages = [{"role": "user", "content": "Hi"}]
+    given = {"messages": messages, **fields}
+    given["messages"] = [*messages, *given["messages"]]
+    assert await on_the_loop(monkeypatch, server, server.post("/tokenize", given)) == []
+    assert len(await on_the_loop(monkeypatch, server, server.post("/tokenize", {"messages": messages}))) == 1
+
+
+async def test_more_messages_than_the_context_has_tokens_are_refused_unrendered(serve, monkeypatch):
+    server = await serve(max_model_len=100)
+    monkeypatch.setattr("server.loaded.prompt.ChatTemplate.render", None)
+    refused = await server.chat(messages=[{"role": "user", "content": ""}] * 101)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    refused = await server.chat(chat_template_kwargs={str(number): 1 for number in range(101)})
+    assert refused.json()["error"]["param"] == "chat_template_kwargs"
+
+
+async def test_tokens_as_strings_are_looked_up_off_the_loop(serve, monkeypatch):
+    server = await serve()
+    threads = []
+    strings = type(server.tokenizer).token_strings
+
+    def noted(self, ids):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return strings(self, ids)
+
+    monkeypatch.setattr(type(server.tokenizer), "token_strings", noted)
+    for length in (10, 3000):
+        found = await server.post("/tokenize", {"prompt": "a" * length, "return_token_strs": True})
+        assert found.json()["token_strs"] == ["a"] * length
+    assert threads == [True, False]
+
+
+@pytest.mark.parametrize("fields", [{}, {"return_token_strs": True}])
+async def test_texts_to_be_counted_have_a_bound_and_cost_no_more_than_it(serve, monkeypatch, fields):
+    monkeypatch.setattr(preprocess, "MAX_TOKENS", 2000)
+    monkeypatch.setattr(text_pieces, "PIECE_CHARS", 500)
+    monkeypatch.setattr("server.loaded.tokenizer.PIECE_CHARS", 500)
+    server = await serve(max_model_len=100)
+    seen = []
+    encode = type(server.tokenizer).encode
+
+    def noted(self, text, *args, **more):
+        seen.append(len(text))
+        return encode(self, text, *args, **more)
+
+    monkeypatch.setattr(type(server.tokenizer), "encode", noted)
+    assert (await server.post("/tokenize", {"prompt": "é" * 900, **fields})).json()["count"] == 1800
+    seen.clear()
+    refused = await server.post("/tokenize", {"prompt": "é" * 8 * 2000, **fields})
+    assert refused.status_code == 400
+    assert "2000 tokens" in refused.json()["error"]["message"]
+    assert sum(seen) <= 2000
+    seen.clear()
+    refused = await server.post("/tokenize", {"prompt": "é" * (8 * 2000 + 1), **fields})
+    assert refused.json()["error"]["param"] == "prompt"
+    cut = await server.complete(prompt="é" * (8 * 2000 + 1), truncate_prompt_tokens=5)
+    assert cut.status_code == 400
+    assert not seen
+    many = await server.post("/detokenize", {"tokens": [5] * 2001})
+    assert many.json()["error"]["param"] == "tokens"
+    assert (await server.post("/detokenize", {"tokens": [5] * 2000})).status_code == 200
+
+
+async def test_detokenising_in_pieces_loses_no_character_at_their_edges(serve, monkeypatch):
+    monkeypatch.setattr("server.endpoints.tokenize.PIECE", 1000)
+    server = await serve()
+    text = "é€😀a" * 800
+    ids = server.tokenizer.encode(text)
+    assert (await server.post("/detokenize", {"tokens": ids})).json()["prompt"] == text
+
+
+async def test_a_client_that_leaves_takes_its_waiting_text_along(serve, monkeypatch):
+    server = await serve("ok", max_model_len=100_000)
+    offload, gates = server.service.offload, [Gate(), Gate()]
+    held = [await gate.closes(offload, MIDDLING) for gate in gates]  # both threads
+    monkeypatch.setattr(type(server.tokenizer), "encode", None)
+    answer = await server.open_stream("/v1/completions", prompt="x" * 10_000)
+    waits = asyncio.Event()
+    enqueue = module.Offload._enqueue
+    drop = module.Offload._drop
+    dropped = asyncio.Event()
+
+    def noted(self, job):
+        enqueue(self, job)
+        waits.set()
+
+    def noted_too(self, job):
+        drop(self, job)
+        dropped.set()
+
+    monkeypatch.setattr(module.Offload, "_enqueue", noted)
+    monkeypatch.setattr(module.Offload, "_drop", noted_too)
+    await waits.wait()
+    answer.leave()
+    await dropped.wait()
+    for gate in gates:
+        gate.opened.set()
+    await asyncio.gather(*held)
+    metrics = (await server.http.get("/metrics")).text
+    assert 'route="/v1/completions",status="499"' in metrics
+
+
+async def test_callers_are_told_apart_by_key_else_by_address(serve, monkeypatch):
+    callers = []
+    run = module.Offload.run_pieces
+
+    async def noted(self, num_chars, work):
+        callers.append(CALLER.get())
+        return await run(self, num_chars, work)
+
+    monkeypatch.setattr(module.Offload, "run_pieces", noted)
+    open_to_all, with_keys = await serve(), await serve(api_key=("one", "other"))
+    await open_to_all.complete()
+    for key in ("one", "other", "one"):
+        await with_keys.post("/v1/completions", {"prompt": "Hi"}, headers={"authorization": f"Bearer {key}"})
+    assert callers[0] == "127.0.0.1"
+    assert callers[1] == callers[3] != callers[2]
+    assert callers[1] != "127.0.0.1"

@@ -34,14 +34,14 @@ CHAT = "/v1/chat/completions"
 class Life:
     """A Process in this loop whose model loads when the test says so."""
 
-    def __init__(self, tokenizer, **options) -> None:
+    def __init__(self, tokenizer, clock=time.monotonic, **options) -> None:
         ids = [*tokenizer.encode("Hello"), EOS]
         model = fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
         self.engine = FakeEngine(lambda request: ids, model=model, paused=True)
-        self.served = loaded_model(self.engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+        self.loaded = loaded_model(self.engine, tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
         self.load_now: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
         sock = listen("127.0.0.1", 0)
-        self.process = Process(ServerConfig(**options), sock, self._load, time.monotonic())
+        self.process = Process(ServerConfig(**options), sock, self._load, time.monotonic(), clock)
         self.client = Running(self.process._service, self.engine, tokenizer, sock.getsockname()[1])
         self.running = asyncio.create_task(self.process.run())
 
@@ -57,7 +57,7 @@ class Life:
             assert not self.running.done(), self.running.result()
 
     async def ready(self) -> None:
-        self.load_now.set_result(self.served)
+        self.load_now.set_result(self.loaded)
         await self.until("ok")
 
 
@@ -113,6 +113,28 @@ async def test_a_model_that_cannot_load_ends_the_process_with_1_and_says_why(liv
         assert word in capsys.readouterr().err
 
 
+async def test_a_signal_that_comes_twice_in_a_moment_is_one_and_a_later_one_the_second(live, monkeypatch):
+    left, times, seen = [], [5.0, 5.15, 5.3], []
+
+    def clock() -> float:
+        seen.append(times[len(seen)])
+        return seen[-1]
+
+    monkeypatch.setattr("server.process.leave_at_once", lambda code, why: left.append((code, why)))
+    life = live(clock=clock)
+    await life.ready()
+    stream = await life.client.open_stream(CHAT, messages=MESSAGES, stream=True)
+    for number in range(1, 4):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while len(seen) < number:
+            await life.until("draining")
+        assert left == [(128 + signal.SIGTERM, "stopped by a second signal")] * (number == 3)
+    assert not life.running.done()
+    life.engine.step(6)
+    await stream.head()
+    assert await life.running == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_the_first_signal_finishes_what_is_in_flight_while_the_socket_still_answers(live, number):
     life = live()
@@ -136,7 +158,7 @@ async def test_the_first_signal_finishes_what_is_in_flight_while_the_socket_stil
         await life.status()
 
 
-async def test_what_passes_the_drain_timeout_is_aborted_and_told(live):
+async def test_what_passes_the_drain_timeout_is_aborted_and_says_so(live):
     life = live(drain_timeout=0.05)
     await life.ready()
     stream = await life.client.open_stream(CHAT, messages=MESSAGES, stream=True)
@@ -193,10 +215,10 @@ async def test_no_thread_is_left_behind(live):
 # --- in a process of its own --------------------------------------------------------------------------------------
 
 
-def start(*arguments: str) -> tuple[subprocess.Popen[str], int]:
+def start(*arguments: str, **env: str) -> tuple[subprocess.Popen[str], int]:
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.fake_server", *arguments],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env},
     )  # fmt: skip
     assert child.stdout is not None
     return child, int(child.stdout.readline())
@@ -243,6 +265,77 @@ def test_the_second_signal_ends_at_once_whatever_is_in_flight():
         child.wait()
 
 
+def until_it_says(child: subprocess.Popen[str], word: str) -> None:
+    assert child.stdout is not None
+    while line := child.stdout.readline():
+        if word in line:
+            return
+    raise AssertionError(f"it never said {word}")
+
+
+def test_an_engine_that_can_never_serve_again_ends_the_process_with_a_code_of_its_own_and_a_last_line():
+    child, port = start("--fake", "dies")
+    try:
+        until(port, "ok")
+        with httpx.stream(
+            "POST", f"http://127.0.0.1:{port}{CHAT}", json={"messages": MESSAGES, "stream": True}, timeout=None
+        ) as response:
+            assert "server_error" in response.read().decode()
+        assert child.wait() == 70
+        last = child.stdout.read().splitlines()[-1]
+        assert last == "oneloop: the device cannot compute any more: OutOfOrder; only another process can serve"
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(("fake", "code"), [("hanging-thread", 0), ("hanging-step", 71)], ids=["a thread", "a step"])
+def test_the_process_ends_when_asked_whatever_hangs(fake, code):
+    child, port = start("--fake", fake)
+    try:
+        until(port, "ok")
+        child.send_signal(signal.SIGTERM)
+        assert child.wait() == code
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(
+    ("signals", "codes"),
+    [([signal.SIGTERM], {71}), ([signal.SIGTERM, signal.SIGINT], {130, 143})],  # in either order
+)
+def test_the_process_ends_when_asked_though_its_event_loop_hangs(signals, codes):
+    options = ("--drain-timeout", "0" if len(signals) == 1 else "600")
+    child, port = start("--fake", "hanging-loop", *options, TEST_LIMIT_S="0")
+    try:
+        until(port, "ok")
+        with pytest.raises(httpx.TransportError):  # nobody will answer
+            httpx.post(
+                f"http://127.0.0.1:{port}{CHAT}", json={"messages": MESSAGES}, timeout=httpx.Timeout(None, read=0.01)
+            )
+        until_it_says(child, "hangs")
+        for number in signals:
+            child.send_signal(number)
+        assert child.wait() in codes
+        assert child.stdout.read().splitlines()[-1].startswith("oneloop: ")
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def test_an_engine_that_dies_while_it_drains_ends_the_process_all_the_same(live):
+    life = live(drain_timeout=3600)
+    await life.ready()
+    whole = asyncio.create_task(life.client.chat())
+    await life.engine.until(lambda: bool(life.engine.live))
+    os.kill(os.getpid(), signal.SIGTERM)
+    await life.until("draining")
+    life.engine.die("no device")
+    assert (await whole).status_code == 500
+    assert await life.running == 70
+
+
 def test_a_port_in_use_is_said_in_one_line_and_ends_with_1():
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -257,8 +350,8 @@ def test_a_port_in_use_is_said_in_one_line_and_ends_with_1():
     ("arguments", "code", "words"),
     [
         ([], 0, ["LlamaForCausalLM native", "ArceeForCausalLM transformers"]),
-        (["--help"], 0, ["usage: python -m server models"]),
-        (["llama"], 2, ["usage: python -m server models"]),
+        (["--help"], 0, ["usage: oneloop models"]),
+        (["llama"], 2, ["usage: oneloop models"]),
     ],
 )
 def test_models_lists_what_can_be_served_and_what_computes_it(arguments, code, words):

@@ -46,18 +46,18 @@ async def test_a_text_far_beyond_the_context_is_cut_not_refused(serve):
 async def test_documents_reach_the_template(serve, tokenizer):
     server = await serve()
     template = ChatTemplate("{% for d in documents or [] %}[{{ d.title }}]{% endfor %}{{ messages[0].content }}", {})
-    object.__setattr__(server.service.lifecycle.served(), "chat_template", template)
+    object.__setattr__(server.service.lifecycle.require_model(), "chat_template", template)
     await server.chat(documents=[{"title": "one"}, {"title": "two"}])
     assert tokenizer.decode(server.engine.submitted[0].prompt_ids) == "[one][two]Hi"
 
 
 async def test_what_no_template_looks_at_is_named_as_ignored_or_refused(serve):
-    asked = {"documents": [{"title": "one"}], "chat_template_kwargs": {"assistant": "bot", "enable_thinking": False}}
-    response = await (await serve()).chat(**asked)
+    unread = {"documents": [{"title": "one"}], "chat_template_kwargs": {"assistant": "bot", "enable_thinking": False}}
+    response = await (await serve()).chat(**unread)
     assert response.status_code == 200
     assert response.headers["x-ignored-fields"] == "documents, chat_template_kwargs.enable_thinking"
     strict = await serve(strict_fields=True)
-    assert error_of(await strict.chat(**asked), 400, "unsupported_parameter")["param"] == "documents"
+    assert error_of(await strict.chat(**unread), 400, "unsupported_parameter")["param"] == "documents"
     assert (await strict.chat(documents=[], chat_template_kwargs={"assistant": "bot"})).status_code == 200
 
 
@@ -94,7 +94,7 @@ async def test_usage_grows_from_chunk_to_chunk_if_asked(serve):
     assert "".join(c["delta"].get("content", "") for event in events for c in event["choices"]) == "ab"
 
 
-async def test_without_a_wish_no_answer_speaks_of_ids(serve):
+async def test_without_the_field_no_answer_has_ids(serve):
     server = await serve("ab")
     assert "token_ids" not in (await server.chat()).text
     assert not any("token_ids" in str(event) for event in await server.events(CHAT, messages=MESSAGES))

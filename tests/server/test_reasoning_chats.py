@@ -95,7 +95,7 @@ async def test_hidden_reasoning_is_still_paid_for(serve):
     assert (await both(server, include_reasoning=True))[0]["reasoning"] == "Hm."
 
 
-async def test_a_server_told_not_to_look_shows_the_tags(serve):
+async def test_without_a_reasoning_parser_the_tags_are_shown(serve):
     server = await serve(SAYS, speaks=thinker(), reasoning_parser="none")
     body = (await server.chat()).json()
     assert body["choices"][0]["message"]["content"] == SAYS
@@ -113,7 +113,7 @@ async def test_calls_are_looked_for_behind_the_reasoning(serve):
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 async def test_channels_are_read_with_and_without_tools(serve, tools):
-    sample = next(sample for sample in SAMPLES if sample.dialect == "harmony" and not sample.calls)
+    sample = next(sample for sample in SAMPLES if sample.tool_parser == "harmony" and not sample.calls)
     server = await serve(sample.written, speaks=speaker("harmony", special=True), tool_parser="harmony")
     message, usage, finish_reason = await both(server, tools=tools)
     assert (message["reasoning"], message["content"]) == (sample.reasoning, sample.text)
@@ -198,12 +198,12 @@ TEXTS = [
     SAYS,
     f"<think>a{TWO}</think>b{TWO}c",
     TWO,
-    *(s.written for s in SAMPLES if s.dialect == "harmony"),
+    *(s.written for s in SAMPLES if s.tool_parser == "harmony"),
     "<think>never",
 ]
 
 
-def heard(
+def events_of(
     output_parser: OutputParser, ids: list[int], cuts: list[int], stop: tuple[str, ...]
 ) -> tuple[list[Event], object]:
     bounds = [0, *sorted({cut % len(ids) for cut in cuts} - {0}), len(ids)]
@@ -233,5 +233,5 @@ TOKENIZER = tiny_tokenizer()
 def test_events_counts_and_ends_do_not_depend_on_how_tokens_come(output_parser, text, cuts, stop):
     ids = [*TOKENIZER.encode(text), EOS]
     stops = (stop,) if stop else ()
-    one_by_one = heard(output_parser, ids, list(range(1, len(ids))), stops)
-    assert heard(output_parser, ids, cuts, stops) == one_by_one
+    one_by_one = events_of(output_parser, ids, list(range(1, len(ids))), stops)
+    assert events_of(output_parser, ids, cuts, stops) == one_by_one

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime.api import ContextTooLong, EngineStopped, LoadProgress, QueueFull
+from server.http.noted import NotedOnce
+from server.loaded.text_pieces import PIECE_CHARS
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import VOCAB_SIZE
 
@@ -205,10 +207,10 @@ async def test_a_bad_value_is_refused_under_its_own_name(serve, fields, param):
 UNSUPPORTED = {
     "functions": [], "function_call": "auto", "guided_decoding_backend": "outlines",
     "echo": True, "chat_template": "{{ 1 }}",
-    "audio": {}, "modalities": ["text", "audio"], "web_search_options": {}, "verbosity": "low",
+    "audio": {}, "modalities": ["text", "audio"],
     "return_prompt_text": True, "repetition_detection": {},
     "watermarking": {}, "kv_transfer_params": {}, "ec_transfer_params": {}, "vllm_xargs": {"a": 1}, "stream_interval": 2,
-    "session_id": "x", "spaces_between_special_tokens": False, "media_io_kwargs": {},
+    "spaces_between_special_tokens": False, "media_io_kwargs": {},
     "mm_processor_kwargs": {}, "mm_payload": "x", "return_weight_versions": True, "return_token_offsets": True,
     "routed_experts_prompt_start": 1,
 }  # fmt: skip
@@ -248,6 +250,22 @@ async def test_otherwise_unknown_fields_are_named_in_a_header_and_the_log(serve,
     assert server.engine.submitted[0].params.max_tokens == 1
     assert "temprature" in caplog.text
     assert "x-ignored-fields" not in (await server.chat()).headers
+
+
+async def test_the_log_has_a_set_of_ignored_fields_once_and_every_answer_has_its_header(serve, caplog):
+    server = await serve()
+    sets = [{"mood": 1}, {"mood": 2}, {"mood": 1, "voice": 1}, {"voice": 1, "mood": 1}, {"voice": 1}]
+    for fields in sets:
+        response = await server.chat(**fields)
+        assert set(response.headers["x-ignored-fields"].split(", ")) == set(fields)
+    lines = [record.getMessage() for record in caplog.records if "ignored fields" in record.getMessage()]
+    assert len(lines) == 3
+
+
+def test_the_sets_the_log_remembers_are_bounded():
+    noted = NotedOnce(max_sets=2)
+    assert [noted.is_new([name]) for name in "abab"] == [True, True, False, False]
+    assert [noted.is_new([name]) for name in "cca"] == [True, False, True]
 
 
 async def test_a_stream_names_them_too(serve):
@@ -403,16 +421,16 @@ async def test_over_long_text_is_refused_at_the_cost_of_its_beginning(serve, mon
     monkeypatch.setattr(
         type(server.tokenizer),
         "encode",
-        lambda self, text, **more: lengths.append(len(text)) or encode(self, text, **more),
+        lambda self, text, *more: lengths.append(len(text)) or encode(self, text, *more),
     )
     error = error_of(await server.complete(prompt="word " * 100_000), 400, "context_length_exceeded")
     assert error["param"] == "prompt"
-    assert lengths == [8 * 64]
+    assert 0 < sum(lengths) <= PIECE_CHARS
 
 
 async def test_text_that_only_looks_too_long_is_tokenised_whole(serve, monkeypatch):
     """A tokenizer may make little of much: only its own word counts."""
     server = await serve(max_model_len=64)
-    monkeypatch.setattr(type(server.tokenizer), "encode", lambda self, text, **more: [70] * (len(text) // 100))
+    monkeypatch.setattr(type(server.tokenizer), "encode", lambda self, text, *more: [70] * (len(text) // 100))
     assert (await server.complete(prompt="x" * 5000, max_tokens=1)).status_code == 200
     assert len(server.engine.submitted[0].prompt_ids) == 50

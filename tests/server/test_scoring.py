@@ -19,7 +19,7 @@ def first_choice(response) -> dict:
 # --- prompt_logprobs ----------------------------------------------------------------------------------------------
 
 
-async def test_a_prompt_is_told_of_token_by_token_as_vllm_does(serve, tokenizer):
+async def test_prompt_logprobs_come_token_by_token_as_vllms(serve, tokenizer):
     server = await serve("x")
     a, b = tokenizer.encode("ab")
     choice = first_choice(await server.complete(prompt="ab", prompt_logprobs=1))
@@ -52,7 +52,7 @@ async def test_a_prompt_of_one_token_has_nothing_before_it(serve):
     assert first_choice(await server.complete(prompt="a", prompt_logprobs=2))["prompt_logprobs"] == [None]
 
 
-async def test_without_a_wish_nothing_is_computed_or_shown(serve):
+async def test_without_the_field_nothing_is_computed_or_shown(serve):
     server = await serve("x")
     assert "prompt_logprobs" not in (await server.complete()).text
     assert server.engine.submitted[0].params.prompt_logprobs is None
@@ -146,9 +146,9 @@ async def test_a_scored_prompt_may_fill_the_context(serve):
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"max_tokens": 0}, {"prompt": "ñ"}])
 async def test_a_stream_with_echo_adds_up_to_the_whole(serve, fields):
     server = await serve("yz")
-    asked = {"prompt": "abc", "echo": True, "logprobs": 2, **fields}
-    whole = (await server.complete(**asked)).json()["choices"]
-    events = await server.events(COMPLETIONS, **asked)
+    body = {"prompt": "abc", "echo": True, "logprobs": 2, **fields}
+    whole = (await server.complete(**body)).json()["choices"]
+    events = await server.events(COMPLETIONS, **body)
     for expected in whole:
         own = [choice for event in events for choice in event["choices"] if choice["index"] == expected["index"]]
         assert "".join(choice["text"] for choice in own) == expected["text"]

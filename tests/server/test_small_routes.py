@@ -6,6 +6,7 @@ import pytest
 
 from runtime.api import LoadProgress
 from server import __version__
+from server.app import ROUTES
 from server.loaded.lifecycle import Phase
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS, START, VOCAB_SIZE
@@ -155,9 +156,9 @@ async def test_health_tells_of_draining_and_of_failure(serve):
 
 async def test_what_was_ready_too_late_does_not_end_a_drain(serve):
     server = await serve()
-    lifecycle, served = server.service.lifecycle, server.service.lifecycle.loaded
+    lifecycle, loaded = server.service.lifecycle, server.service.lifecycle.loaded
     lifecycle.drain()
-    lifecycle.ready(served)
+    lifecycle.ready(loaded)
     assert lifecycle.phase is Phase.DRAINING
 
 
@@ -188,6 +189,25 @@ async def test_metrics_are_the_engines_and_https_with_the_models_name(serve):
     ):
         assert line in lines
     assert any(line.startswith("process_resident_memory_bytes") for line in lines)
+
+
+MAX_METRICS_BYTES = 128 * 1024
+
+
+async def test_metrics_stay_small_whatever_clients_have_sent(serve):
+    """Every route, answered in each of many ways, and paths and methods that there are not."""
+    server = await serve()
+    stats = server.service.http_stats
+    for route in ROUTES:
+        for status in (200, 400, 401, 404, 429, 499, 500, 503):
+            stats.observe(route.path, route.method, status, 0.02)
+    for number in range(300):
+        await server.http.get(f"/no/{number}")
+        stats.observe("unknown", f"METHOD{number}", 405, 0.02)
+    text = (await server.http.get("/metrics")).text
+    assert len(text) < MAX_METRICS_BYTES
+    of_others = [line for line in text.splitlines() if 'method="other"' in line or "METHOD" in line]
+    assert len(of_others) == 1
 
 
 async def test_metrics_answer_while_nothing_is_loaded(serve):

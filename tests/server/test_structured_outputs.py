@@ -19,9 +19,9 @@ TAG = {"begin": "<f>", "schema": SCHEMA, "end": "</f>"}
 NAMED = {"name": "answer", "schema": SCHEMA, "strict": True}
 FORMAT = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</f>"}
 
-ASKED = [
+REQUESTS = [
     ({"response_format": {"type": "json_object"}}, ['{"b":[]}'], ["[]"]),
-    ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, ['{"a":1}', '{ "a": 1,\n "b": 2}'], ['{"b":1}']),
+    ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, ['{"a":1}', '{"a": 1}'], ['{"b":1}', '{"a":1,"b":2}']),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": True}}}, ["1"], ["x"]),
     ({"response_format": {"type": "structural_tag", "format": FORMAT}}, ['<f>{"a":1}</f>'], ["text"]),
     ({"response_format": {"type": "structural_tag", "structures": [TAG], "triggers": ["<f>"]}}, ["a", 'b<f>{"a":1}</f>'], ["<f>"]),
@@ -36,6 +36,8 @@ ASKED = [
     ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, ['{"a":1}'], ['{"a": 1}']),
     ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ ]"}}, ['{"a": 1}'], ['{"a":\n1}']),
     ({"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}}, ['{"a":1}'], ['{"a":1,"b":2}']),
+    ({"structured_outputs": {"json": SCHEMA, "disable_additional_properties": False}}, ['{"a":1,"b":2}'], ['{"a":1,"a":2}']),
+    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}}, ['{ "a" :\n1}'], [" {}"]),
     ({"structured_outputs": {"json_object": False, "regex": "a"}}, ["a"], ["b"]),
     ({"guided_json": SCHEMA}, ['{"a":1}'], ["{}"]),
     ({"guided_json": SCHEMA, "guided_whitespace_pattern": "[ ]"}, ['{"a": 1}'], ['{"a":\n1}']),
@@ -51,7 +53,7 @@ def check_matchers(tokenizer, params, taken: list[str], refused: list[str]) -> N
     assert [reads(make(), tokenizer.encode(text)) for text in refused] == [False] * len(refused)
 
 
-@pytest.mark.parametrize(("fields", "taken", "refused"), ASKED, ids=[str(fields)[:60] for fields, _, _ in ASKED])
+@pytest.mark.parametrize(("fields", "taken", "refused"), REQUESTS, ids=[str(fields)[:60] for fields, _, _ in REQUESTS])
 async def test_the_engine_is_held_to_what_was_asked_for_by_chat_and_completions_alike(serve, fields, taken, refused):
     server = await serve()
     for answer in (await server.chat(**fields, n=2), await server.complete(**fields, n=2)):
@@ -97,7 +99,7 @@ REFUSED = [
     ({"response_format": {"type": "structural_tag", "format": {"type": "x"}}}, "response_format", "'x' is not supported"),
     ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "response_format", "structured_outputs"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format", "guided_regex"),
-    ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "structured_outputs", "guided_regex"),
+    ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "structured_outputs.regex", "guided_regex"),
     ({"structured_outputs": {}}, "structured_outputs", "there is none"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "there is none"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "structured_outputs.choice"),
@@ -114,7 +116,7 @@ REFUSED = [
      "structured_outputs.whitespace_pattern", "contradict"),
     ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace", "regex"),
     ({"guided_json": {}, "guided_choice": ["a"]}, "guided_json", "guided_choice"),
-    ({"guided_whitespace_pattern": " "}, "guided_json", "there is none"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "no field asks for JSON"),
     ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "regex"),
     ({"guided_grammar": "%%"}, "guided_grammar", "cannot be read"),
     ({"use_beam_search": True, "response_format": {"type": "json_object"}}, "response_format", "beam search"),

@@ -50,6 +50,16 @@ def test_a_phase_that_comes_back_adds_up(monkeypatch):
     assert display.finish() == {"a": 5.0, "b": 2.0}
 
 
+def test_every_second_since_the_process_began_belongs_to_a_phase(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr("server.terminal.time.monotonic", lambda: now[0])
+    display = StartupDisplay(io.StringIO(), began_s=7.0)
+    for phase in ("import", "weights"):
+        display.report(LoadProgress(phase))
+        now[0] += 2.0
+    assert display.finish() == {"start": 3.0, "import": 2.0, "weights": 2.0}
+
+
 @pytest.mark.parametrize(
     ("address", "url"), [(("127.0.0.1", 8000), "http://127.0.0.1:8000"), (("::1", 80, 0, 0), "http://[::1]:80")]
 )

@@ -251,7 +251,7 @@ def test_a_folder_without_a_tokenizer_says_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
-@pytest.mark.parametrize("content", ["", "{", "[1]"])
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a":' * 50_000], ids=["nothing", "open", "a list", "deep"])
 def test_a_broken_file_is_named(tmp_path, broken, content):
     write_folder(tmp_path, made("byte level"), {})
     (tmp_path / broken).write_text(content)

@@ -1,4 +1,4 @@
-"""Tool calls in chats: what a model writes, in any dialect, as the messages and chunks OpenAI's clients read."""
+"""Tool calls in chats: what a model writes, in any format, as the messages and chunks OpenAI's clients read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CHAT = "/v1/chat/completions"
 HERMES = f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>"
 TWO = f'<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{{"name": "time"}}\n</tool_call>'
 ROOM = 8192  # tokens: a byte each, and tools are told of at length
-every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[f"{s.dialect}-{at}" for at, s in enumerate(SAMPLES)])
+every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[f"{s.tool_parser}-{at}" for at, s in enumerate(SAMPLES)])
 
 
-def speaker(dialect: str, *, special: bool):
-    """A tokenizer that has the dialect's marks as special tokens, or only as bytes."""
-    return tiny_tokenizer(*sorted(TOOL_PARSERS[dialect].strings() - set(SPECIAL)) if special else ())
+def speaker(tool_parser: str, *, special: bool):
+    """A tokenizer that has the tool parser's marks as special tokens, or only as bytes."""
+    return tiny_tokenizer(*sorted(TOOL_PARSERS[tool_parser].strings() - set(SPECIAL)) if special else ())
 
 
 def together(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -58,14 +58,17 @@ async def both(server: Running, **fields: Any) -> tuple[dict[str, Any], dict[str
     return body["choices"][0], streamed
 
 
-# --- every dialect ------------------------------------------------------------------------------------------------
+# --- every tool parser ---------------------------------------------------------------------------------------------
 
 
 @every_sample
 @pytest.mark.parametrize("special", [False, True])
-async def test_every_dialect_comes_out_in_openais_shape_whole_and_streamed(serve, sample: Sample, special):
+async def test_every_tool_parser_comes_out_in_openais_shape_whole_and_streamed(serve, sample: Sample, special):
     server = await serve(
-        sample.written, speaks=speaker(sample.dialect, special=special), tool_parser=sample.dialect, max_model_len=ROOM
+        sample.written,
+        speaks=speaker(sample.tool_parser, special=special),
+        tool_parser=sample.tool_parser,
+        max_model_len=ROOM,
     )
     choice, streamed = await both(server)
     message = choice["message"]
@@ -84,9 +87,12 @@ async def test_every_dialect_comes_out_in_openais_shape_whole_and_streamed(serve
 
 
 @every_sample
-async def test_the_openai_client_reads_every_dialect(serve, sample: Sample):
+async def test_the_openai_client_reads_every_tool_parser(serve, sample: Sample):
     server = await serve(
-        sample.written, speaks=speaker(sample.dialect, special=True), tool_parser=sample.dialect, max_model_len=ROOM
+        sample.written,
+        speaks=speaker(sample.tool_parser, special=True),
+        tool_parser=sample.tool_parser,
+        max_model_len=ROOM,
     )
     async with server.openai() as client:
         whole = await client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
@@ -101,15 +107,15 @@ async def test_the_openai_client_reads_every_dialect(serve, sample: Sample):
         assert answer.choices[0].finish_reason == ("tool_calls" if sample.calls else "stop")
 
 
-@pytest.mark.parametrize("dialect", TOOL_PARSERS)
-async def test_without_tools_what_looks_like_a_call_is_text(serve, dialect):
-    sample = next(sample for sample in SAMPLES if sample.dialect == dialect and sample.calls)
+@pytest.mark.parametrize("tool_parser", TOOL_PARSERS)
+async def test_without_tools_what_looks_like_a_call_is_text(serve, tool_parser):
+    sample = next(sample for sample in SAMPLES if sample.tool_parser == tool_parser and sample.calls)
     server = await serve(
-        sample.written, speaks=speaker(dialect, special=False), tool_parser=dialect, max_model_len=ROOM
+        sample.written, speaks=speaker(tool_parser, special=False), tool_parser=tool_parser, max_model_len=ROOM
     )
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         choice = (await server.chat(**fields)).json()["choices"][0]
-        if not TOOL_PARSERS[dialect].reasons:  # a format that is not only for calls is read always
+        if not TOOL_PARSERS[tool_parser].reasons:  # a format that is not only for calls is read always
             assert choice["message"]["content"] == sample.written
             assert choice["finish_reason"] == "stop"
 
@@ -130,14 +136,16 @@ async def test_tokens_that_come_together_mean_the_same(serve):
 # --- what is not as it should be ----------------------------------------------------------------------------------
 
 
-async def test_a_call_cut_off_comes_back_as_text_and_nobody_is_asked_to_make_it(serve):
+async def test_a_call_cut_off_by_the_limit_is_a_call_as_far_as_it_goes(serve):
+    """As OpenAI has it: finish_reason says that it is not whole."""
     server = await serve(HERMES, max_model_len=ROOM)
     choice, streamed = await both(server, max_tokens=80)
-    written = HERMES.encode()[:80].decode()
-    assert choice["message"]["content"] == streamed["content"] == written.replace("\n", "", 1)
-    assert "tool_calls" not in choice["message"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["message"]["content"] == streamed["content"] == "Let me see."
+    assert call["function"]["name"] == streamed["tool_calls"][0]["name"] == "get_weather"
+    assert call["function"]["arguments"] == streamed["tool_calls"][0]["arguments"]
+    assert call["function"]["arguments"] in CALL
     assert choice["finish_reason"] == streamed["finish_reason"] == "length"
-    assert streamed["tool_calls"][0]["arguments"] in CALL
 
 
 async def test_a_broken_call_beside_a_whole_one_costs_only_itself(serve):
@@ -185,7 +193,7 @@ async def test_what_a_model_says_to_the_tools_ends_its_turn(serve):
     speaks = speaker("functiongemma", special=True)
     said = "<start_function_call>call:time{}<end_function_call><start_function_response>response:time{made up}"
     server = await serve(said, speaks=speaks, tool_parser="functiongemma", max_model_len=ROOM)
-    (stop,) = server.service.lifecycle.served().chat_format.stop_ids
+    (stop,) = server.service.lifecycle.require_model().chat_format.stop_ids
     assert speaks.token_string(stop) == "<start_function_response>"
 
 
@@ -236,7 +244,7 @@ async def test_usage_counts_what_calls_cost(serve):
 # --- what the model is told ---------------------------------------------------------------------------------------
 
 
-async def test_a_model_whose_template_knows_no_tools_is_told_in_the_system_message(serve, tokenizer):
+async def test_a_model_whose_template_knows_no_tools_gets_them_in_the_system_message(serve, tokenizer):
     server = await serve(max_model_len=ROOM)
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -294,7 +302,7 @@ async def test_functions_of_old_are_refused_as_such_and_read_where_they_are_hist
     assert prompt == "<user>Hi<assistant><tool_call>{}<tool time>noon"
 
 
-async def test_a_server_told_not_to_read_calls_takes_no_tools(serve):
+async def test_without_a_tool_parser_no_tools_are_taken(serve):
     server = await serve(tool_parser="none", max_model_len=ROOM)
     error = error_of(await server.chat(tools=TOOLS), 400)
     assert error["param"] == "tools"

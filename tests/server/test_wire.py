@@ -9,6 +9,7 @@ import pytest
 
 from runtime.api import FinishReason
 from server.http.protocol import MAX_HEAD_BYTES
+from server.http.sse import PING
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS
 
@@ -55,8 +56,8 @@ async def test_a_ping_breaks_the_silence_before_the_first_token_and_is_no_event(
     server = await serve("a", paused=True, ping_interval=0.01)
     answer = await server.open_stream(CHAT, messages=MESSAGES, stream=True)
     await answer.head()
-    assert await answer.chunk() == b": ping\n\n"
-    assert await answer.chunk() == b": ping\n\n"
+    assert await answer.chunk() == PING
+    assert await answer.chunk() == PING
     server.engine.step(2)
     rest = b"".join(await answer.chunks())
     assert rest.endswith(b"data: [DONE]\n\n")

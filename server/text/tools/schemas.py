@@ -34,14 +34,15 @@ def dereferenced(schema: Schema, root: Schema) -> Schema:
         parts, reference = schema.get("allOf"), schema.get("$ref")
         if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], Mapping):
             schema = {**{key: value for key, value in schema.items() if key != "allOf"}, **parts[0]}
-        elif isinstance(reference, str) and (found := _referred(reference, root)) is not None:
+        elif isinstance(reference, str) and (found := referred(reference, root)) is not None:
             schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
         else:
             return schema
     raise ValueError("the schema refers to itself without end")
 
 
-def _referred(reference: str, root: Schema) -> Schema | None:
+def referred(reference: str, root: Schema) -> Schema | None:
+    """What "#/$defs/name" stands for in `root`; None where it leads nowhere, or out of it."""
     found: Any = root
     head, *path = reference.split("/")
     for part in path:

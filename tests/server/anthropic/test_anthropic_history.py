@@ -9,7 +9,7 @@ import pytest
 
 from server.anthropic import wire
 from server.anthropic.history import FAILED, tool_use_id
-from server.anthropic.prepare import Prepared, generate_request, prepare
+from server.anthropic.prepare import PreparedMessages, generate_request, prepare
 from server.errors import InvalidRequest
 from server.generate.conversation import messages_json
 from server.generate.request import GenerateRequest, OnlyFunction
@@ -28,7 +28,7 @@ def decoded(messages: Any = (USER,), **fields: Any) -> wire.MessagesRequest:
     return wire.MESSAGES.decode(json.dumps(body).encode(), [])
 
 
-def ask(messages: Any = (USER,), template: ChatTemplate = TEMPLATE, **fields: Any) -> Prepared:
+def ask(messages: Any = (USER,), template: ChatTemplate = TEMPLATE, **fields: Any) -> PreparedMessages:
     return prepare(decoded(messages, **fields), template)
 
 
@@ -259,8 +259,8 @@ def test_a_format_of_the_answer_is_a_constraint_that_names_its_field(place):
 def test_thinking_is_switched_where_the_template_has_a_switch(thinking, switch, budget, shown):
     made = ask(template=SWITCHED, thinking=thinking, output_config={"effort": "low"})
     assert made.chat.template_kwargs == {"enable_thinking": switch}
-    asked = request(SWITCHED, thinking=thinking)
-    assert (asked.thinking_token_budget, asked.shown.reasoning) == (budget, shown)
+    made_request = request(SWITCHED, thinking=thinking)
+    assert (made_request.thinking_token_budget, made_request.shown.reasoning) == (budget, shown)
     assert made.chat.reasoning_effort == "low"
     assert made.wants_thinking == switch
 

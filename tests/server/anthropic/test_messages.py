@@ -20,7 +20,7 @@ MESSAGES = "/v1/messages"
 HI = [{"role": "user", "content": "Hi"}]
 BASE = {"model": "tiny", "max_tokens": 400, "messages": HI}
 TOOLS = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in OPENAIS_TOOLS]
-every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[f"{s.dialect}-{at}" for at, s in enumerate(SAMPLES)])
+every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[f"{s.tool_parser}-{at}" for at, s in enumerate(SAMPLES)])
 
 
 def is_whole(body: Any, kind: Any) -> bool:
@@ -247,9 +247,12 @@ def content_of(sample: Sample) -> list[dict[str, Any]]:
 
 
 @every_sample
-async def test_every_dialect_comes_out_in_anthropics_shape_whole_and_streamed(serve, sample: Sample):
+async def test_every_tool_parser_comes_out_in_anthropics_shape_whole_and_streamed(serve, sample: Sample):
     server = await serve(
-        sample.written, speaks=speaker(sample.dialect, special=True), tool_parser=sample.dialect, max_model_len=ROOM
+        sample.written,
+        speaks=speaker(sample.tool_parser, special=True),
+        tool_parser=sample.tool_parser,
+        max_model_len=ROOM,
     )
     message = await both(server, tools=TOOLS, max_tokens=2000)
     uses = [block for block in message["content"] if block["type"] == "tool_use"]
@@ -406,9 +409,12 @@ async def test_the_official_client_reads_text_whole_and_streamed(serve):
 
 
 @every_sample
-async def test_the_official_client_reads_every_dialect_and_may_send_it_back(serve, sample: Sample):
+async def test_the_official_client_reads_every_tool_parser_and_may_send_it_back(serve, sample: Sample):
     server = await serve(
-        sample.written, speaks=speaker(sample.dialect, special=True), tool_parser=sample.dialect, max_model_len=ROOM
+        sample.written,
+        speaks=speaker(sample.tool_parser, special=True),
+        tool_parser=sample.tool_parser,
+        max_model_len=ROOM,
     )
     ask = {**BASE, "max_tokens": 2000, "tools": TOOLS}
     async with server.anthropic() as client:

@@ -22,7 +22,8 @@ FINAL = {
 PART = ("output_item.added", "content_part.added", "{0}.delta", "{0}.done", "content_part.done", "output_item.done")
 MESSAGE, REASONING = ([kind.format(text) for kind in PART] for text in ("output_text", "reasoning_text"))
 CALL = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
-ORDER = {"message": MESSAGE, "reasoning": REASONING, "function_call": CALL}
+CUSTOM = ["output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"]
+ORDER = {"message": MESSAGE, "reasoning": REASONING, "function_call": CALL, "custom_tool_call": CUSTOM}
 
 
 def checked(body: Json) -> Json:
@@ -69,15 +70,17 @@ def _check_item(events: list[Json], item: Json) -> None:
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert [kind for kind in order if kind in kinds or not kind.endswith("delta")] == list(dict.fromkeys(kinds))
     assert all(kinds.count(kind) == 1 for kind in kinds if not kind.endswith("delta"))
-    assert events[0]["item"] == {**item, "status": "in_progress", **_empty(item)}
+    begun = {key: value for key, value in item.items() if key != "encrypted_content"}
+    assert events[0]["item"] == {**begun, "status": "in_progress", **_empty(item)}
     assert events[-1]["item"] == item
     assert {event["item_id"] for event in events[1:-1]} == {item["id"]}
-    told = "".join(event["delta"] for event in events if "delta" in event)
-    if item["type"] == "function_call":
-        assert told == events[-2]["arguments"] == item["arguments"]
+    text = "".join(event["delta"] for event in events if "delta" in event)
+    if item["type"] in ("function_call", "custom_tool_call"):
+        passed = "arguments" if item["type"] == "function_call" else "input"
+        assert text == events[-2][passed] == item[passed]
         return
     part = item["content"][0]
-    assert told == events[-3]["text"] == part["text"]
+    assert text == events[-3]["text"] == part["text"]
     assert events[-2]["part"] == part
     assert events[1]["part"] == {**part, "text": "", **({"logprobs": []} if "logprobs" in part else {})}
     if "logprobs" in part:
@@ -86,7 +89,7 @@ def _check_item(events: list[Json], item: Json) -> None:
 
 
 def _empty(item: Json) -> Json:
-    return {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    return {"function_call": {"arguments": ""}, "custom_tool_call": {"input": ""}}.get(item["type"], {"content": []})
 
 
 def without_ids(value: Any) -> Any:

@@ -89,7 +89,7 @@ def test_messages_that_follow_each_other_stay_apart():
     assert (first.content, second.content) == ("One.", "Two.")
 
 
-def test_reasoning_without_its_words_is_told_by_its_summary():
+def test_reasoning_without_its_words_is_its_summary():
     summary = [{"type": "summary_text", "text": "It thought."}]
     (turn,) = messages({"type": "reasoning", "summary": summary}, {"role": "assistant", "content": "Yes."})
     assert (turn.reasoning, turn.content) == ("It thought.", "Yes.")
@@ -130,11 +130,10 @@ def test_what_is_listed_can_be_sent_again():
         ({"role": "user", "content": [IMAGE]}, "input[0].content[0].type", "unsupported_parameter"),
         ({"role": "user", "content": [FILE]}, "input[0].content[0].type", "unsupported_parameter"),
         ({"type": "computer_call", "id": "x"}, "input[0].type", "unsupported_parameter"),
-        ({"type": "custom_tool_call", "id": "x"}, "input[0].type", "unsupported_parameter"),
+        ({"type": "custom_tool_call", "id": "x", "name": "x", "input": ""}, "input[0].call_id", None),
+        ({"type": "compaction", "encrypted_content": "gAAAA"}, "input[0].encrypted_content", None),
         ({**RESULT, "output": [IMAGE]}, "input[0].output[0].type", "unsupported_parameter"),
-        ({"type": "reasoning", "summary": [], "encrypted_content": "x"}, "input[0].encrypted_content", "unsupported_parameter"),
-        ({"role": "user", "content": "Hi", "phase": "final_answer"}, "input[0].phase", "unsupported_parameter"),
-        ({**CALL, "namespace": "x"}, "input[0].namespace", "unsupported_parameter"),
+        ({**CALL, "caller": {"type": "program", "caller_id": "x"}}, "input[0].caller", "unsupported_parameter"),
         ({"role": "tool", "content": "Hi"}, "input[0].role", None),
         ({"role": "user"}, "input[0].content", None),
         ({"role": "user", "content": "Hi", "mood": "good"}, "input[0].mood", "unknown_parameter"),

@@ -31,9 +31,12 @@ def texts(body, kind):
 
 
 @every_sample
-async def test_every_dialect_comes_out_as_items_whole_and_streamed(serve, sample: Sample):
+async def test_every_tool_parser_comes_out_as_items_whole_and_streamed(serve, sample: Sample):
     server = await serve(
-        sample.written, speaks=speaker(sample.dialect, special=True), tool_parser=sample.dialect, max_model_len=ROOM
+        sample.written,
+        speaks=speaker(sample.tool_parser, special=True),
+        tool_parser=sample.tool_parser,
+        max_model_len=ROOM,
     )
     body = await both(server, tools=FUNCTIONS)
     calls = [item for item in body["output"] if item["type"] == "function_call"]
@@ -45,10 +48,10 @@ async def test_every_dialect_comes_out_as_items_whole_and_streamed(serve, sample
 
 
 @cache
-def served(dialect: str) -> LoadedModel:
-    tokenizer = speaker(dialect, special=True)
+def loaded(tool_parser: str) -> LoadedModel:
+    tokenizer = speaker(tool_parser, special=True)
     template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
-    chat_format = ChatFormat.choose(tokenizer.chat_template, template, tokenizer, tool_parser=dialect)
+    chat_format = ChatFormat.choose(tokenizer.chat_template, template, tokenizer, tool_parser=tool_parser)
     engine = FakeEngine(model=fake_model(vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset({EOS})))
     return loaded_model(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format)
 
@@ -60,7 +63,7 @@ class Unstoppable:
 
 def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | None = None):
     """The final response of `sample`, whose tokens arrive so many at a time, checked as a stream."""
-    there = served(sample.dialect)
+    there = loaded(sample.tool_parser)
     ids = [*there.tokenizer.encode(sample.written), EOS][:cut]
     finish = FinishReason.STOP if ids[-1] == EOS else FinishReason.LENGTH
     output_parser: OutputParser | None = there.chat_format.output_parser(TOOLS, reasoning_open=False)
@@ -68,15 +71,15 @@ def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | Non
     request = Request("r", [1], params)
     generation = Generation(there, [request], 1, 1, TextOptions(output_parser=output_parser, logprobs=params.logprobs))
     response_events = ResponseEvents(Head("resp_1", dict.fromkeys(REPEATED), 0), generation, in_background=False)
-    told, at = response_events.begin(), 0
+    emitted, at = response_events.begin(), 0
     while at < len(ids):
         part = ids[at : at + max(1, sizes[at % len(sizes)])]
         at += len(part)
         found = [fake_logprobs(id, request) for id in part] if logprobs else None
-        told += response_events.feed(Output(0, part, finish if at == len(ids) else None, logprobs=found))
-    told += response_events.end()
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    events = frames(b"".join(map(frame, told)).decode())
+        emitted += response_events.feed(Output(0, part, finish if at == len(ids) else None, logprobs=found))
+    emitted += response_events.end()
+    assert [event["sequence_number"] for event in emitted] == list(range(len(emitted)))
+    events = frames(b"".join(map(frame, emitted)).decode())
     assert events[-1]["response"] == json.loads(render(response_events.body))
     return events[-1]["response"]
 

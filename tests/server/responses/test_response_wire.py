@@ -15,6 +15,8 @@ from server.errors import ApiError
 from server.responses import input_items
 from server.responses.messages import messages_of
 from server.responses.requests import generate_request
+from server.responses.tools import Tools
+from server.responses.tools import read as read_tools
 from server.responses.wire import RESPONSES
 
 _WORDS = [
@@ -70,7 +72,9 @@ def test_fields_are_read_or_refused_as_the_client_s_fault_and_by_name(fields):
     try:
         wire = RESPONSES.decode(json.dumps(body).encode(), [])
         if isinstance(wire.input, str):
-            made = generate_request(wire, messages_of([], wire.instructions))
+            made = generate_request(
+                wire, messages_of([], wire.instructions), read_tools(wire.tools or (), wire.tool_choice)
+            )
     except ApiError as error:
         refusal = error
     if refusal is not None:
@@ -91,4 +95,4 @@ def test_some_fields_are_read_and_some_refused(fields, taken):
     """So that neither half of the above is about nothing."""
     with contextlib.nullcontext() if taken else pytest.raises(ApiError):
         wire = RESPONSES.decode(json.dumps({"input": "Hi", **fields}).encode(), [])
-        assert generate_request(wire, messages_of([], None)).max_tokens == 5
+        assert generate_request(wire, messages_of([], None), Tools()).max_tokens == 5

@@ -210,7 +210,7 @@ async def test_deleting_one_that_is_made_ends_it(serve):
     assert "was deleted" in error_of(await server.http.get(path_of(body)), 404)["message"]
 
 
-async def test_an_engine_that_fails_in_the_background_is_told_of_when_asked(serve):
+async def test_an_engine_that_fails_in_the_background_shows_when_the_response_is_retrieved(serve):
     server = await serve(paused=True)
     body = await background(server)
     server.engine.fail("the GPU is on fire")

@@ -47,13 +47,13 @@ async def test_a_conversation_that_is_too_long_is_shortened_or_refused(serve):
     server = await serve("Fine.", speaks=tiny_tokenizer(chat_template=TURNS), max_model_len=128)
     given = [item for number in range(10) for item in turn(number)] + [{"role": "user", "content": "And now?"}]
     assert error_of(await server.respond(input=given), 400)["code"] == "context_length_exceeded"
-    asked = {"input": given, "instructions": "Be brief.", "max_output_tokens": 10, "truncation": "auto"}
-    prompt = await prompt_of(server, **asked)
+    fields = {"input": given, "instructions": "Be brief.", "max_output_tokens": 10, "truncation": "auto"}
+    prompt = await prompt_of(server, **fields)
     assert prompt.startswith(
         "<system>Be brief.<user>Question 8?<assistant>Answer 8.<user>Question 9?<assistant>Answer 9.<user>And now?"
     )
     assert len(prompt) + 10 <= 128
-    body = checked((await server.respond(**asked)).json())
+    body = checked((await server.respond(**fields)).json())
     assert body["truncation"] == "auto"
     assert len((await server.http.get(f"/v1/responses/{body['id']}/input_items?limit=100")).json()["data"]) == 21
 

@@ -24,7 +24,7 @@ def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 def random_parameters(rng: random.Random) -> dict[str, Any]:
-    """Of a function: an object that lists its properties under names most dialects can write."""
+    """Of a function: an object that lists its properties under names most tool parsers can write."""
     names = [name for name in ("a", "b_1", "name", "größe", "x y") if rng.random() < 0.5]
     return {
         "type": "object",
@@ -111,7 +111,7 @@ class Writer:
         self._patience = patience
         self.closers = [
             *ends,
-            *(tokenizer.encode(text, add_special_tokens=False)[-1] for text in '"yx}],Z0123456789.:-@+tfnc'),
+            *(tokenizer.encode(text, add_special_tokens=False)[-1] for text in '"yx}]),Z0123456789.:-@+tfnc'),
         ]
 
     def next(self, mask: bytes, num_drawn: int) -> int:

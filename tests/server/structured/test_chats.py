@@ -1,4 +1,4 @@
-"""Forced calls: whatever is drawn under a chat's form, the dialect reads back as calls whose arguments follow their schemas."""
+"""Forced calls: whatever is drawn under a chat's form, the tool parser reads back as calls whose arguments follow their schemas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.structured.reading import accepted
 from tests.server.text.tool_samples import KIMI, V3, V31, Meaning, meaning
 from tests.server.tiny import EOS, SPECIAL, tiny_tokenizer
 
-every_dialect = pytest.mark.parametrize("dialect", TOOL_PARSERS)
+every_tool_parser = pytest.mark.parametrize("tool_parser", TOOL_PARSERS)
 special_or_spelled = pytest.mark.parametrize("special", [True, False])
 
 WEATHER = {
@@ -47,16 +47,16 @@ FUNCTIONS = (Function("get_weather", WEATHER), Function("time", TIME))
 CLOSES = {"glm45": "</arg_value>", "qwen3_coder": "\n</parameter>", "functiongemma": "<escape>", "harmony": "<|end|>"}
 
 
-def speaker(dialect: str, *, special: bool = True) -> Tokenizer:
-    return tiny_tokenizer(*sorted(TOOL_PARSERS[dialect].strings() - set(SPECIAL)) if special else ())
+def speaker(tool_parser: str, *, special: bool = True) -> Tokenizer:
+    return tiny_tokenizer(*sorted(TOOL_PARSERS[tool_parser].strings() - set(SPECIAL)) if special else ())
 
 
 class Caller(Writer):
     """Knows how to end a value between tags, one with the pattern `x.?y` too."""
 
-    def __init__(self, tokenizer: Tokenizer, rng: random.Random, dialect: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, rng: random.Random, tool_parser: str) -> None:
         super().__init__(tokenizer, frozenset({EOS}), rng, patience=80)
-        close = CLOSES.get(dialect, "")
+        close = CLOSES.get(tool_parser, "")
         self._endings = [
             tokenizer.encode(lead + close, add_special_tokens=False) for lead in ("", "xy" if close else "")
         ]
@@ -94,24 +94,24 @@ def check_calls(form: ChatGrammar, found: Meaning) -> None:
         jsonschema.Draft202012Validator(schemas[name]).validate(json.loads(arguments))
 
 
-@every_dialect
+@every_tool_parser
 @special_or_spelled
-async def test_whatever_is_drawn_is_read_back_as_calls_that_follow_their_schemas(dialect, special):
-    form = ChatGrammar(dialect, FUNCTIONS, must_call=True, several=True)
+async def test_whatever_is_drawn_is_read_back_as_calls_that_follow_their_schemas(tool_parser, special):
+    form = ChatGrammar(tool_parser, FUNCTIONS, must_call=True, several=True)
     for seed in range(20):
-        text = await drawn(form, speaker(dialect, special=special), seed)
+        text = await drawn(form, speaker(tool_parser, special=special), seed)
         found = read(form, text)
         check_calls(form, found)
         assert found.calls
-        assert dialect == "harmony" or not found.text
+        assert tool_parser == "harmony" or not found.text
 
 
-@every_dialect
-async def test_random_schemas_are_followed_or_refused_in_words(dialect):
-    tokenizer, refusals = speaker(dialect), []
+@every_tool_parser
+async def test_random_schemas_are_followed_or_refused_in_words(tool_parser):
+    tokenizer, refusals = speaker(tool_parser), []
     for seed in range(60):
         functions = (Function("f", random_parameters(random.Random(seed))),)
-        form = ChatGrammar(dialect, functions, must_call=True, several=False)
+        form = ChatGrammar(tool_parser, functions, must_call=True, several=False)
         try:
             text = await drawn(form, tokenizer, seed)
         except GrammarError as error:
@@ -121,7 +121,7 @@ async def test_random_schemas_are_followed_or_refused_in_words(dialect):
         check_calls(form, found)
         assert len(found.calls) == 1
     assert all("this model" in refusal for refusal in refusals)
-    assert not refusals or dialect in ("pythonic", "functiongemma")
+    assert not refusals or tool_parser in ("pythonic", "functiongemma")
 
 
 # --- what templates write -----------------------------------------------------------------------------------------
@@ -165,49 +165,49 @@ def broken(text: str) -> list[str]:
     ]
 
 
-@every_dialect
-async def test_what_the_models_template_writes_is_taken_and_what_is_no_such_call_is_not(dialect):
-    text = WRITTEN[dialect]
-    form = ChatGrammar(dialect, TWO, must_call=True, several=True)
+@every_tool_parser
+async def test_what_the_models_template_writes_is_taken_and_what_is_no_such_call_is_not(tool_parser):
+    text = WRITTEN[tool_parser]
+    form = ChatGrammar(tool_parser, TWO, must_call=True, several=True)
     others = [other for other in broken(text) if other != text]
-    assert await accepted(form, text, *others, "", tokenizer=speaker(dialect)) == {text}
+    assert await accepted(form, text, *others, "", tokenizer=speaker(tool_parser)) == {text}
     check_calls(form, read(form, text))
 
 
 @pytest.mark.parametrize(
-    ("dialect", "text"),
+    ("tool_parser", "text"),
     [
         ("mistral", f"[TOOL_CALLS] [{CALL}, {TIME_CALL}]"),
         ("granite", f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{TIME_CALL}\n</tool_call>"),
         ("phi4", f"functools[{CALL}, {TIME_CALL}]"),
     ],
 )
-async def test_a_tokenizer_without_the_newer_marks_gets_the_older_form(dialect, text):
-    form = ChatGrammar(dialect, TWO, must_call=True, several=True)
-    assert await accepted(form, text, WRITTEN[dialect]) == {text}
+async def test_a_tokenizer_without_the_newer_marks_gets_the_older_form(tool_parser, text):
+    form = ChatGrammar(tool_parser, TWO, must_call=True, several=True)
+    assert await accepted(form, text, WRITTEN[tool_parser]) == {text}
 
 
-@pytest.mark.parametrize("dialect", sorted(TOOL_PARSERS.keys() - {"harmony"}))
-async def test_one_call_where_only_one_is_wanted(dialect):
-    several = ChatGrammar(dialect, TWO, must_call=True, several=True)
-    one = ChatGrammar(dialect, TWO[1:], must_call=True, several=False)
-    tokenizer = speaker(dialect)
+@pytest.mark.parametrize("tool_parser", sorted(TOOL_PARSERS.keys() - {"harmony"}))
+async def test_one_call_where_only_one_is_wanted(tool_parser):
+    several = ChatGrammar(tool_parser, TWO, must_call=True, several=True)
+    one = ChatGrammar(tool_parser, TWO[1:], must_call=True, several=False)
+    tokenizer = speaker(tool_parser)
     text = await drawn(one, tokenizer, 1)
     assert [name for name, _ in read(one, text).calls] == ["time"]
     assert await accepted(several, text, tokenizer=tokenizer) == {text}
-    assert await accepted(one, WRITTEN[dialect], tokenizer=tokenizer) == set()
+    assert await accepted(one, WRITTEN[tool_parser], tokenizer=tokenizer) == set()
 
 
 # --- calls that may be left out -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", sorted(TOOL_PARSERS.keys() - {"harmony"}))
+@pytest.mark.parametrize("tool_parser", sorted(TOOL_PARSERS.keys() - {"harmony"}))
 @special_or_spelled
-async def test_where_no_call_is_wanted_any_text_is_taken_but_no_call_that_breaks_its_schema(dialect, special):
-    tokenizer = speaker(dialect, special=special)
-    form = ChatGrammar(dialect, TWO, must_call=False, several=True)
-    calls = await drawn(ChatGrammar(dialect, TWO[1:], must_call=True, several=True), tokenizer, 3)
-    marked = not TOOL_PARSERS[dialect].bare
+async def test_where_no_call_is_wanted_any_text_is_taken_but_no_call_that_breaks_its_schema(tool_parser, special):
+    tokenizer = speaker(tool_parser, special=special)
+    form = ChatGrammar(tool_parser, TWO, must_call=False, several=True)
+    calls = await drawn(ChatGrammar(tool_parser, TWO[1:], must_call=True, several=True), tokenizer, 3)
+    marked = not TOOL_PARSERS[tool_parser].bare
     texts = {"", "Hi. [1] {} <b>", "The answer is no."}
     with_call = {calls, *([f"Let me see. {calls}", f"{calls}\nDone."] if marked else [])}
     taken = await accepted(form, *texts, *with_call, calls.replace("time", "tame"), tokenizer=tokenizer)
@@ -224,12 +224,12 @@ async def test_in_harmony_an_answer_on_its_channel_is_as_good_as_a_call():
     }
 
 
-@every_dialect
-async def test_an_answer_with_a_form_of_its_own_stands_beside_the_calls(dialect):
-    form = ChatGrammar(dialect, TWO, must_call=False, several=True, answer=Choice(("yes", "no")))
-    lead = "<|channel|>final<|message|>" if dialect == "harmony" else ""
-    texts = {f"{lead}yes", f"{lead}no", WRITTEN[dialect]}
-    assert await accepted(form, *texts, f"{lead}maybe", "", tokenizer=speaker(dialect)) == texts
+@every_tool_parser
+async def test_an_answer_with_a_form_of_its_own_stands_beside_the_calls(tool_parser):
+    form = ChatGrammar(tool_parser, TWO, must_call=False, several=True, answer=Choice(("yes", "no")))
+    lead = "<|channel|>final<|message|>" if tool_parser == "harmony" else ""
+    texts = {f"{lead}yes", f"{lead}no", WRITTEN[tool_parser]}
+    assert await accepted(form, *texts, f"{lead}maybe", "", tokenizer=speaker(tool_parser)) == texts
 
 
 async def test_harmony_without_tools_holds_the_final_channel_alone_to_the_form():
@@ -249,7 +249,7 @@ def holding(value: Any, **others: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": value}, **others}
 
 
-def test_what_a_schema_allows_is_soon_told_however_many_ways_it_takes():
+def test_what_a_schema_allows_is_soon_found_however_many_ways_it_takes():
     root = {"$defs": doubling(60)}
     assert types_of({"$ref": "#/$defs/55"}, root) == {"string"}
     assert types_of({"$ref": "#/$defs/0"}, root) == frozenset()
@@ -267,7 +267,7 @@ def doubling(levels: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "schema", "words"),
+    ("tool_parser", "schema", "words"),
     [
         ("hermes", {"type": "string"}, "an object, not"),
         ("hermes", holding({"type": "colour"}), "colour"),
@@ -297,16 +297,16 @@ def doubling(levels: int) -> dict[str, Any]:
         ("functiongemma", holding({"type": "array", "prefixItems": [{}]}), "lists"),
     ],
 )  # fmt: skip
-async def test_a_schema_that_cannot_be_followed_is_refused_in_words(dialect, schema, words):
-    form = ChatGrammar(dialect, (Function("f", schema),), must_call=True, several=False)
+async def test_a_schema_that_cannot_be_followed_is_refused_in_words(tool_parser, schema, words):
+    form = ChatGrammar(tool_parser, (Function("f", schema),), must_call=True, several=False)
     with pytest.raises(GrammarError, match=words) as caught:
-        await Grammars(speaker(dialect), frozenset({EOS})).factory(form)
+        await Grammars(speaker(tool_parser), frozenset({EOS})).factory(form)
     assert len(str(caught.value)) < 500
 
 
 async def test_many_tools_compile_within_the_limits_beside_a_thousand_special_tokens():
     functions = tuple(Function(f"f{number}", WEATHER) for number in range(128))
-    for dialect in ("hermes", "qwen3_coder"):
+    for tool_parser in ("hermes", "qwen3_coder"):
         reserved = [f"<|reserved_{number}|>" for number in range(1000)]
-        tokenizer = tiny_tokenizer(*sorted(TOOL_PARSERS[dialect].strings() - set(SPECIAL)), *reserved)
-        assert await Grammars(tokenizer, frozenset({EOS})).factory(ChatGrammar(dialect, functions, True, True))
+        tokenizer = tiny_tokenizer(*sorted(TOOL_PARSERS[tool_parser].strings() - set(SPECIAL)), *reserved)
+        assert await Grammars(tokenizer, frozenset({EOS})).factory(ChatGrammar(tool_parser, functions, True, True))

@@ -7,9 +7,11 @@ import threading
 
 import pytest
 
+from server.errors import TooManyRequests
+from server.offload import CALLER
 from server.structured import compiler
 from server.structured.compiler import Grammars
-from server.structured.grammar import GrammarError, JsonSchema, Regex
+from server.structured.grammar import Choice, GrammarError, JsonSchema, Regex
 from tests.server.smollm2 import ours
 from tests.server.structured.reading import TOKENIZER, has, reads
 from tests.server.tiny import EOS
@@ -20,13 +22,13 @@ class Counted(Regex, frozen=True, tag=True):
 
     name: str = ""
 
-    def source(self, tokenizer):
+    def source(self, tokenizer, style):
         SEEN.append((self.name, threading.current_thread()))
         if self.name == "held":
             assert RELEASE.wait(60)
         if self.name == "broken":
             raise ZeroDivisionError
-        return super().source(tokenizer)
+        return super().source(tokenizer, style)
 
 
 SEEN: list[tuple[str, threading.Thread]] = []
@@ -73,7 +75,7 @@ async def test_what_was_compiled_long_ago_makes_room(grammars, monkeypatch):
     assert [name for name, _ in SEEN][-2:] == ["large", "large"]
 
 
-async def test_a_failure_is_told_to_everybody_and_not_kept(grammars):
+async def test_a_failure_reaches_every_waiter_and_is_not_cached(grammars):
     for _ in range(2):
         results = await asyncio.gather(
             *(grammars.factory(Counted("(", name="bad")) for _ in range(3)), return_exceptions=True
@@ -108,6 +110,97 @@ async def test_whoever_stops_waiting_takes_nothing_from_the_others(grammars):
     RELEASE.set()
     assert await stays
     assert len(SEEN) == 1
+
+
+class Held(Counted, frozen=True, tag=True):
+    """A grammar of any length that is held up."""
+
+    padding: str = ""
+
+
+def of_caller(caller, coroutine) -> asyncio.Task:
+    async def run():
+        CALLER.set(caller)
+        return await coroutine
+
+    return asyncio.create_task(run())
+
+
+async def settled(*tasks) -> None:
+    """Until the tasks have come to where they wait."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def long(name: str) -> Held:
+    return Held("a", name=name, padding="x" * compiler.LONG_BYTES)
+
+
+async def both_threads_held(grammars) -> list[asyncio.Task]:
+    tasks = [asyncio.create_task(grammars.factory(Held("a", name="held", padding=str(i)))) for i in range(2)]
+    await until(lambda: len(SEEN) == 2)
+    return tasks
+
+
+async def test_what_nobody_waits_for_any_more_is_not_compiled(grammars):
+    held = await both_threads_held(grammars)
+    leaving = [of_caller("a", grammars.factory(Counted("a", name=f"left {i}"))) for i in range(20)]
+    twice = [of_caller("a", grammars.factory(Counted("a", name="wanted twice"))) for _ in range(2)]
+    await settled(*leaving, *twice)
+    for task in (*leaving, twice[0]):
+        task.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+    RELEASE.set()
+    assert await twice[1]
+    await asyncio.gather(*held)
+    assert [name for name, _ in SEEN] == ["held", "held", "wanted twice"]
+
+
+async def test_what_one_caller_has_waiting_is_bounded_and_another_is_served_next(grammars, monkeypatch):
+    monkeypatch.setattr(compiler, "MAX_WAITING", 3)
+    held = await both_threads_held(grammars)
+    greedy = [of_caller("a", grammars.factory(Counted("a", name=f"a{i}"))) for i in range(4)]
+    await settled(*greedy)
+    with pytest.raises(TooManyRequests):
+        await greedy.pop()
+    others = [of_caller(name, grammars.factory(Counted("a", name=name))) for name in "bc"]
+    own = [
+        asyncio.create_task(grammars.factory(Counted("a", name=f"ours {i}"))) for i in range(5)
+    ]  # no caller: no bound
+    await settled(*others, *own)
+    RELEASE.set()
+    await asyncio.gather(*held, *greedy, *others, *own)
+    order = [name for name, _ in SEEN][2:]
+    assert set(order[:4]) == {"a0", "b", "c", "ours 0"}
+
+
+async def test_long_grammars_leave_a_thread_to_short_ones(grammars):
+    held = asyncio.create_task(grammars.factory(long("held")))
+    await until(lambda: SEEN)
+    second = asyncio.create_task(grammars.factory(long("second")))
+    assert await grammars.factory(Counted("a", name="short"))
+    assert [name for name, _ in SEEN] == ["held", "short"]
+    RELEASE.set()
+    await asyncio.gather(held, second)
+
+
+async def test_compiled_grammars_are_kept_by_what_they_compile_to(grammars, monkeypatch):
+    for _ in range(2):
+        await grammars.factory(Counted("a", name="kept"))
+    monkeypatch.setattr(compiler, "BYTES_PER_CPU_S", float("1e30"))  # the least work is more than may be kept
+    for _ in range(2):
+        await grammars.factory(Counted("a", name="large"))
+    assert [name for name, _ in SEEN] == ["kept", "large", "large"]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [JsonSchema({"$ref": "#"}), Choice(tuple(f"c{i}" for i in range(12_000)))],
+    ids=["at the first", "at the second"],
+)
+async def test_what_would_fail_at_a_mask_is_refused_when_it_is_compiled(grammars, grammar):
+    with pytest.raises(GrammarError):
+        await grammars.factory(grammar)
 
 
 def chain(links: int) -> dict:

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.api import FinishReason, Request, SamplingParams
 from runtime.batch import ScheduledRow
-from runtime.constrain.masks import Words
+from runtime.constrain.masks import MaskWords
 from server.loaded.tokenizer import Tokenizer
 from server.structured.compiler import Grammars
 from server.structured.grammar import JsonSchema
@@ -21,8 +21,17 @@ from tests.server.structured.reading import TOKENIZER
 from tests.server.tiny import EOS, VOCAB_SIZE
 
 
+def once(pairs: list[tuple[str, object]]) -> dict:
+    names = [name for name, _ in pairs]
+    assert len(names) == len(set(names)), names
+    return dict(pairs)
+
+
 def check(text: str, schema: dict) -> None:
-    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(text))
+    """It is JSON without a key that comes twice, and valid."""
+    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(
+        json.loads(text, object_pairs_hook=once)
+    )
 
 
 async def drawn(grammars: Grammars, writer: Writer, schema: dict, tokenizer: Tokenizer) -> str:
@@ -58,7 +67,7 @@ class Drawing(FakeRunner):
         super().__init__()
         self.writer = Writer(tokenizer, frozenset({EOS}), random.Random(1), patience=40)
 
-    def choose(self, row: ScheduledRow, mask: Words) -> int:
+    def choose(self, row: ScheduledRow, mask: MaskWords) -> int:
         return self.writer.next(mask.tobytes(), row.end - self.num_prompt_tokens[row.number])
 
 

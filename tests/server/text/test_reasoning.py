@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.text.events import Chain
+from server.text.events import CodecChain
 from server.text.reasoning import FAMILIES, GRANITE, MISTRAL, THINK, ReasoningCodec, ReasoningTags
 from server.text.tools.registry import create
 from tests.server.text.tool_samples import CALL, TOOLS, meaning
@@ -56,17 +56,17 @@ def test_any_text_is_split_the_same_in_any_cuts(tags, reasoning_open, fragments,
     bounds = [0, *sorted(place % (len(written) + 1) for place in places), len(written)]
     feeds = [written[start:stop] for start, stop in itertools.pairwise(bounds)]
 
-    def chain() -> Chain:
-        return Chain(ReasoningCodec(tags, reasoning_open=reasoning_open), create("hermes", TOOLS))
+    def codecs() -> CodecChain:
+        return CodecChain(ReasoningCodec(tags, reasoning_open=reasoning_open), create("hermes", TOOLS))
 
-    whole = meaning(chain(), [written])
-    assert meaning(chain(), feeds) == whole
-    assert meaning(chain(), list(written)) == whole
+    whole = meaning(codecs(), [written])
+    assert meaning(codecs(), feeds) == whole
+    assert meaning(codecs(), list(written)) == whole
 
 
 def test_calls_in_reasoning_are_reasoning():
     thought = f"I could <tool_call>{CALL}</tool_call>"
-    codec = Chain(ReasoningCodec(THINK), create("hermes", TOOLS))
+    codec = CodecChain(ReasoningCodec(THINK), create("hermes", TOOLS))
     found = meaning(codec, [f"<think>{thought}</think>\n\n<tool_call>{CALL}</tool_call>"])
     assert found.reasoning == thought
     assert [name for name, _ in found.calls] == ["get_weather"]

@@ -31,7 +31,7 @@ def test_without_tools_only_history_is_rewritten():
     assert with_tools([USER], []) == [USER]
 
 
-def test_calls_of_earlier_turns_are_written_as_the_dialect_reads_them():
+def test_calls_of_earlier_turns_are_written_as_the_tool_parser_reads_them():
     for arguments in (PARIS, json.dumps(PARIS)):
         message = {
             "role": "assistant",

@@ -1,4 +1,4 @@
-"""A model's template gives its dialect away. What is quoted here are the telling lines of public templates."""
+"""A model's template gives its tool parser away. What is quoted here are the telling lines of public templates."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("dialect", TOOL_PARSERS)
-def test_a_template_gives_its_dialect_away(dialect):
-    assert detect(LINES[dialect]) == dialect
+@pytest.mark.parametrize("tool_parser", TOOL_PARSERS)
+def test_a_template_gives_its_tool_parser_away(tool_parser):
+    assert detect(LINES[tool_parser]) == tool_parser
 
 
 @pytest.mark.parametrize(
-    ("token", "dialect"),
+    ("token", "tool_parser"),
     [
         ("<|tool_calls_section_begin|>", "kimi_k2"),
         ("[TOOL_CALLS]", "mistral"),
@@ -38,8 +38,8 @@ def test_a_template_gives_its_dialect_away(dialect):
         ("<｜tool▁sep｜>", "deepseek_v31"),
     ],
 )
-def test_special_tokens_tell_where_a_template_does_not(token, dialect):
-    assert detect("{{ messages }}", ["<s>", token]) == dialect
+def test_special_tokens_tell_where_a_template_does_not(token, tool_parser):
+    assert detect("{{ messages }}", ["<s>", token]) == tool_parser
 
 
 def test_olmo_writes_python_in_tags():
@@ -51,11 +51,11 @@ def test_the_template_for_tools_is_the_one_that_counts():
 
 
 @pytest.mark.parametrize("template", [None, {}, "{{ messages }}", "<|im_start|>{{ role }}"])
-def test_a_model_without_calls_has_no_dialect(template):
+def test_a_model_without_calls_has_no_tool_parser(template):
     assert detect(template) is None
 
 
-def test_every_alias_names_a_dialect():
+def test_every_alias_names_a_tool_parser():
     assert all(type(create(alias)) is TOOL_PARSERS[name] for alias, name in ALIASES.items())
 
 

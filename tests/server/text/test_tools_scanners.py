@@ -1,4 +1,4 @@
-"""The scanners under the dialects: markers are found where they first stand, JSON and Python's literals are what parsers say."""
+"""The scanners under the tool parsers: markers stand where they first are, JSON and literals are what parsers say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models write when they call tools, by dialect, and what it means."""
+"""What models write when they call tools, by tool parser, and what it means."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def meaning(codec: Any, feeds: list[str]) -> Meaning:
 
 @dataclass(frozen=True)
 class Sample:
-    dialect: str
+    tool_parser: str
     written: str
     calls: list[tuple[str, dict[str, Any]]]
     text: str = ""

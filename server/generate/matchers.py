@@ -4,13 +4,18 @@ A constraint of a chat is one of what follows the reasoning; calls in it are in 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from functools import partial
+
+from msgspec import structs
 
 from runtime.api import MatcherFactory
 from server.errors import Field, InvalidRequest
 from server.generate.bad_words import forbid
 from server.generate.request import CONTINUE, TOOL_CHOICE, TOOLS, Chat, GenerateRequest, OnlyFunction, OutputConstraint
 from server.loaded.chat_format import OutputParser
+from server.loaded.json_style import Whitespace
 from server.loaded.model import Grammar, LoadedModel
 from server.schema import StructuredOutputs
 from server.structured.after_reasoning import after_reasoning
@@ -18,7 +23,6 @@ from server.structured.budget import ReasoningMarkers, thinking_budget
 from server.structured.chats import ChatGrammar, Function
 from server.structured.grammar import (
     ANY_OBJECT,
-    WHITESPACE,
     Choice,
     GrammarError,
     JsonSchema,
@@ -31,12 +35,8 @@ from server.text.tools.registry import name_of
 
 def structured_grammar(wanted: StructuredOutputs) -> Grammar:
     """The grammar that `wanted`, which has been checked, describes."""
-    space = WHITESPACE if wanted.whitespace_pattern is None else wanted.whitespace_pattern
-    if wanted.disable_any_whitespace:
-        space = ""
-    closed = bool(wanted.disable_additional_properties)
-    if wanted.json is not None:
-        return JsonSchema(wanted.json, space, closed)
+    whitespace = _whitespace(wanted)
+    closed = wanted.disable_additional_properties
     if wanted.regex is not None:
         return Regex(wanted.regex)
     if wanted.choice is not None:
@@ -44,12 +44,62 @@ def structured_grammar(wanted: StructuredOutputs) -> Grammar:
     if wanted.grammar is not None:
         return Rules(wanted.grammar)
     if wanted.structural_tag is not None:
-        return StructuralTag(wanted.structural_tag, space)
-    return JsonSchema(ANY_OBJECT.schema, space)
+        return StructuralTag(wanted.structural_tag, whitespace, wanted.whitespace_pattern, closed)
+    schema = ANY_OBJECT.schema if wanted.json is None else wanted.json
+    return JsonSchema(schema, whitespace, wanted.whitespace_pattern, closed)
 
 
-async def constraints_for(
-    served: LoadedModel, request: GenerateRequest, output_parser: OutputParser | None = None
+def one_constraint(
+    found: Sequence[OutputConstraint], wanted: Mapping[str, StructuredOutputs]
+) -> OutputConstraint | None:
+    """The constraint that all of these are: clients say the same thing twice, to servers old and new. `found`: of the API's own
+    fields, `wanted`: of others, by their names; one that is only a style says how the others' JSON is written.
+
+    Raises InvalidRequest where they are different ones."""
+    constraints = list(found)
+    constraints += (
+        OutputConstraint(structured_grammar(one), param) for param, one in wanted.items() if not one.is_style
+    )
+    for param, style in wanted.items():
+        if style.is_style:
+            constraints = [_styled(one, style) for one in constraints]
+            if not any(isinstance(one.grammar, JsonSchema | StructuralTag) for one in constraints):
+                raise InvalidRequest(f"{param} says how JSON is written, and no field asks for JSON", param=param)
+    if not constraints:
+        return None
+    first, *others = constraints
+    if any(_meaning(one.grammar) != _meaning(first.grammar) for one in others):
+        names = " and ".join(dict.fromkeys(one.param.partition(".")[0] for one in constraints))
+        raise InvalidRequest(f"{names} each ask for a form, and not the same; give one of them", param=first.param)
+    return first
+
+
+def _styled(constraint: OutputConstraint, style: StructuredOutputs) -> OutputConstraint:
+    if not isinstance(constraint.grammar, JsonSchema | StructuralTag):
+        return constraint
+    pattern, closed = style.whitespace_pattern, style.disable_additional_properties
+    changed = structs.replace(constraint.grammar, whitespace=_whitespace(style), pattern=pattern, closed=closed)
+    return constraint._replace(grammar=changed)
+
+
+def _whitespace(wanted: StructuredOutputs) -> Whitespace | None:
+    if wanted.disable_any_whitespace is None:
+        return None
+    return "none" if wanted.disable_any_whitespace else "any"
+
+
+def _meaning(grammar: Grammar) -> object:
+    """What two grammars that say the same have in common."""
+    if not isinstance(grammar, JsonSchema) or not isinstance(grammar.schema, str):
+        return grammar
+    try:
+        return structs.replace(grammar, schema=json.loads(grammar.schema))
+    except (ValueError, RecursionError):
+        return grammar
+
+
+async def matchers_for(
+    loaded: LoadedModel, request: GenerateRequest, output_parser: OutputParser | None = None
 ) -> tuple[MatcherFactory, ...]:
     """What holds an answer to what `request` wants of it, none where it leaves that open. `output_parser`: how it will be
     read, where it is more than text.
@@ -61,17 +111,17 @@ async def constraints_for(
     found: list[MatcherFactory] = []
     if constraint is not None:
         try:
-            found.append(_after_reasoning(await served.grammars.factory(constraint.grammar), served, output_parser))
+            found.append(_after_reasoning(await loaded.grammars.factory(constraint.grammar), loaded, output_parser))
         except GrammarError as error:
             raise InvalidRequest(constraint.param, f": {error}", param=constraint.param) from None
     budget = request.thinking_token_budget
     if budget is not None and budget >= 0:
         markers = None if output_parser is None else _reasoning_markers(output_parser)
         if markers is not None:
-            found.append(thinking_budget(budget, markers, served.tokenizer, served.engine.model.vocab_size))
+            found.append(thinking_budget(budget, markers, loaded.tokenizer, loaded.engine.model.vocab_size))
     if request.sampling.bad_words:
-        encode = partial(served.tokenizer.encode, add_special_tokens=False)
-        found.append(forbid(request.sampling.bad_words, encode, served.engine.model.vocab_size))
+        encode = partial(loaded.tokenizer.encode, add_special_tokens=False)
+        found.append(forbid(request.sampling.bad_words, encode, loaded.engine.model.vocab_size))
     return tuple(found)
 
 
@@ -83,8 +133,8 @@ def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint |
     tool_parser, must_call = output_parser.tool_parser, chat.must_call
     if tool_parser is None:
         return answer
-    if must_call and answer is not None:
-        raise InvalidRequest(TOOL_CHOICE, " wants a call and ", answer.param, " a text", param=TOOL_CHOICE)
+    if must_call:
+        answer = None  # it is a form for text, of which there will be none
     called = chat.callable_functions if output_parser.tools else ()
     strict = any(function.strict for function in called)
     param: Field | None = TOOL_CHOICE if must_call else TOOLS if strict else None
@@ -96,7 +146,10 @@ def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint |
         return None
     grammar = ChatGrammar(
         name_of(tool_parser),
-        tuple(Function(function.name, function.parameters or {"type": "object"}) for function in called),
+        tuple(
+            Function(function.name, function.parameters or {"type": "object"}, function.input_grammar)
+            for function in called
+        ),
         must_call,
         output_parser.parallel and not isinstance(chat.tool_choice, OnlyFunction),
         None if answer is None else answer.grammar,
@@ -104,13 +157,13 @@ def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint |
     return OutputConstraint(grammar, answer.param if answer is not None else param or TOOLS)
 
 
-def _after_reasoning(make: MatcherFactory, served: LoadedModel, output_parser: OutputParser | None) -> MatcherFactory:
+def _after_reasoning(make: MatcherFactory, loaded: LoadedModel, output_parser: OutputParser | None) -> MatcherFactory:
     """`make`'s matchers, which let reasoning pass."""
     if output_parser is None or output_parser.tags is None:
         return make
     tags = output_parser.tags
-    model, is_open = served.engine.model, output_parser.reasoning_open
-    return after_reasoning(make, served.tokenizer, model, opens=tags.opens, closes=tags.closes, reasoning_open=is_open)
+    model, is_open = loaded.engine.model, output_parser.reasoning_open
+    return after_reasoning(make, loaded.tokenizer, model, opens=tags.opens, closes=tags.closes, reasoning_open=is_open)
 
 
 def _reasoning_markers(output_parser: OutputParser) -> ReasoningMarkers | None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from server.text.tools.registry import TOOL_PARSERS, create
 from tests.server.text.tool_samples import CALL, KIMI, SAMPLES, TOOLS, V3, V31, Sample, meaning
 
-ids = [f"{sample.dialect}-{at}" for at, sample in enumerate(SAMPLES)]
+ids = [f"{sample.tool_parser}-{at}" for at, sample in enumerate(SAMPLES)]
 every_sample = pytest.mark.parametrize("sample", SAMPLES, ids=ids)
-every_dialect = pytest.mark.parametrize("dialect", TOOL_PARSERS)
+every_tool_parser = pytest.mark.parametrize("tool_parser", TOOL_PARSERS)
 
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<|tool_call|>", "functools[", "[TOOL_CALLS]", "[ARGS]", "<function=", "<parameter=",
@@ -35,7 +35,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 @every_sample
 def test_a_sample_means_what_the_model_meant(sample: Sample):
-    found = meaning(create(sample.dialect, TOOLS), [sample.written])
+    found = meaning(create(sample.tool_parser, TOOLS), [sample.written])
     assert not found.malformed
     assert (found.text, found.reasoning) == (sample.text, sample.reasoning)
     assert [name for name, _ in found.calls] == [name for name, _ in sample.calls]
@@ -44,50 +44,50 @@ def test_a_sample_means_what_the_model_meant(sample: Sample):
 
 @every_sample
 def test_every_cut_in_two_and_every_character_alone_mean_the_same(sample: Sample):
-    whole = meaning(create(sample.dialect, TOOLS), [sample.written])
-    assert meaning(create(sample.dialect, TOOLS), list(sample.written)) == whole
+    whole = meaning(create(sample.tool_parser, TOOLS), [sample.written])
+    assert meaning(create(sample.tool_parser, TOOLS), list(sample.written)) == whole
     for at in range(len(sample.written)):
-        assert meaning(create(sample.dialect, TOOLS), [sample.written[:at], sample.written[at:]]) == whole
+        assert meaning(create(sample.tool_parser, TOOLS), [sample.written[:at], sample.written[at:]]) == whole
 
 
 @every_sample
 @given(places=st.lists(st.integers(0, 2000), max_size=12))
 @settings(max_examples=30, deadline=None)
 def test_any_cuts_mean_the_same(sample: Sample, places):
-    whole = meaning(create(sample.dialect, TOOLS), [sample.written])
-    assert meaning(create(sample.dialect, TOOLS), cut(sample.written, places)) == whole
+    whole = meaning(create(sample.tool_parser, TOOLS), [sample.written])
+    assert meaning(create(sample.tool_parser, TOOLS), cut(sample.written, places)) == whole
 
 
 @every_sample
 def test_a_sample_cut_off_anywhere_loses_nothing(sample: Sample):
     for size in range(len(sample.written)):
         written = sample.written[:size]
-        found = meaning(create(sample.dialect, TOOLS), [written])
-        assert meaning(create(sample.dialect, TOOLS), list(written)) == found
+        found = meaning(create(sample.tool_parser, TOOLS), [written])
+        assert meaning(create(sample.tool_parser, TOOLS), list(written)) == found
         broken = {index for index, _ in found.malformed}
         for index, arguments in enumerate(found.arguments):
             if index in broken:
                 continue
             json.loads(arguments)
-        if not found.calls and not found.reasoning and sample.dialect != "harmony":
+        if not found.calls and not found.reasoning and sample.tool_parser != "harmony":
             assert found.text == written
         for _, raw in found.malformed:
             assert raw
             assert raw in written
 
 
-@every_dialect
+@every_tool_parser
 @given(fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=24), places=st.lists(st.integers(0, 2000), max_size=6))
 @settings(max_examples=400, deadline=None)
-def test_whatever_a_model_writes_means_the_same_in_any_cuts(dialect, fragments, places):
+def test_whatever_a_model_writes_means_the_same_in_any_cuts(tool_parser, fragments, places):
     written = "".join(fragments)
-    whole = meaning(create(dialect, TOOLS), [written])
-    assert meaning(create(dialect, TOOLS), cut(written, places)) == whole
-    assert meaning(create(dialect, TOOLS), list(written)) == whole
+    whole = meaning(create(tool_parser, TOOLS), [written])
+    assert meaning(create(tool_parser, TOOLS), cut(written, places)) == whole
+    assert meaning(create(tool_parser, TOOLS), list(written)) == whole
     broken = {index for index, _ in whole.malformed}
     for index, arguments in enumerate(whole.arguments):
         assert index in broken or isinstance(json.loads(arguments), dict)
-    if not whole.calls and not whole.reasoning and dialect != "harmony":
+    if not whole.calls and not whole.reasoning and tool_parser != "harmony":
         assert whole.text == written
 
 
@@ -101,15 +101,15 @@ def test_white_space_behind_what_is_no_call_is_text(end):
 @every_sample
 def test_only_beginnings_of_markers_wait(sample: Sample):
     """So no delta is searched again: the work per character does not grow with the text."""
-    codec = create(sample.dialect, TOOLS)
+    codec = create(sample.tool_parser, TOOLS)
     for char in sample.written:
         codec.feed(char)
         assert codec.source.num_pending < 40
 
 
-@every_dialect
+@every_tool_parser
 @pytest.mark.parametrize("nesting", ["[", '{"a":', "{'a':", "(", "{a:"])
-def test_deep_nesting_breaks_the_call_and_nothing_else(dialect, nesting):
+def test_deep_nesting_breaks_the_call_and_nothing_else(tool_parser, nesting):
     beginnings = {
         "hermes": '<tool_call>{"name": "time", "arguments": ', "granite": '<tool_call>{"name": "time", "arguments": ',
         "phi4": 'functools[{"name": "time", "arguments": ', "mistral": "[TOOL_CALLS]time[ARGS]",
@@ -120,9 +120,9 @@ def test_deep_nesting_breaks_the_call_and_nothing_else(dialect, nesting):
         "deepseek_v31": "<｜tool▁call▁begin｜>time<｜tool▁sep｜>",
         "kimi_k2": "<|tool_call_begin|>time<|tool_call_argument_begin|>",
     }  # fmt: skip
-    end = "</parameter></function>" if dialect == "qwen3_coder" else "</arg_value></tool_call>"
-    found = meaning(create(dialect, TOOLS), [beginnings[dialect] + nesting * 3000 + end])
-    if dialect in ("qwen3_coder", "glm45"):
+    end = "</parameter></function>" if tool_parser == "qwen3_coder" else "</arg_value></tool_call>"
+    found = meaning(create(tool_parser, TOOLS), [beginnings[tool_parser] + nesting * 3000 + end])
+    if tool_parser in ("qwen3_coder", "glm45"):
         assert json.loads(found.arguments[0]) == {"where": nesting * 3000}
     else:
         assert len(found.malformed) == len(found.calls)
@@ -198,6 +198,6 @@ def test_a_bare_json_answer_is_no_call_unless_it_names_a_tool():
     assert meaning(create("llama3_json", []), [CALL]).text == CALL
 
 
-def test_an_unknown_dialect_is_refused_with_the_names_there_are():
+def test_an_unknown_tool_parser_is_refused_with_the_names_there_are():
     with pytest.raises(ValueError, match="hermes"):
         create("klingon")

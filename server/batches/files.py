@@ -1,0 +1,187 @@
+"""FileStore: files that clients upload and batches write, in a folder, within a number and a size.
+
+A file is two: its content, NAME.data, and what is known of it, NAME.json, which is written last and so says that the first is
+whole. A file belongs to the key it came with: others get the answer they would get if it did not exist, but the administrator.
+Work on the disk is done on threads; the index is the event loop's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from server.errors import BatchObjectNotFound, StorageFull
+from server.schema import Json
+
+logger = logging.getLogger("oneloop.batch")
+
+INPUT, OUTPUT = "batch", "batch_output"
+ADMINISTRATOR = "administrator"  # as an owner
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """`key`: what stands for the key a request came with, in every process that uses the folder; None where the server asks for
+    none."""
+
+    key: str | None = None
+    is_admin: bool = False
+
+    def owns(self, key: str | None) -> bool:
+        return self.is_admin or self.key == key
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    id: str
+    bytes: int
+    created_at: int  # seconds since the epoch
+    filename: str
+    purpose: str
+    owner: str | None
+
+    @property
+    def body(self) -> Json:
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "expires_at": None,
+        }
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}{uuid.uuid4().hex}"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file has `content` or what it had before, whatever happens in between."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+class FileStore:
+    """Reads the folder when it is made. `max_bytes`: of all files together."""
+
+    def __init__(self, folder: Path, *, max_files: int, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._files = {file.id: file for file in self._read()}
+        self._reserved_bytes = 0  # of files that are being written
+
+    def _read(self) -> Iterator[StoredFile]:
+        whole: set[str] = set()
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                file = StoredFile(**json.loads(path.read_text()))
+                assert file.id == path.stem
+                assert self.path(file.id).is_file()
+            except (OSError, ValueError, TypeError, AssertionError):
+                logger.warning("%s: this is no stored file, and is ignored", path)
+                continue
+            whole.add(file.id)
+            yield file
+        for path in self._folder.iterdir():
+            if path.suffix in (".data", ".partial") and path.stem not in whole:
+                path.unlink()  # of an upload that was cut off
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.bytes for file in self._files.values()) + self._reserved_bytes
+
+    def path(self, id: str) -> Path:
+        return self._folder / f"{id}.data"
+
+    def find(self, id: str, owner: Owner) -> StoredFile:
+        """Raises BatchObjectNotFound."""
+        file = self._files.get(id)
+        if file is None or not owner.owns(file.owner):
+            raise BatchObjectNotFound("File", id)
+        return file
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._files
+
+    def owned(self, owner: Owner) -> list[StoredFile]:
+        """The newest first."""
+        found = [file for file in self._files.values() if owner.owns(file.owner)]
+        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+
+    def check_room(self, num_bytes: int, num_files: int = 1) -> None:
+        """Raises StorageFull unless so much more fits."""
+        if len(self._files) + num_files > self._max_files:
+            raise StorageFull(
+                f"this server keeps at most {self._max_files} files; delete some, or raise --max-batch-files"
+            )
+        if self.num_bytes + num_bytes > self._max_bytes:
+            raise StorageFull(
+                f"this server keeps at most {self._max_bytes} bytes of files; delete some, or raise --max-batch-bytes"
+            )
+
+    def reserve(self, num_bytes: int) -> None:
+        """So many more are about to be written outside the store. Raises StorageFull."""
+        self.check_room(num_bytes, 0)
+        self.account(num_bytes)
+
+    def account(self, num_bytes: int) -> None:
+        """So many more (less than 0: fewer) are there outside the store."""
+        self._reserved_bytes += num_bytes
+
+    async def add(self, content: BinaryIO, file: StoredFile) -> StoredFile:
+        """Copies `content`. Raises StorageFull."""
+        self.check_room(file.bytes)
+        self._reserved_bytes += file.bytes
+        try:
+            await asyncio.to_thread(self._write, content, file)
+        finally:
+            self._reserved_bytes -= file.bytes
+        self._files[file.id] = file
+        return file
+
+    async def take(self, path: Path, file: StoredFile) -> StoredFile:
+        """Moves the file at `path` in here; it is within the limits, since it was reserved."""
+        await asyncio.to_thread(self._move, path, file)
+        self._files[file.id] = file
+        return file
+
+    async def delete(self, id: str, owner: Owner) -> None:
+        """Raises BatchObjectNotFound."""
+        self.find(id, owner)
+        del self._files[id]
+        await asyncio.to_thread(self._remove, id)
+
+    def _write(self, content: BinaryIO, file: StoredFile) -> None:
+        content.seek(0)
+        with self.path(file.id).open("wb") as target:
+            shutil.copyfileobj(content, target)
+            target.flush()
+            os.fsync(target.fileno())
+        self._describe(file)
+
+    def _move(self, path: Path, file: StoredFile) -> None:
+        path.replace(self.path(file.id))
+        self._describe(file)
+
+    def _describe(self, file: StoredFile) -> None:
+        write_whole(self._folder / f"{file.id}.json", json.dumps(asdict(file)).encode())
+
+    def _remove(self, id: str) -> None:
+        (self._folder / f"{id}.json").unlink(missing_ok=True)
+        self.path(id).unlink(missing_ok=True)

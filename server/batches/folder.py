@@ -1,0 +1,57 @@
+"""BatchFolder: the folder of --batch-dir, with its files, its batches and what stands for keys in it. One process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+from pathlib import Path
+
+from server.batches.files import FileStore
+from server.batches.store import BatchStore
+from server.config import ConfigError, ServerConfig
+
+SECRET_BYTES = 32
+
+
+class BatchFolder:
+    """Raises ConfigError for a folder that cannot be used, or is used by another process."""
+
+    def __init__(self, path: Path, *, max_files: int, max_bytes: int) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (path / "lock").open("wb")
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(f"--batch-dir {path} is used by another process") from None
+            self.secret = _secret(path / "secret")
+            self.files = FileStore(path / "files", max_files=max_files, max_bytes=max_bytes)
+            self.batches = BatchStore(path / "batches")
+        except OSError as error:
+            raise ConfigError(f"--batch-dir {path}: {error.strerror}") from None
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> BatchFolder | None:
+        """None without --batch-dir."""
+        if config.batch_dir is None:
+            return None
+        if importlib.util.find_spec("python_multipart") is None:
+            raise ConfigError("--batch-dir needs a package that reads forms: pip install oneloop[batches]")
+        return cls(Path(config.batch_dir), max_files=config.max_batch_files, max_bytes=config.max_batch_bytes)
+
+    def close(self) -> None:
+        """Another process may use it."""
+        self._lock.close()
+
+
+def _secret(path: Path) -> bytes:
+    """What digests of keys are made with, so that a file belongs to the same key after a restart. Made once."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_bytes()
+    with os.fdopen(descriptor, "wb") as file:
+        found = os.urandom(SECRET_BYTES)
+        file.write(found)
+    return found

@@ -1,0 +1,210 @@
+"""Lines of a batch: read, answered as an HTTP request would be, only without a socket, and written as records.
+
+Each goes to the endpoint it names, so its answer and its refusals are the server's own; what is wrong with one disturbs no other.
+Heavy imports wait until there is a line."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from server.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotFound, clip
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+LINE_EXTRA_BYTES = 64 * 1024  # of a line around its body
+
+
+# --- files of lines -----------------------------------------------------------------------------------------------
+
+
+class RepeatedId(ValueError):
+    """Two lines have the same custom_id."""
+
+    def __init__(self, number: int, custom_id: str) -> None:
+        super().__init__(f"line {number}: custom_id {clip(custom_id)!r} is there twice; nothing was started")
+        self.number = number
+
+
+def lines_of(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Number and content of every line that is not blank, from the beginning; None for one that is too long to read."""
+    file.seek(0)
+    number = 0
+    while line := file.readline(limit_bytes + 1):
+        number += 1
+        content = line.removeprefix(codecs.BOM_UTF8).strip() if number == 1 else line.strip()
+        too_long = len(line) > limit_bytes
+        while line and not line.endswith(b"\n"):
+            line = file.readline(limit_bytes + 1)
+        if too_long or content:
+            yield number, None if too_long else content
+
+
+def digest(custom_id: str) -> bytes:
+    """A digest in place of the id, which may be long, where millions are remembered."""
+    return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def custom_id_of(line: bytes | None) -> str | None:
+    """None where the line has none that could be used."""
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(line or b"")
+        found = content.get("custom_id") if isinstance(content, dict) else None
+        return found if isinstance(found, str) else None
+    return None
+
+
+def count_lines(file: BinaryIO, limit_bytes: int) -> int:
+    """How many requests there are. Raises RepeatedId."""
+    seen: set[bytes] = set()
+    num = 0
+    for number, line in lines_of(file, limit_bytes):
+        num += 1
+        custom_id = custom_id_of(line)
+        if custom_id is None:
+            continue
+        if digest(custom_id) in seen:
+            raise RepeatedId(number, custom_id)
+        seen.add(digest(custom_id))
+    return num
+
+
+# --- one line -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LineRequest:
+    custom_id: str
+    url: str
+    body: bytes
+
+
+def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
+    """Raises ApiError: nothing but this line is at fault."""
+    import msgspec
+
+    if line is None:
+        raise BodyTooLarge(limit_bytes)
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        unknown = fields.keys() - {"custom_id", "method", "url", "body"}
+        values = {name: msgspec.json.decode(fields[name], type=str) for name in ("custom_id", "method", "url")}
+        body = bytes(fields["body"])
+    except KeyError as error:
+        raise InvalidRequest(f"the line has no {error.args[0]}", param=error.args[0]) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f'the line is no {{"custom_id", "method", "url", "body"}} object: {clip(error)}') from None
+    if unknown:
+        raise InvalidRequest(f"the line has unknown fields: {clip(', '.join(sorted(unknown)))}")
+    if values["method"] != "POST" or values["url"] not in URLS:
+        raise RouteNotFound(clip(values["method"]), values["url"])
+    with contextlib.suppress(msgspec.MsgspecError):  # what is wrong with the body is the endpoint's to say
+        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("stream", b"null")
+        if bytes(given) not in (b"null", b"false"):
+            raise InvalidRequest("stream is not possible in a batch; leave it out", param="stream")
+    return LineRequest(values["custom_id"], values["url"], body)
+
+
+@dataclass(slots=True)
+class LineAnswer:
+    """What the endpoint sent. Status 0: nothing, it was cancelled."""
+
+    status: int = 0
+    request_id: str = ""
+    body: bytes = b""
+
+
+async def call(
+    app: ASGIApp, request: LineRequest, gone: asyncio.Event | None = None, scope: Mapping[str, Any] | None = None
+) -> LineAnswer:
+    """The answer of `app`, as a client gets it who waits for it to the end, or until `gone` is set. `scope`: more of it.
+
+    Raises CancelledError where there is none."""
+    answer = LineAnswer()
+    unread = [request.body]
+
+    async def receive() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        await (asyncio.Event() if gone is None else gone).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.request_id = dict(message["headers"])[b"x-request-id"].decode("latin-1")
+        else:
+            answer.body += message.get("body", b"")
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(request.body))]
+    own = {"type": "http", "method": "POST", "path": request.url, "query_string": b"", "headers": headers}
+    await app({**own, **(scope or {})}, receive, send)
+    if not answer.status:
+        raise asyncio.CancelledError  # which ends at the outermost layer of the application
+    return answer
+
+
+class LineCalls:
+    """Calls the endpoints for lines. A line of many sequences may find the queue full, and then waits for another to end."""
+
+    def __init__(self, apps: Mapping[str, ASGIApp]) -> None:
+        """`apps`: by URL."""
+        self._apps = apps
+        self._num_active = 0  # lines the engine may be working on
+        self._one_ended = asyncio.Event()
+
+    async def answer(
+        self, request: LineRequest, gone: asyncio.Event | None = None, scope: Mapping[str, Any] | None = None
+    ) -> LineAnswer:
+        """429 only where there is no other line to wait for. Otherwise as `call`."""
+        while True:
+            self._num_active += 1
+            try:
+                answer = await call(self._apps[request.url], request, gone, scope)
+            except BaseException:
+                self._num_active -= 1
+                self._wake()
+                raise
+            self._num_active -= 1
+            if answer.status != 429 or not self._num_active:
+                self._wake()
+                return answer
+            await self._one_ended.wait()
+
+    def _wake(self) -> None:
+        self._one_ended.set()
+        self._one_ended = asyncio.Event()
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def record_of(custom_id: str | None, answer: LineAnswer) -> bytes:
+    import orjson
+
+    response = {
+        "status_code": answer.status,
+        "request_id": answer.request_id,
+        "body": orjson.Fragment(answer.body),
+    }
+    id = "batch_req_" + answer.request_id
+    return orjson.dumps({"id": id, "custom_id": custom_id, "response": response, "error": None}) + b"\n"
+
+
+def error_record_of(custom_id: str | None, number: int, error: ApiError) -> bytes:
+    """The record of a line that never became a request."""
+    complaint = {
+        "code": error.code or "invalid_line",
+        "message": f"line {number}: {error.message}",
+        "param": error.param,
+    }
+    record = {"id": f"batch_req_line_{number}", "custom_id": custom_id, "response": None, "error": complaint}
+    return json.dumps(record).encode() + b"\n"

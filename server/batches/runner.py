@@ -1,0 +1,334 @@
+"""BatchRunner: works on batches in the background, behind those who wait for an answer.
+
+At most so many lines are at work, of all batches together, and a new one begins only while nobody waits for a place in the
+engine and one is left. What is done is on the disk before it is counted, so that a process that ends, however it does, leaves
+batches that the next one goes on with. Lines are asked by a caller of their own: where callers share the engine, all batches are
+one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO, NamedTuple
+
+from starlette.types import ASGIApp
+
+from server.batches.files import ADMINISTRATOR, OUTPUT, FileStore, StoredFile, new_id
+from server.batches.folder import BatchFolder
+from server.batches.lines import (
+    LineAnswer,
+    LineCalls,
+    LineRequest,
+    RepeatedId,
+    count_lines,
+    custom_id_of,
+    digest,
+    error_record_of,
+    lines_of,
+    read_line,
+    record_of,
+)
+from server.batches.priority import behind_others
+from server.batches.store import BatchStore, Done, StoredBatch
+from server.errors import ApiError, InvalidRequest, StorageFull, TooManyRequests, clip
+from server.loaded.lifecycle import Lifecycle, Phase
+from server.offload import CALLER
+
+logger = logging.getLogger("oneloop.batch")
+
+MAX_UNFINISHED = 100
+MAX_LINES = 50_000  # OpenAI's
+PAUSE_S = 0.05  # between looks at whether there is room
+CALLER_KEY = b"batches"
+
+
+class _Line(NamedTuple):
+    """`request`: or what is wrong with it."""
+
+    number: int
+    custom_id: str | None
+    request: LineRequest | ApiError
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """`gone`: nobody wants it any more. `failure`: why it cannot go on. `is_left`: it is for another process to go on with."""
+
+    task: asyncio.Task[None] | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failure: Mapping[str, Any] | None = None
+    is_left: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        return not (self.gone.is_set() or self.is_left or self.failure is not None)
+
+
+class BatchRunner:
+    """`apps`: endpoints by URL. `limit_bytes`: of a line. `max_at_work`: lines, None for a quarter of what the engine runs at a
+    time. `by_priority`: the engine goes by requests' priorities. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        folder: BatchFolder,
+        apps: Mapping[str, ASGIApp],
+        lifecycle: Lifecycle,
+        *,
+        limit_bytes: int,
+        max_at_work: int | None = None,
+        by_priority: bool = False,
+        pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(PAUSE_S),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._files: FileStore = folder.files
+        self._store: BatchStore = folder.batches
+        self._calls = LineCalls(apps)
+        self._lifecycle = lifecycle
+        self._limit_bytes = limit_bytes
+        self._max_at_work = max_at_work
+        self._by_priority = by_priority
+        self._pause = pause
+        self._clock = clock
+        self._runs: dict[str, _Run] = {}
+        self._places: asyncio.Semaphore | None = None  # for lines at work, once the engine says how many
+
+    def resume(self) -> None:
+        """Goes on with what an earlier process left. Needs the running loop."""
+        for batch in self._store.unfinished():
+            self._begin(batch.id)
+
+    async def submit(self, batch: StoredBatch) -> StoredBatch:
+        """Raises TooManyRequests."""
+        if len(self._store.unfinished()) >= MAX_UNFINISHED:
+            raise TooManyRequests(
+                f"{MAX_UNFINISHED} batches are not finished; wait for one, or cancel it", retry_after_s=60
+            )
+        batch = batch.becomes("validating", int(self._clock()))
+        self._store.set(batch)
+        await asyncio.to_thread(self._store.save, batch)
+        self._begin(batch.id)
+        return batch
+
+    async def cancel(self, id: str) -> StoredBatch:
+        """What is answered so far stays. Raises InvalidRequest for a batch that has ended, or is about to."""
+        batch = self._store.now(id)
+        if batch.status in ("validating", "in_progress"):
+            batch = await self._becomes(id, "cancelling")
+            self._runs[id].gone.set()
+        elif batch.status != "cancelling":
+            raise InvalidRequest(f"a batch that is {batch.status} cannot be cancelled")
+        return batch
+
+    def uses(self, file_id: str) -> str | None:
+        """The id of a batch that is not finished with the file."""
+        found = (batch.id for batch in self._store.unfinished() if batch.input_file_id == file_id)
+        return next(found, None)
+
+    def leave(self) -> None:
+        """Nobody waits for a batch: what is at work is given up, and left to another process."""
+        for run in self._runs.values():
+            run.is_left = True
+            run.gone.set()
+
+    async def close(self) -> None:
+        """`leave`, and returns when nothing is done any more."""
+        self.leave()
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        if self._lifecycle.loaded is None:
+            for task in tasks:
+                task.cancel()  # it waits for a model
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- one batch ------------------------------------------------------------------------------------------------
+
+    def _begin(self, id: str) -> None:
+        run = self._runs[id] = _Run()
+        context = copy_context()
+        context.run(CALLER.set, CALLER_KEY)  # whoever submits it waits for its own work only
+        run.task = asyncio.create_task(self._work(id, run), name=id, context=context)
+
+    async def _work(self, id: str, run: _Run) -> None:
+        try:
+            await self._lifecycle.until_loaded()
+            if self._store.now(id).status == "validating":
+                await self._validate(id, run)
+            done = await asyncio.to_thread(self._store.read_done, id)
+            self._files.account(done.num_bytes)
+            self._store.set(replace(self._store.now(id), completed=done.answered, failed=done.refused))
+            if self._store.now(id).status == "in_progress":
+                await self._answer_lines(id, run, done)
+            if not run.is_left and self._store.now(id).status != "failed":
+                await self._end(id, run)
+        except Exception:
+            logger.exception("%s cannot go on; the next start of the server tries again", id)
+        finally:
+            del self._runs[id]
+
+    async def _becomes(self, id: str, status: Any, **more: Any) -> StoredBatch:
+        batch = self._store.now(id).becomes(status, int(self._clock()), **more)
+        self._store.set(batch)
+        await asyncio.to_thread(self._store.save, batch)
+        return batch
+
+    async def _validate(self, id: str, run: _Run) -> None:
+        batch = self._store.now(id)
+        error: dict[str, Any] | None = None
+        total = 0
+        try:
+            total = await asyncio.to_thread(self._count, batch)
+        except RepeatedId as repeated:
+            error = {
+                "code": "duplicate_custom_id",
+                "message": str(repeated),
+                "param": "custom_id",
+                "line": repeated.number,
+            }
+        except OSError:
+            error = _error("invalid_input", f"the file {batch.input_file_id} is gone")
+        if not error and not total:
+            error = _error("empty_file", "the file has no line")
+        if total > MAX_LINES:
+            error = _error("too_many_requests", f"the file has {total} lines; at most {MAX_LINES} are taken")
+        if self._store.now(id).status != "validating":
+            return  # it was cancelled
+        if error is None:
+            await self._becomes(id, "in_progress", total=total)
+        else:
+            await self._becomes(id, "failed", errors=(error,))
+
+    def _count(self, batch: StoredBatch) -> int:
+        with self._files.path(batch.input_file_id).open("rb") as file:
+            return count_lines(file, self._limit_bytes)
+
+    async def _end(self, id: str, run: _Run) -> None:
+        """The records become files, and the batch is over."""
+        batch = self._store.now(id)
+        last = {"cancelling": "cancelled"}.get(batch.status, "completed")
+        if batch.output_file_id is None and batch.error_file_id is None:
+            ids = [new_id("file-") if num else None for num in (batch.completed, batch.failed)]
+            status = batch.status if batch.status == "cancelling" else "finalizing"
+            batch = await self._becomes(id, status, output_file_id=ids[0], error_file_id=ids[1])
+        named = zip(
+            ("output", "error"), (batch.output_file_id, batch.error_file_id), self._store.records(id), strict=True
+        )
+        for kind, file_id, path in named:
+            if file_id is None or file_id in self._files:  # which it is if a process ended just here
+                continue
+            num_bytes = path.stat().st_size
+            file = StoredFile(file_id, num_bytes, int(self._clock()), f"{id}_{kind}.jsonl", OUTPUT, batch.owner)
+            await self._files.take(path, file)
+            self._files.account(-num_bytes)
+        if run.failure is not None:
+            await self._becomes(id, "failed", errors=(run.failure,))
+        else:
+            await self._becomes(id, last)
+        gone = self._store.forget()
+        if gone:
+            await asyncio.to_thread(self._store.remove, gone)
+
+    # --- its lines ------------------------------------------------------------------------------------------------
+
+    async def _answer_lines(self, id: str, run: _Run, done: Done) -> None:
+        batch = self._store.now(id)
+        if self._places is None:
+            num_rows = self._lifecycle.require_model().engine.model.max_num_seqs
+            self._places = asyncio.Semaphore(self._max_at_work or max(1, num_rows // 4))
+        with self._files.path(batch.input_file_id).open("rb") as file:
+            lines = self._undone(file, batch, done)
+            async with asyncio.TaskGroup() as group:
+                while run.goes_on and (line := await asyncio.to_thread(next, lines, None)) is not None:
+                    await self._places.acquire()
+                    if not await self._there_is_room(run):
+                        self._places.release()
+                        break
+                    group.create_task(self._answer_line(id, run, line))
+
+    def _undone(self, file: BinaryIO, batch: StoredBatch, done: Done) -> Iterator[_Line]:
+        """For threads."""
+        for number, line in lines_of(file, self._limit_bytes):
+            custom_id = custom_id_of(line)
+            if number in done.numbers or (custom_id is not None and digest(custom_id) in done.custom_ids):
+                continue
+            try:
+                request = read_line(line, self._limit_bytes)
+                if request.url != batch.endpoint:
+                    raise InvalidRequest(f"the batch is for {batch.endpoint}, not for {clip(request.url)}", param="url")
+            except ApiError as error:
+                yield _Line(number, custom_id, error)
+                continue
+            yield _Line(number, custom_id, behind_others(request) if self._by_priority else request)
+
+    async def _there_is_room(self, run: _Run) -> bool:
+        """Waits until nobody waits for the engine, and a place is left for who comes next; False where it is not worth waiting."""
+        while run.goes_on:
+            if self._lifecycle.phase is not Phase.READY:
+                run.is_left = True
+                break
+            engine = self._lifecycle.require_model().engine
+            health = engine.health()
+            if not health.ok:
+                run.is_left = True
+                break
+            if not health.num_waiting and health.num_running < max(1, engine.model.max_num_seqs - 1):
+                return True
+            await self._pause()
+        return False
+
+    async def _answer_line(self, id: str, run: _Run, line: _Line) -> None:
+        assert self._places is not None, "it has a place"
+        try:
+            if isinstance(line.request, ApiError):
+                await self._record(id, run, error_record_of(line.custom_id, line.number, line.request), answered=False)
+                return
+            answer = await self._answered(run, line.request, _scope(self._store.now(id).owner))
+            if answer is not None:
+                await self._record(id, run, record_of(line.custom_id, answer), answered=answer.status == 200)
+        finally:
+            self._places.release()
+
+    async def _answered(self, run: _Run, request: LineRequest, scope: Mapping[str, Any]) -> LineAnswer | None:
+        """None where there is no answer, and none will be in this process or for this batch."""
+        while await self._there_is_room(run):
+            try:
+                answer = await self._calls.answer(request, run.gone, scope)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if run.gone.is_set() and task is not None and not task.cancelling():
+                    return None
+                raise
+            if answer.status < 500 and answer.status != 429:
+                return answer
+            if answer.status not in (429, 503) and await self._there_is_room(run):
+                return answer  # the engine is well: the fault is the line's
+            await self._pause()
+        return None
+
+    async def _record(self, id: str, run: _Run, record: bytes, *, answered: bool) -> None:
+        try:
+            self._files.reserve(len(record))
+        except StorageFull as error:
+            run.failure = _error("storage_full", error.message)
+            return
+        async with run.writing:
+            await asyncio.to_thread(lambda: self._store.append(id, record, answered=answered))
+        batch = self._store.now(id)
+        num_completed, num_failed = batch.completed + answered, batch.failed + (not answered)
+        self._store.set(replace(batch, completed=num_completed, failed=num_failed))
+
+
+def _scope(owner: str | None) -> Mapping[str, Any]:
+    """What a line's request has of its owner: the parts of the prefix cache that are theirs. What is shared among callers, all
+    batches share as one."""
+    if owner is None:
+        return {"caller": CALLER_KEY}
+    own = {"is_admin": True} if owner == ADMINISTRATOR else {"caller_key": bytes.fromhex(owner)}
+    return {"caller": CALLER_KEY, **own}
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": None, "line": None}

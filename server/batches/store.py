@@ -1,0 +1,185 @@
+"""BatchStore: what is known of each batch, one JSON file each in a folder, and its records as they come.
+
+Records are appended whole, to one file for answers and one for errors, and are the truth about what is done: after a restart they
+are read, a last one that was cut off is dropped, and the rest is not done again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from server.batches.files import Owner, write_whole
+from server.batches.lines import digest
+from server.errors import BatchObjectNotFound
+from server.schema import Json
+
+logger = logging.getLogger("oneloop.batch")
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
+ENDED: Final = frozenset({"failed", "completed", "cancelled"})
+MAX_ENDED = 1000  # batches whose end is remembered; their files stay until they are deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBatch:
+    """`times`: when each status began, in seconds since the epoch. `errors`: why it failed."""
+
+    id: str
+    owner: str | None
+    input_file_id: str
+    endpoint: str
+    status: Status = "validating"
+    metadata: Mapping[str, str] | None = None
+    times: Mapping[str, int] = field(default_factory=dict)
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def created_at(self) -> int:
+        return self.times["validating"]
+
+    def becomes(self, status: Status, now: int, **more: Any) -> StoredBatch:
+        return replace(self, status=status, times={**self.times, status: now}, **more)
+
+    @property
+    def body(self) -> Json:
+        times = self.times
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": {"object": "list", "data": list(self.errors)} if self.errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": "24h",
+            "status": self.status,
+            "output_file_id": self.output_file_id if self.status in ENDED else None,
+            "error_file_id": self.error_file_id if self.status in ENDED else None,
+            "created_at": self.created_at,
+            "in_progress_at": times.get("in_progress"),
+            "expires_at": None,
+            "finalizing_at": times.get("finalizing"),
+            "completed_at": times.get("completed"),
+            "failed_at": times.get("failed"),
+            "expired_at": None,
+            "cancelling_at": times.get("cancelling"),
+            "cancelled_at": times.get("cancelled"),
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "metadata": None if self.metadata is None else dict(self.metadata),
+        }
+
+
+class Done(NamedTuple):
+    """What the records of a batch say: how many there are, digests of their custom_ids, the numbers of lines that had none, and
+    how many bytes they take."""
+
+    answered: int
+    refused: int
+    custom_ids: set[bytes]
+    numbers: set[int]
+    num_bytes: int
+
+
+class BatchStore:
+    """Reads the folder when it is made; its index is the event loop's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._batches = {batch.id: batch for batch in self._read()}
+
+    def _read(self) -> Iterator[StoredBatch]:
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                content = json.loads(path.read_text())
+                batch = StoredBatch(**{**content, "errors": tuple(content["errors"])})
+                assert batch.id == path.stem
+            except (OSError, ValueError, TypeError, KeyError, AssertionError):
+                logger.warning("%s: this is no stored batch, and is ignored", path)
+                continue
+            yield batch
+
+    def find(self, id: str, owner: Owner) -> StoredBatch:
+        """Raises BatchObjectNotFound."""
+        batch = self._batches.get(id)
+        if batch is None or not owner.owns(batch.owner):
+            raise BatchObjectNotFound("Batch", id)
+        return batch
+
+    def now(self, id: str) -> StoredBatch:
+        return self._batches[id]
+
+    def owned(self, owner: Owner) -> list[StoredBatch]:
+        """The newest first."""
+        found = [batch for batch in self._batches.values() if owner.owns(batch.owner)]
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
+
+    def unfinished(self) -> list[StoredBatch]:
+        """The oldest first."""
+        found = [batch for batch in self._batches.values() if batch.status not in ENDED]
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
+
+    def set(self, batch: StoredBatch) -> None:
+        """Counts change in memory only: the records have them."""
+        self._batches[batch.id] = batch
+
+    def save(self, batch: StoredBatch) -> None:
+        """For a thread: what is known now is on the disk when this returns."""
+        write_whole(self._folder / f"{batch.id}.json", json.dumps(asdict(batch)).encode())
+
+    def forget(self) -> list[str]:
+        """Drops the oldest of the batches that ended long ago; their ids, whose files are `remove`'s to delete."""
+        ended = sorted(
+            (batch for batch in self._batches.values() if batch.status in ENDED), key=lambda batch: batch.created_at
+        )
+        gone = [batch.id for batch in ended[: max(0, len(ended) - MAX_ENDED)]]
+        for id in gone:
+            del self._batches[id]
+        return gone
+
+    def remove(self, ids: list[str]) -> None:
+        """For a thread."""
+        for id in ids:
+            (self._folder / f"{id}.json").unlink(missing_ok=True)
+
+    # --- records --------------------------------------------------------------------------------------------------
+
+    def records(self, id: str) -> tuple[Path, Path]:
+        """Of answers and of errors."""
+        return self._folder / f"{id}.output.jsonl", self._folder / f"{id}.error.jsonl"
+
+    def append(self, id: str, record: bytes, *, answered: bool) -> None:
+        """For a thread."""
+        with self.records(id)[0 if answered else 1].open("ab") as file:
+            file.write(record)
+
+    def read_done(self, id: str) -> Done:
+        """For a thread. Records that were cut off are dropped."""
+        counts, custom_ids, numbers, num_bytes = [0, 0], set[bytes](), set[int](), 0
+        for place, path in enumerate(self.records(id)):
+            with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+                end = 0
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    end += len(line)
+                    counts[place] += 1
+                    record = json.loads(line)
+                    if record["custom_id"] is not None:
+                        custom_ids.add(digest(record["custom_id"]))
+                    elif record["id"].startswith(_NUMBERED):
+                        numbers.add(int(record["id"].removeprefix(_NUMBERED)))
+                file.truncate(end)
+                num_bytes += end
+        return Done(counts[0], counts[1], custom_ids, numbers, num_bytes)
+
+
+_NUMBERED: Final = "batch_req_line_"  # see `lines.error_record_of`

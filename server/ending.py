@@ -1,0 +1,116 @@
+"""How the process ends, whatever hangs: exit codes, a deadline that nothing outlives, and signals that a stuck loop does not see.
+
+A thread in compiled code cannot be interrupted, and Python waits for it at exit; so whoever ends this process does not wait.
+Knows neither HTTP nor engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+EXIT_DRAINED = 0
+EXIT_NOTHING_TO_SERVE = 1
+EXIT_BAD_OPTIONS = 2
+EXIT_CANNOT_SERVE = 70  # the engine died, or its device: only another process can go on
+EXIT_STUCK = 71  # it was asked to end, and something did not let go
+
+OBEY_LIMIT_S = 1.0  # for the event loop to act on a second signal
+
+
+def leave_at_once(code: int, why: str) -> None:
+    """End the process now, whatever its threads are doing, and its children with it."""
+    for child in _children():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(OSError, ValueError):  # a reader that has gone
+        print(f"oneloop: {why}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def leave_within(limit_s: float, code: int) -> None:
+    """End the process by itself unless it has ended until then: threads that still work do so for nobody."""
+    _timer(limit_s, lambda: os._exit(code))
+
+
+class SignalWatch:
+    """Sees to it that a signal ends the process, from a thread of its own, should the event loop not get to it: `limit_s` after the
+    first one, and OBEY_LIMIT_S after the second.
+
+    Python writes a signal's number to one file descriptor as soon as it comes, whatever the main thread is doing; usually that is
+    the loop's, which is told from here. Enter it on the main thread, while the loop runs and has its handlers."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._loops_fd = -1
+        self._num_seen = 0
+        self._left = False
+        self._timers: list[threading.Timer] = []
+
+    def __enter__(self) -> Self:
+        self._loops_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="oneloop-signals", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left = True
+        for timer in self._timers:
+            timer.cancel()
+        signal.set_wakeup_fd(self._loops_fd, warn_on_full_buffer=False)
+        self._write.close()  # the thread reads the end
+
+    def _watch(self) -> None:
+        with self._read:
+            while numbers := self._read.recv(64):
+                with contextlib.suppress(OSError):  # full, so it will wake anyway; or closed
+                    os.write(self._loops_fd, numbers)
+                for number in numbers:
+                    if number in SIGNALS:
+                        self._see(number)
+
+    def _see(self, number: int) -> None:
+        self._num_seen += 1
+        if self._num_seen == 1:
+            self._after(self._limit_s, lambda: leave_at_once(EXIT_STUCK, "something hangs; the process ends anyway"))
+        else:
+            turns = threading.Event()  # set by the loop, which handles the signal itself, if it still does anything
+            with contextlib.suppress(RuntimeError):  # it has been closed
+                self._loop.call_soon_threadsafe(turns.set)
+            code, why = 128 + number, "stopped by a second signal"
+            self._after(OBEY_LIMIT_S, lambda: None if turns.is_set() else leave_at_once(code, why))
+
+    def _after(self, limit_s: float, act: Callable[[], None]) -> None:
+        self._timers.append(_timer(limit_s, lambda: None if self._left else act()))
+
+
+def _timer(limit_s: float, act: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(limit_s, act)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _children() -> list[int]:
+    """Ids of this process' direct children (Linux; elsewhere they get the terminal's signal themselves)."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found

@@ -1,0 +1,118 @@
+"""POST /api/chat and /api/generate: Ollama's API over the core of chats and prompts, streamed as JSON lines."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from runtime.api import Output, TokenStream
+from server.errors import InvalidRequest
+from server.field_names import FieldNames
+from server.generate.collect import collect
+from server.generate.start import start
+from server.generate.timings import Timings
+from server.generate.transcript import Transcript
+from server.http.body import body_cost, json_response, note_ignored, read_request
+from server.http.middleware import arrival, request_id
+from server.http.sse import ClientWatch, JsonLineStream
+from server.loaded.model import LoadedModel
+from server.ollama import api_types, wire
+from server.ollama.answers import LOAD, ChatShape, GenerateShape, Shape, nothing, whole
+from server.ollama.frames import LineFrames
+from server.ollama.models import check_name
+from server.ollama.prepare import CHAT_NAMES, GENERATE_NAMES, Prepared, of_chat, of_generate
+from server.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.service import Service
+
+LINES = "application/x-ndjson"
+
+
+@route(
+    "POST",
+    "/api/chat",
+    Operation(
+        "ollamaChat", "Ollama", "Answer a conversation, as Ollama has it: as JSON lines unless `stream` is false",
+        {JSON: api_types.OllamaChatAnswer, LINES: api_types.OllamaChatAnswer}, wire.OllamaChatRequest, GENERATION_REFUSALS,
+        api_types.OllamaError,
+    ),
+)  # fmt: skip
+async def chat(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, wire.CHAT, service.config, service.offload, from_any_program=True)
+    check_name(loaded, given.model)
+    if not given.messages:
+        return _load(given, ChatShape())
+    with CHAT_NAMES.spoken():
+        prepared = await service.offload.run(body_cost(http), lambda: of_chat(given, loaded))
+    return await _answer(service, loaded, http, given, prepared, ChatShape(), CHAT_NAMES)
+
+
+@route(
+    "POST",
+    "/api/generate",
+    Operation(
+        "ollamaGenerate", "Ollama", "Answer a prompt, as Ollama has it: as JSON lines unless `stream` is false",
+        {JSON: api_types.OllamaGenerateAnswer, LINES: api_types.OllamaGenerateAnswer}, wire.OllamaGenerateRequest,
+        GENERATION_REFUSALS, api_types.OllamaError,
+    ),
+)  # fmt: skip
+async def generate(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, wire.GENERATE, service.config, service.offload, from_any_program=True)
+    check_name(loaded, given.model)
+    if not given.prompt and not given.suffix:
+        return _load(given, GenerateShape())
+    prepared = of_generate(given, loaded)
+    return await _answer(service, loaded, http, given, prepared, GenerateShape(), GENERATE_NAMES)
+
+
+def _load(given: wire.OllamaRequest, shape: Shape) -> ASGIApp:
+    """There is nothing to answer: a client wants the model to be loaded, which it is, or to be gone, which it will not be."""
+    if given.unloads:
+        raise InvalidRequest(
+            "this server keeps the model it was started with; it cannot be unloaded", param="keep_alive"
+        )
+    return json_response(nothing(given.model, shape, LOAD))
+
+
+async def _answer(
+    service: Service,
+    loaded: LoadedModel,
+    http: Request,
+    given: wire.OllamaRequest,
+    prepared: Prepared,
+    shape: Shape,
+    names: FieldNames,
+) -> ASGIApp:
+    id = request_id(http.scope)
+    arrived = arrival(http.scope)
+    timings = Timings(arrived.time_s)
+    with names.spoken():
+        generation, unread = await start(
+            service.config,
+            service.offload,
+            loaded,
+            prepared.request,
+            id=f"ollama-{id}",
+            arrival=arrived,
+        )
+    ignored = [*prepared.ignored, *map(names.name_of, unread)]
+    if prepared.wants_thinking and not generation.reasons:
+        ignored.append("think")
+    note_ignored(http, list(dict.fromkeys(ignored)), service.config)
+
+    def open_stream() -> TokenStream:
+        timings.begin()
+        return generation.open()
+
+    if given.streams:
+        return JsonLineStream(open_stream, LineFrames(given.model, id, shape, generation, timings))
+    transcript, choice = Transcript(), generation.choices[0]
+
+    def feed(output: Output) -> None:
+        timings.note()
+        transcript.add(choice.events(output))
+
+    timings.begin()
+    await collect(generation, ClientWatch(http.receive), feed)
+    return json_response(whole(given.model, shape, generation, transcript, timings))

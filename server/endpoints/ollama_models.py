@@ -1,0 +1,100 @@
+"""What Ollama's API says of models (GET /api/tags, /api/ps, /api/version, POST /api/show), and what it does with them, refused."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import InvalidRequest
+from server.http.body import json_response, read_request
+from server.ollama import api_types, wire
+from server.ollama.models import VERSION, check_name, listed, running, shown
+from server.route import BODY_REFUSALS, JSON, Operation, Route, route
+from server.service import Service
+
+
+@route(
+    "GET",
+    "/api/tags",
+    Operation(
+        "ollamaTags", "Ollama", "The names this server has", {JSON: api_types.OllamaModels}, None, (503,), api_types.OllamaError
+    ),
+)  # fmt: skip
+async def tags(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    return json_response({"models": [listed(loaded, service.config, name) for name in loaded.names]})
+
+
+@route(
+    "GET",
+    "/api/ps",
+    Operation(
+        "ollamaPs", "Ollama", "The model that is loaded", {JSON: api_types.OllamaRunningModels}, error=api_types.OllamaError
+    ),
+)  # fmt: skip
+async def ps(service: Service, http: Request) -> Response:
+    """There is one model, and it is running; while it loads there is none."""
+    loaded = service.lifecycle.loaded
+    names = () if loaded is None else loaded.names[:1]
+    return json_response({"models": [running(loaded, service.config, name) for name in names if loaded is not None]})
+
+
+@route(
+    "POST",
+    "/api/show",
+    Operation(
+        "ollamaShow", "Ollama", "What there is to know of the model", {JSON: api_types.OllamaShow}, wire.OllamaShowRequest,
+        BODY_REFUSALS, api_types.OllamaError,
+    ),
+)  # fmt: skip
+async def show(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, wire.SHOW, service.config, service.offload, from_any_program=True)
+    check_name(loaded, given.model or given.name or "")
+    return json_response(shown(loaded, service.config))
+
+
+@route(
+    "GET",
+    "/api/version",
+    Operation(
+        "ollamaVersion", "Ollama", "The Ollama whose API this is", {JSON: api_types.OllamaVersion}, error=api_types.OllamaError
+    ),
+)  # fmt: skip
+async def version(service: Service, http: Request) -> Response:
+    return json_response({"version": VERSION})
+
+
+async def _embed(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, wire.EMBED, service.config, service.offload, from_any_program=True)
+    check_name(loaded, given.model)
+    raise InvalidRequest("this model does not support embeddings", param="model")
+
+
+async def _manage(service: Service, http: Request) -> Response:
+    raise InvalidRequest(
+        "this server has the one model it was started with: it fetches, makes, copies and deletes none; "
+        "start it with --model for another"
+    )
+
+
+def _embedding(name: str) -> Route:
+    operation = Operation(
+        f"ollama{name.title()}", "Ollama", "Refused: there are no embeddings yet", {JSON: api_types.OllamaEmbeddings},
+        wire.OllamaEmbedRequest, BODY_REFUSALS, api_types.OllamaError,
+    )  # fmt: skip
+    return Route("POST", f"/api/{name}", _embed, operation)
+
+
+def _managing(method: str, name: str) -> Route:
+    operation = Operation(
+        f"ollama{name.title()}", "Ollama", "Refused: this server has the model it was started with",
+        {JSON: api_types.OllamaStatus}, wire.OllamaManageRequest if method == "POST" else None, (400,), api_types.OllamaError,
+    )  # fmt: skip
+    return Route(method, f"/api/{name}", _manage, operation)
+
+
+EMBED, EMBEDDINGS = map(_embedding, ("embed", "embeddings"))
+PULL, PUSH, CREATE, COPY = (_managing("POST", name) for name in ("pull", "push", "create", "copy"))
+DELETE = _managing("DELETE", "delete")

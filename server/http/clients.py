@@ -1,0 +1,152 @@
+"""Clients: who is connected, from where, and how much memory all of them hold in heads and bodies that no request has taken over.
+
+One connection can do little harm; this is the sum. Beyond a bound on connections a new one is turned away. Beyond the bound on
+memory whoever holds most of what is unfinished has to go, so small requests get through while large ones are sent slowly. What
+the bounds mean for a connection is `protocol`'s business."""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from typing import Protocol
+
+from runtime import api
+from server.config import ServerConfig
+from server.errors import ApiError, TooManyRequests, Unavailable
+from server.http.deadlines import Deadlines, Timed
+
+RESERVED_FILES = 256  # open files for everything else: the model, libraries, the device, the log
+MAX_TURNED_AWAY = 256  # refused connections that may still be reading why
+RETRY_AFTER_S = 5
+DEFAULT_HELD_BYTES = 256 * 1024**2
+
+
+class Client(Timed, Protocol):
+    """A connection. `is_admitted` and `held_bytes` are written here alone."""
+
+    is_admitted: bool
+    held_bytes: int
+
+    @property
+    def address(self) -> str | None:
+        """The other side's address; None of a Unix socket."""
+        ...
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """What it holds of messages that have not come to their end."""
+        ...
+
+    def refuse(self, error: ApiError) -> None:
+        """Ends with `error`, and holds nothing any more."""
+        ...
+
+
+def raise_file_limit(max_connections: int) -> int:
+    """The process may open as many files as so many connections need, as far as the system lets it; how many connections that
+    is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return max_connections
+    return max(soft - RESERVED_FILES, soft // 2)
+
+
+class Clients:
+    """`max_connections`: what the options ask for, unless the system allows less."""
+
+    def __init__(self, config: ServerConfig, max_connections: int | None = None) -> None:
+        self.config = config
+        self.deadlines = Deadlines()
+        self.max_connections = max_connections or config.max_connections
+        self.max_per_address = config.max_connections_per_address or max(1, self.max_connections // 2)
+        self.max_held_bytes = config.max_total_body_size or max(DEFAULT_HELD_BYTES, 4 * config.max_body_size)
+        self.num_connected = 0
+        self.held_bytes = 0
+        self.refused: Counter[str] = Counter()
+        self._num_turned_away = 0
+        self._by_address: Counter[str] = Counter()
+        self._holders: set[Client] = set()
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def admit(self, client: Client) -> ApiError | None:
+        """What a new connection has to be told, if there is no place for it."""
+        address = client.address
+        if self.num_connected >= self.max_connections:
+            self._num_turned_away += 1
+            return Unavailable(
+                f"This server has {self.max_connections} connections, as many as it takes", retry_after_s=RETRY_AFTER_S
+            )
+        if address is not None and self._by_address[address] >= self.max_per_address:
+            self._num_turned_away += 1
+            return TooManyRequests(
+                f"There are {self.max_per_address} connections from your address, as many as one may have",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        client.is_admitted = True
+        self.num_connected += 1
+        if address is not None:
+            self._by_address[address] += 1
+        return None
+
+    @property
+    def may_be_told(self) -> bool:
+        """Whether one more connection that is turned away may learn why."""
+        return self._num_turned_away <= MAX_TURNED_AWAY
+
+    def leave(self, client: Client) -> None:
+        """The connection is no more."""
+        self.deadlines.clear(client)
+        self.hold(client, 0)
+        if not client.is_admitted:
+            self._num_turned_away -= 1
+            return
+        client.is_admitted = False
+        self.num_connected -= 1
+        address = client.address
+        if address is not None:
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def hold(self, client: Client, num_bytes: int) -> None:
+        """`client` holds so many bytes now. Somebody is refused where that is too much for all of them together."""
+        if num_bytes == client.held_bytes:
+            return
+        more = num_bytes - client.held_bytes
+        client.held_bytes = num_bytes
+        self.held_bytes += more
+        (self._holders.add if num_bytes else self._holders.discard)(client)
+        while more > 0 and self.held_bytes > self.max_held_bytes:
+            largest = max(self._holders, key=lambda each: each.unfinished_bytes)
+            if not largest.unfinished_bytes:
+                return  # all of it is whole, and will be taken over
+            largest.refuse(
+                Unavailable(
+                    f"Bodies of more than {self.max_held_bytes} bytes are on their way to this server",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            )
+
+    def metrics(self) -> list[api.Metric]:
+        refused: dict[tuple[tuple[str, str], ...], float | api.HistogramData] = {
+            (("reason", reason),): float(num) for reason, num in self.refused.items()
+        }
+        return [
+            api.Metric("http_connections", "Open connections.", "gauge", {(): float(self.num_connected)}),
+            api.Metric(
+                "http_unread_bytes", "Bytes of heads and bodies not yet decoded.", "gauge", {(): float(self.held_bytes)}
+            ),
+            api.Metric(
+                "http_connections_refused",
+                "Connections ended by the server, by the code of their error.",
+                "counter",
+                refused or {(("reason", "rate_limit_exceeded"),): 0.0},
+            ),
+        ]

@@ -1,0 +1,86 @@
+"""An upload: a form with one file, read into a temporary file within a limit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from server.config import ServerConfig
+from server.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType
+from server.http.admission import check_body, release_body
+
+FORM = "multipart/form-data"
+MAX_FIELDS = 16
+MAX_FIELD_BYTES = 4096
+FORM_EXTRA_BYTES = 64 * 1024  # of a form around its file
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    filename: str
+    num_bytes: int
+    content: BinaryIO
+    fields: Mapping[str, str]
+
+
+def check_origin(http: Request, config: ServerConfig) -> None:
+    """A form needs no browser's question first, so a page of somebody else's could send one to a server on this machine.
+
+    Raises OriginNotAllowed."""
+    origin = http.headers.get("origin")
+    if origin is None or origin in config.cors_origin or "*" in config.cors_origin:
+        return
+    if origin.partition("://")[2] != http.headers.get("host"):
+        raise OriginNotAllowed(origin)
+
+
+@contextlib.asynccontextmanager
+async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> AsyncIterator[Upload]:
+    """The file is there as long as the block. Raises ApiError, where it is too large before the excess is read."""
+    check_origin(http, config)
+    given = http.headers.get("content-type")
+    if (given or "").partition(";")[0].strip().lower() != FORM:
+        raise WrongContentType(given, FORM)
+    announced = http.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit_bytes + FORM_EXTRA_BYTES:
+        raise BodyTooLarge(limit_bytes)
+    parser = MultiPartParser(
+        http.headers,
+        _bounded(http, limit_bytes),
+        max_files=1,
+        max_fields=MAX_FIELDS,
+        max_part_size=MAX_FIELD_BYTES,
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(f"the form cannot be read: {error.message}") from None
+    try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest("the form has no file", param="file")
+        num_bytes = file.size or 0
+        if num_bytes > limit_bytes:
+            raise BodyTooLarge(limit_bytes)
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        yield Upload(file.filename or "upload", num_bytes, file.file, fields)
+    finally:
+        await form.close()
+
+
+async def _bounded(http: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body, of which nothing stays in memory."""
+    size = 0
+    async for chunk in http.stream():
+        size += len(chunk)
+        if size > limit_bytes + FORM_EXTRA_BYTES:
+            raise BodyTooLarge(limit_bytes)
+        release_body(http)
+        yield chunk
+    check_body(http)

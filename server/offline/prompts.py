@@ -1,0 +1,65 @@
+"""Prompts as programs give them: text, token ids, or vLLM's dicts of either."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.config import did_you_mean
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+_READ = ("prompt", "prompt_token_ids", "cache_salt")
+# What vLLM's prompts may have beside these, and nothing here reads.
+_UNREAD = {
+    "multi_modal_data": "models read text only here",
+    "multi_modal_uuids": "models read text only here",
+    "mm_processor_kwargs": "models read text only here",
+    "prompt_embeds": "prompts are text or token ids here",
+    "token_type_ids": "no model here has them",
+    "encoder_prompt": "models with an encoder are not served",
+    "decoder_prompt": "models with an encoder are not served",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPrompt:
+    """`given`: as the API takes it. `text`: as it was given, where it was text."""
+
+    given: str | list[list[int]]
+    text: str | None
+    cache_salt: str | None = None
+
+
+def plain(prompt: Prompt) -> PlainPrompt:
+    """Raises ValueError for a dict with keys that nobody reads, or none that says what the prompt is."""
+    if not isinstance(prompt, Mapping):
+        return PlainPrompt(prompt, prompt) if isinstance(prompt, str) else PlainPrompt(_ids(prompt), None)
+    for key, value in prompt.items():
+        if key in _UNREAD:
+            if value:  # {} and None say nothing
+                raise ValueError(f"a prompt's {key} is not supported: {_UNREAD[key]}")
+        elif key not in _READ:
+            raise ValueError(f"a prompt has no key {key!r}{did_you_mean(str(key), _READ)}")
+    text, ids, salt = (prompt.get(key) for key in _READ)
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"a prompt's 'prompt' is text, not {type(text).__name__}")
+    if ids is not None:
+        return PlainPrompt(_ids(ids), text, salt)
+    if text is None:
+        raise ValueError("a prompt that is a dict needs 'prompt' or 'prompt_token_ids'")
+    return PlainPrompt(text, text, salt)
+
+
+def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list of them."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    found: list[Any] = list(prompts)
+    return [found] if found and not isinstance(found[0], str | Iterable) else found
+
+
+def _ids(ids: Iterable[Any]) -> list[list[int]]:
+    return [[operator.index(token_id) for token_id in ids]]

@@ -1,0 +1,73 @@
+"""vLLM's idioms on LLM: dict prompts, its tokenizer, beams, a prefix cache that forgets, and clear words for what is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from server import LLM, BeamSearchParams, SamplingParams
+from tests.server.test_llm import fake, llm, texts  # noqa: F401
+from tests.server.tiny import EOS
+
+
+def test_dict_prompts_are_text_or_ids(llm, fake):  # noqa: F811
+    ids = fake.tokenizer.encode("cd")
+    prompts = [{"prompt": "ab"}, {"prompt_token_ids": ids}, {"prompt_token_ids": ids, "prompt": "as shown"}, "ef"]
+    outputs = llm.generate(prompts, use_tqdm=False)
+    assert texts(outputs) == ["AB", "CD", "CD", "EF"]
+    assert [output.prompt for output in outputs] == ["ab", None, "as shown", "ef"]
+    assert texts(llm.generate({"prompt": "ab", "multi_modal_data": {}, "cache_salt": "s"}, use_tqdm=False)) == ["AB"]
+    assert fake.engine.submitted[-1].cache_salt == "s"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "multi_modal_data is not supported: models read text only"),
+        ({"promt": "a"}, "no key 'promt' (did you mean prompt?)"),
+        ({}, "needs 'prompt' or 'prompt_token_ids'"),
+        ({"prompt": [1, 2]}, "'prompt' is text, not list"),
+        ({"prompt_token_ids": "12"}, "cannot be interpreted as an integer"),
+    ],
+)
+def test_a_dict_that_says_something_else_is_refused(llm, fake, prompt, words):  # noqa: F811
+    with pytest.raises((ValueError, TypeError)) as refused:
+        llm.generate([prompt], use_tqdm=False)
+    assert words in str(refused.value)
+    assert fake.engine.submitted == []
+
+
+def test_the_tokenizer_is_one_of_transformers(llm, fake):  # noqa: F811
+    tokenizer = llm.get_tokenizer()
+    ids = tokenizer.encode("Hello", add_special_tokens=False)
+    assert ids == fake.tokenizer.encode("Hello", add_special_tokens=False)
+    assert tokenizer.decode(ids) == "Hello"
+    assert tokenizer.eos_token_id == fake.tokenizer.eos_token_id == EOS
+
+
+def test_beams_come_as_vllms_do(llm):  # noqa: F811
+    (found,) = llm.beam_search([{"prompt": "ab"}], BeamSearchParams(beam_width=3, max_tokens=2))
+    assert len(found.sequences) == 3
+    sums = [sequence.cum_logprob for sequence in found.sequences]
+    assert sums == sorted(sums, reverse=True)
+    for sequence in found.sequences:
+        assert sequence.text.startswith("ab")
+        assert len(sequence.logprobs) == len(sequence.tokens) - 2
+
+
+def test_the_prefix_cache_forgets(llm, fake):  # noqa: F811
+    assert llm.reset_prefix_cache() is True
+    assert fake.engine.num_resets == 1
+
+
+@pytest.mark.parametrize("name", ["encode", "embed", "classify", "score", "reward"])
+def test_pooling_is_refused_in_words(llm, name):  # noqa: F811
+    with pytest.raises(NotImplementedError, match="only models that generate text"):
+        getattr(llm, name)("Hello")
+
+
+def test_keywords_of_vllm_are_taken_where_they_ask_for_nothing_more(fake):  # noqa: F811
+    with LLM("tiny", tensor_parallel_size=1, trust_remote_code=False) as llm:  # noqa: F811
+        assert texts(llm.generate("a", SamplingParams(max_tokens=3), use_tqdm=False)) == ["A"]
+    for keyword in ({"tensor_parallel_size": 2}, {"trust_remote_code": True}, {"task": "embed"}):
+        with pytest.raises(ValueError, match=f"{next(iter(keyword))}=.* is not supported: "):
+            LLM("tiny", **keyword)
