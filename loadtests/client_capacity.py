@@ -106,9 +106,9 @@ def main(argv: list[str] | None = None) -> int:
             address = Address("127.0.0.1", int(server.stdout.readline()))
             for clients in args.clients:
                 figures = summarise(measure_with_clients(address, workload, RequestOptions("m"), Limits(), clients))
-                kept = ("ok", "errors", "out_tok_per_s", "ttft_ms_p50", "tpot_ms_p50", "client_cpu_us_per_token")
+                shown = ("ok", "errors", "out_tok_per_s", "ttft_ms_p50", "tpot_ms_p50", "client_cpu_us_per_token")
                 rows.append(
-                    {"clients": clients, "busiest_share": figures["client_cpu_share"]} | {k: figures[k] for k in kept}
+                    {"clients": clients, "busiest_share": figures["client_cpu_share"]} | {k: figures[k] for k in shown}
                 )
                 print(", ".join(f"{key} {value}" for key, value in rows[-1].items()))
         finally:

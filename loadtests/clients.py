@@ -27,9 +27,9 @@ from loadtests.workloads import Workload
 STREAMS_EACH = 64
 
 
-def num_clients(concurrency: int, asked: int | None = None) -> int:
+def num_clients(concurrency: int, requested: int | None = None) -> int:
     """One process for every 64 streams, and no more than a quarter of the cores."""
-    wanted = asked or min(concurrency // STREAMS_EACH, len(os.sched_getaffinity(0)) // 4)
+    wanted = requested or min(concurrency // STREAMS_EACH, len(os.sched_getaffinity(0)) // 4)
     return max(1, min(wanted, concurrency))
 
 
@@ -102,8 +102,8 @@ def measure_with_clients(
     wall_s = max(o.ended_s for o in outcomes) - min(o.begun_s for o in outcomes)
     return Run(
         answers=[answer for outcome in outcomes for answer in outcome.answers],
-        num_asked=workload.num_requests,
-        num_output_tokens_each=workload.num_output_tokens,
+        num_requested=workload.num_requests,
+        num_output_tokens=workload.output_lengths(),
         wall_s=wall_s,
         cut_off=any(outcome.cut_off for outcome in outcomes),
         client_cpu_s=sum(outcome.cpu_s for outcome in outcomes),

@@ -170,12 +170,12 @@ def run_rounds(servers: Sequence[Server], rounds: int, visit: Callable[[Server, 
                 ledger.enter(server.name, number, {"kind": "failure", "error": str(failure)})
 
 
-def ours_of(servers: Sequence[Server], asked: str | None) -> str:
+def ours_of(servers: Sequence[Server], requested: str | None) -> str:
     """Raises ValueError."""
     names = [server.name for server in servers]
-    if asked is not None and asked not in names:
-        raise ValueError(f"--ours {asked}: not among {', '.join(names)}")
-    return asked or ("oneloop" if "oneloop" in names else names[0])
+    if requested is not None and requested not in names:
+        raise ValueError(f"--ours {requested}: not among {', '.join(names)}")
+    return requested or ("oneloop" if "oneloop" in names else names[0])
 
 
 def main(args: argparse.Namespace) -> int:

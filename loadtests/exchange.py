@@ -53,9 +53,12 @@ def post_request(address: Address, path: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def exchange(address: Address, request: bytes, timeout_s: float, clock: Clock) -> Recording:
-    """Send and record until the server closes. Failures are recorded, not raised; cancellation drops the connection."""
-    recording = Recording(clock.now())
+async def exchange(
+    address: Address, request: bytes, timeout_s: float, clock: Clock, recording: Recording | None = None
+) -> Recording:
+    """Send and record until the server closes. Failures are recorded, not raised; cancellation drops the connection. `recording`:
+    to be looked at meanwhile."""
+    recording = Recording(clock.now()) if recording is None else recording
     transport: asyncio.Transport | None = None
     try:
         async with asyncio.timeout(timeout_s):

@@ -61,13 +61,13 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What happened: the answers to `num_asked` requests within `wall_s`, and what it cost. None where nobody measured.
+    """What happened: the answers to `num_requested` requests within `wall_s`, and what it cost. None where nobody measured.
 
     `client_cpu_s` is of all client processes together, `busiest_client_cpu_s` of the one that used most."""
 
     answers: Sequence[Answer]
-    num_asked: int
-    num_output_tokens_each: int
+    num_requested: int
+    num_output_tokens: Sequence[int]  # asked for, in any order
     wall_s: float
     cut_off: bool = False
     client_cpu_s: float | None = None
@@ -83,12 +83,12 @@ def summarise(run: Run, slo: Slo | None = None) -> dict[str, Any]:
     wall_s = run.wall_s or math.inf
     num_output = sum(answer.num_output_tokens for answer in whole)
     errors = Counter(answer.error for answer in run.answers if answer.error is not None)
-    if num_missing := run.num_asked - len(run.answers):
+    if num_missing := run.num_requested - len(run.answers):
         errors["not finished when the time for the run was over"] += num_missing
     figures: dict[str, Any] = {
-        "requests": run.num_asked,
+        "requests": run.num_requested,
         "ok": len(whole),
-        "errors": run.num_asked - len(whole),
+        "errors": run.num_requested - len(whole),
         "error_counts": dict(errors.most_common(5)),
         "cut_off": run.cut_off,
         "wall_s": round(run.wall_s, 4),
@@ -97,14 +97,14 @@ def summarise(run: Run, slo: Slo | None = None) -> dict[str, Any]:
         "out_tokens": num_output,
         "in_tokens": sum(answer.num_prompt_tokens for answer in whole),
         "cached_in_tokens": sum(answer.num_cached_tokens for answer in whole),
-        "other_length": sum(answer.num_output_tokens != run.num_output_tokens_each for answer in whole),
+        "other_length": (Counter(a.num_output_tokens for a in whole) - Counter(run.num_output_tokens)).total(),
         "tokens_from": "usage" if all(answer.counted_by_usage for answer in whole) else "events",
         "tokens_per_event": _ratio(num_output, sum(len(answer.content_s) for answer in whole)),
     }
     figures |= _latencies(whole) | _costs(run, num_output)
     if slo is not None and slo.limits_ms:
         num_good = sum(map(slo.met_by, whole))
-        figures |= {"goodput_req_per_s": round(num_good / wall_s, 4), "good_share": _ratio(num_good, run.num_asked)}
+        figures |= {"goodput_req_per_s": round(num_good / wall_s, 4), "good_share": _ratio(num_good, run.num_requested)}
         figures["slo_ms"] = dict(slo.limits_ms)
     return figures
 

@@ -32,14 +32,16 @@ SUMMARY = "start our server with dummy weights and measure it (the HTTP rows of 
 NAME = "m"  # of the model in requests
 OPTIONS = ["--load-format", "dummy", "--max-model-len", "16384", "--max-num-seqs", "512", "--dtype", "bfloat16"]
 CACHES = ["TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"]
-WANTED = ("out_tok_per_s", "ttft_ms_p50", "tpot_ms_p50", "server_cpu_us_per_token", "loop_lag_ms_p99")
+WANTED = ("wall_s", "out_tok_per_s", "ttft_ms_p50", "tpot_ms_p50", "server_cpu_us_per_token", "loop_lag_ms_p99")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model-shape", type=Path, required=True, metavar="FOLDER", help="its config.json is the model's shape")
     add("--tokenizer", type=Path, required=True, metavar="PATH", help="folder or .gguf file")
-    add("--workload", nargs="+", default=["gpu"], metavar="NAME", help="as in serve (default gpu, the five rows)")
+    add(
+        "--workload", nargs="+", default=["gpu"], metavar="NAME", help="as in serve (default gpu, the rows of the page)"
+    )
     add("--vocab-size", type=int, default=49_152, metavar="N", help="of the model that is written (default 49152)")
     add("--cache-env", nargs="*", default=CACHES, metavar="NAME", help=f"kernel caches: {' '.join(CACHES)}")
     add("--no-cold", action="store_true", help="no start with empty caches: use those that are there")

@@ -108,8 +108,8 @@ async def measure(
     wall_s, client_cpu_s = clock.now() - start_s, time.process_time() - client_before
     return Run(
         answers=[read_answer(recording, workload.endpoint) for recording in load.recordings],
-        num_asked=workload.num_requests,
-        num_output_tokens_each=workload.num_output_tokens,
+        num_requested=workload.num_requests,
+        num_output_tokens=workload.output_lengths(),
         wall_s=wall_s,
         cut_off=load.cut_off,
         client_cpu_s=client_cpu_s,

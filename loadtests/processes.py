@@ -189,6 +189,15 @@ class ServerProcess:
         # Without reaping: as long as the ended leader is ours to wait for, its pid cannot go to anyone else.
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+    def end(self, number: signal.Signals, limit_s: float) -> int | None:
+        """Its exit code after that signal, to the process itself; None where it did not end within the limit."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        try:
+            return self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+
     def log_tail(self, num_bytes: int = 600) -> str:
         return self._log.read_bytes()[-num_bytes:].decode(errors="replace").strip()
 

@@ -14,6 +14,7 @@ from loadtests import processes
 from loadtests.address import Address, AddressRefused
 from loadtests.clients import measure_with_clients, num_clients
 from loadtests.figures import Run, Slo, summarise
+from loadtests.lengths import Lengths
 from loadtests.load import Limits, RequestOptions
 from loadtests.probe import ProbeFailed, bucket_percentile, first_model, loop_lag_buckets
 from loadtests.report import serve_remarks, serve_table
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency", type=int, metavar="N", help="streams; with --rate, the most in flight (default there: 4096)"
     )
     shape.add_argument("--num-requests", type=int, metavar="N")
-    shape.add_argument("--output-tokens", type=int, metavar="N")
+    shape.add_argument("--output-tokens", type=Lengths.parse, metavar="N", help="or LOW-HIGH, or ~MEDIAN")
     shape.add_argument("--endpoint", choices=["chat", "completions"])
     shape.add_argument("--warmup", type=int, metavar="N", help="requests sent one by one before the clock starts")
     shape.add_argument(

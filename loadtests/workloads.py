@@ -1,8 +1,10 @@
 """Workloads as data: who arrives when, with which prompt, wanting how many tokens. Prompts are drawn from a seed.
 
 A name is all one needs: `c16`, `shared512` and the other CPU rows; `c32_512_128` (streams_prompt_output, in tokens) for the
-GPU, `c32_2048+128_64` with a shared prefix before the `+`; or a group, `cpu` or `gpu`. No two requests of a workload share a
-prompt beyond the prefix they are meant to share, so a prefix cache helps only where the workload says so."""
+GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256` for a burst of 512 at once, `p40_256_256` for
+Poisson arrivals at 40 a second, lengths as `lengths.Lengths.parse` reads them; or a group, `cpu` or `gpu`.
+No two requests of a workload share a prompt beyond the prefix they are meant to share, so a prefix cache helps only where the
+workload says so."""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from typing import Any
 from zlib import crc32
 
 from loadtests.answers import Endpoint
+from loadtests.lengths import Lengths
 
 MAX_REQUESTS, MAX_CONCURRENCY, MAX_TOKENS = 100_000, 4096, 8_000_000
-_REPEAT_STRIDE, _WARMUP_SEED, _PREFIX_SEED = 7919, 104_729, 15_485_863
+_REPEAT_STRIDE, _WARMUP_SEED, _PREFIX_SEED, _OUTPUT_SEED = 7919, 104_729, 15_485_863, 32_452_843
 _TEXT = (
     "able action age animal answer apple arm art autumn baby ball bank base bed bird blood blue board boat body bone book "
     "bottle box boy bread bridge brother brown building bus camera car card cat center chair chance child church city class "
@@ -53,7 +56,7 @@ class WordPrompt:
 class TokenPrompt:
     """Random token ids in [first_id, vocab_size) for the completions endpoint. 100 is above the usual special tokens."""
 
-    num_tokens: int
+    num_tokens: Lengths
     num_shared_tokens: int = 0
     vocab_size: int = 49_152
     first_id: int = 100
@@ -71,7 +74,7 @@ class Workload:
     prompt: WordPrompt | TokenPrompt
     concurrency: int
     num_requests: int
-    num_output_tokens: int
+    num_output_tokens: Lengths
     seed: int = 0
     num_warmup: int = 0
     rate_per_s: float | None = None
@@ -80,8 +83,8 @@ class Workload:
     def __post_init__(self) -> None:
         if not 1 <= self.num_requests <= MAX_REQUESTS or not 1 <= self.concurrency <= MAX_CONCURRENCY:
             raise ValueError(f"{self.name}: 1 to {MAX_REQUESTS} requests and 1 to {MAX_CONCURRENCY} at a time")
-        if self.num_output_tokens < 1 or self.num_requests * self.num_output_tokens > MAX_TOKENS:
-            raise ValueError(f"{self.name}: requests times output tokens must be 1 to {MAX_TOKENS}")
+        if self.num_requests * self.num_output_tokens.high > MAX_TOKENS:
+            raise ValueError(f"{self.name}: requests times output tokens must be at most {MAX_TOKENS}")
         if self.rate_per_s is not None and not 0 < self.rate_per_s < float("inf"):
             raise ValueError(f"{self.name}: the rate of arrivals must be positive and finite")
         if isinstance(self.prompt, TokenPrompt):
@@ -128,15 +131,24 @@ class Workload:
         """The JSON bodies, one a request. `extra` is merged in last; a None there removes the field."""
         common: dict[str, Any] = {
             "model": model,
-            "max_tokens": self.num_output_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if ignore_eos:
             common["ignore_eos"] = True
-        merged = {key: value for key, value in (common | dict(extra or {})).items() if value is not None}
-        return [json.dumps(merged | self._prompt_field(prompt)).encode() for prompt in self.prompts()]
+        merged = common | dict(extra or {})
+
+        def body(prompt: tuple[str, str] | list[int], length: int) -> bytes:
+            given = {key: value for key, value in ({"max_tokens": length} | merged).items() if value is not None}
+            return json.dumps(given | self._prompt_field(prompt)).encode()
+
+        return list(map(body, self.prompts(), self.output_lengths()))
+
+    def output_lengths(self) -> list[int]:
+        """Tokens that each answer is asked for."""
+        rng = random.Random(self.seed + _OUTPUT_SEED)
+        return [self.num_output_tokens.draw(rng) for _ in range(self.num_requests)]
 
     def _prompt_field(self, prompt: tuple[str, str] | list[int]) -> dict[str, Any]:
         if isinstance(prompt, list):
@@ -154,7 +166,7 @@ class Workload:
         if isinstance(shape, TokenPrompt):
             ids = range(shape.first_id, shape.vocab_size)
             prefix = prefix_rng.choices(ids, k=shape.num_shared_tokens)
-            return [prefix + rng.choices(ids, k=shape.num_tokens) for _ in range(self.num_requests)]
+            return [prefix + rng.choices(ids, k=shape.num_tokens.draw(rng)) for _ in range(self.num_requests)]
         system = _draw(prefix_rng, shape.num_shared_words)
         return [(system, _story(rng, shape.num_words)) for _ in range(self.num_requests)]
 
@@ -171,11 +183,17 @@ def _story(rng: random.Random, num_words: int) -> str:
 CPU: Mapping[str, Workload] = {
     workload.name: workload
     for workload in (
-        Workload("c1", WordPrompt(82), concurrency=1, num_requests=8, num_output_tokens=64, seed=1, num_warmup=1),
-        Workload("c4", WordPrompt(82), concurrency=4, num_requests=16, num_output_tokens=64, seed=2),
-        Workload("c16", WordPrompt(82), concurrency=16, num_requests=32, num_output_tokens=64, seed=3),
-        Workload("shared512", WordPrompt(20, 512), concurrency=4, num_requests=16, num_output_tokens=64, seed=4),
-        Workload("unshared512", WordPrompt(532), concurrency=4, num_requests=8, num_output_tokens=64, seed=5),
+        Workload(
+            "c1", WordPrompt(82), concurrency=1, num_requests=8, num_output_tokens=Lengths(64, 64), seed=1, num_warmup=1
+        ),
+        Workload("c4", WordPrompt(82), concurrency=4, num_requests=16, num_output_tokens=Lengths(64, 64), seed=2),
+        Workload("c16", WordPrompt(82), concurrency=16, num_requests=32, num_output_tokens=Lengths(64, 64), seed=3),
+        Workload(
+            "shared512", WordPrompt(20, 512), concurrency=4, num_requests=16, num_output_tokens=Lengths(64, 64), seed=4
+        ),
+        Workload(
+            "unshared512", WordPrompt(532), concurrency=4, num_requests=8, num_output_tokens=Lengths(64, 64), seed=5
+        ),
     )
 }
 GPU_REQUESTS: Mapping[str, int] = {
@@ -184,9 +202,12 @@ GPU_REQUESTS: Mapping[str, int] = {
     "c128_512_128": 640,
     "c256_256_256": 768,
     "c32_2048+128_64": 192,
+    "b512_1000-4000_64-256": 512,
 }
-ALIASES: Mapping[str, str] = {"prefix": "c32_2048+128_64"}
-_PATTERN = re.compile(r"c(\d+)_(?:(\d+)\+)?(\d+)_(\d+)")
+ALIASES: Mapping[str, str] = {"prefix": "c32_2048+128_64", "burst": "b512_1000-4000_64-256", "chat": "c256_~200_~200"}
+_LENGTHS = r"\d+(?:-\d+)?|~\d+"
+_PATTERN = re.compile(rf"([bcp])(\d+)_(?:(\d+)\+)?({_LENGTHS})_({_LENGTHS})")
+_POISSON_S = 20  # of arrivals, at least
 
 
 def find_workloads(names: Iterable[str], vocab_size: int = 49_152) -> list[Workload]:
@@ -202,16 +223,22 @@ def _find(name: str, vocab_size: int) -> Workload:
     match = _PATTERN.fullmatch(name)
     if match is None:
         known = ", ".join(["cpu", "gpu", *CPU, *GPU_REQUESTS, *ALIASES])
-        raise UnknownWorkload(f"no workload {name!r}; known: {known}, and any cSTREAMS_PROMPT_OUTPUT")
-    concurrency, shared, own, output = (int(group or 0) for group in match.groups())
+        raise UnknownWorkload(
+            f"no workload {name!r}; known: {known}, and any cSTREAMS_PROMPT_OUTPUT, bBURST_... or pRATE_..."
+        )
+    arrivals, count, shared, own, output = match.groups()
+    if not int(count):
+        raise UnknownWorkload(f"workload {name!r} has no requests")
+    num_requests = {"b": int(count), "c": max(12, 6 * int(count)), "p": max(100, _POISSON_S * int(count))}[arrivals]
     return Workload(
         name,
-        TokenPrompt(own, shared, vocab_size),
-        concurrency,
-        GPU_REQUESTS.get(name, max(12, 6 * concurrency)),
-        output,
+        TokenPrompt(Lengths.parse(own), int(shared or 0), vocab_size),
+        min(num_requests, MAX_CONCURRENCY) if arrivals == "p" else int(count),
+        GPU_REQUESTS.get(name, num_requests),
+        Lengths.parse(output),
         # By name, so that no workload's prompts begin those of another: a prefix cache would find them.
         seed=crc32(name.encode()),
         num_warmup=2,
+        rate_per_s=float(count) if arrivals == "p" else None,
         endpoint="completions",
     )

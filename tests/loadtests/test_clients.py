@@ -58,12 +58,14 @@ def test_a_server_that_is_not_there_is_an_error_for_every_request_of_every_clien
 
 
 @pytest.mark.parametrize(
-    ("cores", "concurrency", "asked", "clients"),
+    ("cores", "concurrency", "requested", "clients"),
     [(16, 256, None, 4), (16, 128, None, 2), (16, 32, None, 1), (2, 256, None, 1), (2, 256, 3, 3), (16, 2, 8, 2)],
 )
-def test_clients_follow_the_streams_and_leave_most_cores_to_the_server(monkeypatch, cores, concurrency, asked, clients):
+def test_clients_follow_the_streams_and_leave_most_cores_to_the_server(
+    monkeypatch, cores, concurrency, requested, clients
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    assert num_clients(concurrency, asked) == clients
+    assert num_clients(concurrency, requested) == clients
 
 
 def test_the_capacity_of_the_client_is_measured_against_prepared_bytes(capsys):

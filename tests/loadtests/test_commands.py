@@ -46,7 +46,7 @@ def test_serve_prints_a_table_and_a_last_line_of_json(served, capsys):
     assert chat["loop_lag_ms_p99"] == 5.0
 
 
-def test_serve_repeats_and_changes_workloads_as_told(served, capsys):
+def test_serve_repeats_and_changes_workloads_by_its_options(served, capsys):
     args = ["--workload", "c4", "--repeat", "2", "--num-requests", "2", "--output-tokens", "3", "--rate", "1000"]
     assert main(["serve", "--base-url", served[0], *args]) == 0
     _, summary = last_json(capsys)

@@ -16,8 +16,8 @@ def answered(ttft_s: float, gap_s: float, num_events: int = 3, num_tokens: int =
     return Answer(0.0, content[-1] + 0.5, content, num_tokens, counted_by_usage=True, **fields)  # type: ignore[arg-type]
 
 
-def run_of(*answers: Answer, num_asked: int | None = None, wall_s: float = 2.0, **fields: object) -> Run:
-    return Run(answers, num_asked or len(answers), 3, wall_s, **fields)  # type: ignore[arg-type]
+def run_of(*answers: Answer, num_requested: int | None = None, wall_s: float = 2.0, **fields: object) -> Run:
+    return Run(answers, num_requested or len(answers), [3] * len(answers), wall_s, **fields)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(0, 100))
@@ -32,7 +32,7 @@ def test_of_nothing_there_is_no_percentile():
 def test_every_figure_of_a_small_run():
     slow = answered(0.3, 0.1, num_prompt_tokens=10, num_cached_tokens=4)
     figures = summarise(
-        run_of(answered(0.1, 0.02, num_prompt_tokens=10), slow, num_asked=2, client_cpu_s=0.5, server_cpu_s=0.0006)
+        run_of(answered(0.1, 0.02, num_prompt_tokens=10), slow, num_requested=2, client_cpu_s=0.5, server_cpu_s=0.0006)
     )
     expected = {
         "requests": 2, "ok": 2, "errors": 0, "wall_s": 2.0, "req_per_s": 1.0, "out_tokens": 6, "out_tok_per_s": 3.0,
@@ -46,7 +46,9 @@ def test_every_figure_of_a_small_run():
 
 def test_errors_and_unfinished_requests_count_and_give_no_tokens():
     figures = summarise(
-        run_of(answered(0.1, 0.1), Answer(0, 1, error="HTTP 500: a"), Answer(0, 1, error="HTTP 500: a"), num_asked=5)
+        run_of(
+            answered(0.1, 0.1), Answer(0, 1, error="HTTP 500: a"), Answer(0, 1, error="HTTP 500: a"), num_requested=5
+        )
     )
     assert (figures["ok"], figures["errors"], figures["out_tokens"]) == (1, 4, 3)
     assert figures["error_counts"] == {"HTTP 500: a": 2, "not finished when the time for the run was over": 2}
@@ -57,7 +59,7 @@ def test_a_run_in_which_everything_failed_has_no_latencies():
     assert (figures["ttft_ms_p50"], figures["out_tok_per_s"], figures["tokens_per_event"]) == (None, 0, None)
 
 
-def test_answers_of_another_length_than_asked_are_told():
+def test_answers_of_another_length_than_requested_are_counted():
     assert summarise(run_of(answered(0.1, 0.1, num_tokens=2), answered(0.1, 0.1)))["other_length"] == 1
 
 
@@ -73,7 +75,7 @@ def test_answers_of_another_length_than_asked_are_told():
     ],
 )
 def test_goodput_counts_answers_within_every_limit(terms, good):
-    run = run_of(answered(0.1, 0.02), answered(0.3, 0.1), Answer(0, 1, error="x"), num_asked=4)
+    run = run_of(answered(0.1, 0.02), answered(0.3, 0.1), Answer(0, 1, error="x"), num_requested=4)
     figures = summarise(run, Slo.parse(terms))
     assert figures["goodput_req_per_s"] == good / 2
     assert figures["good_share"] == good / 4

@@ -8,13 +8,14 @@ import pytest
 
 from loadtests.address import Address
 from loadtests.figures import summarise
+from loadtests.lengths import Lengths
 from loadtests.load import Limits, RequestOptions, measure
 from loadtests.workloads import WordPrompt, Workload
 from tests.loadtests.scripted_server import HEAD, ManualClock, ScriptedServer, answer, event
 
 
 def workload(**fields: object) -> Workload:
-    shape = {"concurrency": 1, "num_requests": 2, "num_output_tokens": 4} | fields
+    shape = {"concurrency": 1, "num_requests": 2, "num_output_tokens": Lengths(4, 4)} | fields
     return Workload("w", WordPrompt(3), **shape)  # type: ignore[arg-type]
 
 

@@ -105,7 +105,7 @@ def test_a_figure_that_failed_is_not_a_figure():
     assert figures_of([failed, {"figure": "decode", "batch": 1, "ms": 2.0}]) == {"decode_ms.1": 2.0}
 
 
-def test_gaps_of_the_gpu_are_told_where_the_engine_counts_them():
+def test_gaps_of_the_gpu_are_shown_where_the_engine_counts_them():
     gaps = {"count": 100, "mean_s": 2e-6, "p50_s_at_most": 1e-6, "p90_s_at_most": 5e-6, "p99_s_at_most": 1e-5}
-    told = tell({"figure": "decode", "batch": 1, "ms": 1.0, "runs": [1.0], "gpu_idle_gap": gaps})
-    assert told == "  decode: batch 1, ms 1.0; GPU idle between steps mean 2 us, p99 <= 10 (100)"
+    line = tell({"figure": "decode", "batch": 1, "ms": 1.0, "runs": [1.0], "gpu_idle_gap": gaps})
+    assert line == "  decode: batch 1, ms 1.0; GPU idle between steps mean 2 us, p99 <= 10 (100)"

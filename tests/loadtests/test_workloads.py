@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import statistics
 from dataclasses import replace
 
 import pytest
 
+from loadtests.lengths import Lengths
 from loadtests.workloads import CPU, TokenPrompt, UnknownWorkload, WordPrompt, Workload, find_workloads
 
 
@@ -21,7 +23,7 @@ def test_the_cpu_rows_are_those_of_the_targets_page():
         name: (
             row.concurrency,
             row.num_requests,
-            row.num_output_tokens,
+            row.num_output_tokens.high,
             row.prompt.num_words,
             row.prompt.num_shared_words,
         )
@@ -59,14 +61,45 @@ def test_gpu_workloads_are_read_from_their_names(name, shape):
         prompt.num_tokens,
         found.num_output_tokens,
     )
-    assert measured == shape
+    *counts, own, output = shape
+    assert measured == (*counts, Lengths(own, own), Lengths(output, output))
     assert found.endpoint == "completions"
+
+
+def test_a_burst_comes_at_once_with_lengths_of_its_own():
+    [burst] = find_workloads(["burst"])
+    prompts, answers = [len(ids) for ids in burst.prompts()], burst.output_lengths()
+    assert (burst.concurrency, burst.num_requests, burst.rate_per_s, len(prompts)) == (512, 512, None, 512)
+    assert (min(prompts) >= 1000, max(prompts) <= 4000, min(answers) >= 64, max(answers) <= 256) == (True,) * 4
+    assert (len(set(prompts)) > 400, len(set(answers)) > 150) == (True, True)
+    assert [body["max_tokens"] for body in bodies_of(burst)] == answers
+    assert burst.output_lengths() == answers != burst.repeated(1).output_lengths()
+
+
+def test_poisson_arrivals_are_read_from_a_name():
+    [found] = find_workloads(["p40_~200_10-20"])
+    assert (found.rate_per_s, found.num_requests, found.concurrency) == (40.0, 800, 800)
+    assert (found.prompt.num_tokens, found.num_output_tokens) == (Lengths(12, 3200, 200), Lengths(10, 20))
+
+
+def test_log_normal_lengths_have_their_median_and_stay_between_their_bounds():
+    lengths, rng = Lengths.parse("~100"), random.Random(1)
+    drawn = [lengths.draw(rng) for _ in range(20_000)]
+    assert (min(drawn) >= 6, max(drawn) <= 1600) == (True, True)
+    # The median of n draws spreads by 1.25 sigma / sqrt(n) of the logarithm: 0.9 % here.
+    assert statistics.median(drawn) == pytest.approx(100, rel=0.04)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "5-3", "~0", "1-2-3", "-1"])
+def test_what_is_no_length_is_refused(text):
+    with pytest.raises(ValueError, match="length"):
+        Lengths.parse(text)
 
 
 def test_groups_are_expanded_in_order_and_nothing_comes_twice():
     names = [workload.name for workload in find_workloads(["c4", "cpu", "prefix", "gpu"])]
     assert names == ["c4", "c1", "c16", "shared512", "unshared512", "c32_2048+128_64", "c1_128_128", "c32_512_128", "c128_512_128",
-                     "c256_256_256"]  # fmt: skip
+                     "c256_256_256", "b512_1000-4000_64-256"]  # fmt: skip
 
 
 def test_an_unknown_name_is_answered_with_those_that_exist():
@@ -110,7 +143,9 @@ def test_warmup_and_repeats_use_other_prompts():
 
 
 def test_token_prompts_share_their_prefix_and_stay_within_the_vocabulary():
-    workload = Workload("x", TokenPrompt(50, 30, vocab_size=200), 4, 20, 8, endpoint="completions")
+    workload = Workload(
+        "x", TokenPrompt(Lengths(50, 50), 30, vocab_size=200), 4, 20, Lengths(8, 8), endpoint="completions"
+    )
     prompts = [body["prompt"] for body in bodies_of(workload)]
     assert {len(prompt) for prompt in prompts} == {80}
     assert len({tuple(prompt[:30]) for prompt in prompts}) == 1
@@ -125,7 +160,7 @@ def test_words_can_go_to_the_completions_endpoint():
 
 
 def test_poisson_arrivals_have_the_mean_and_the_spread_of_an_exponential():
-    arrivals = replace(CPU["c1"], num_requests=20_000, rate_per_s=5.0, num_output_tokens=1).arrivals_s()
+    arrivals = replace(CPU["c1"], num_requests=20_000, rate_per_s=5.0, num_output_tokens=Lengths(1, 1)).arrivals_s()
     gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     assert arrivals[0] == 0
     assert min(gaps) >= 0
@@ -138,7 +173,7 @@ def test_poisson_arrivals_have_the_mean_and_the_spread_of_an_exponential():
     "change",
     [
         {"num_requests": 0}, {"num_requests": 100_001}, {"concurrency": 0}, {"concurrency": 4097},
-        {"num_output_tokens": 0}, {"num_requests": 100_000, "num_output_tokens": 1000}, {"rate_per_s": 0.0},
+        {"num_requests": 100_000, "num_output_tokens": Lengths(1, 1000)}, {"rate_per_s": 0.0},
         {"rate_per_s": -1.0}, {"rate_per_s": float("inf")}, {"rate_per_s": float("nan")},
     ],
 )  # fmt: skip

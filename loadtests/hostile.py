@@ -1,0 +1,83 @@
+"""Requests that cost a server much more than they cost whoever sends them: the bodies of an attack, by name.
+
+Each was seen to hold every stream up for seconds, or to take gigabytes, on some server at some time (ours among them)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """`bodies`: sent at once, each on a connection of its own. `leaves_after_s`: when their clients go; None: they wait."""
+
+    path: str
+    bodies: Callable[[], Iterator[bytes]]
+    leaves_after_s: float | None = None
+
+
+def _one(text: Callable[[], str]) -> Callable[[], Iterator[bytes]]:
+    return lambda: iter([text().encode()])
+
+
+def _completion(**fields: object) -> Callable[[], Iterator[bytes]]:
+    return _one(lambda: json.dumps({"prompt": "Once upon a time", "max_tokens": 16, **fields}))
+
+
+def _many(number: int, text: Callable[[int], str]) -> str:
+    return ",".join(map(text, range(number)))
+
+
+def _words(num_chars: int) -> str:
+    return ("nobody knows what this is about " * (num_chars // 32 + 1))[:num_chars]
+
+
+def _schema(number: int) -> bytes:
+    """115 kB, and about half a second of compiling."""
+    properties = {f"property_{number}_{index}_with_a_long_name": {"type": "string"} for index in range(1800)}
+    chat = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 4,
+        "guided_json": {"type": "object", "properties": properties},
+    }
+    return json.dumps(chat).encode()
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "nothing": Attack(COMPLETIONS, _completion(max_tokens=1)),
+    "long-name": Attack(COMPLETIONS, _one(lambda: f'{{"prompt":"hi","max_tokens":1,"{"a" * 15 * MIB}":1}}')),
+    "unknown-fields": Attack(COMPLETIONS, _one(lambda: '{"prompt":"hi",' + _many(900_000, lambda i: f'"f{i}":1') + "}")),
+    "empty-messages": Attack(
+        CHAT, _one(lambda: '{"messages":[' + ",".join(['{"role":"user","content":""}'] * 500_000) + "]}")
+    ),
+    "some-empty-messages": Attack(
+        CHAT, _one(lambda: '{"messages":[' + ",".join(['{"role":"user","content":""}'] * 50_000) + "]}")
+    ),
+    "template-arguments": Attack(
+        CHAT,
+        _one(
+            lambda: '{"messages":[{"role":"user","content":"Hi"}],"chat_template_kwargs":{'
+            + _many(900_000, lambda i: f'"f{i}":1') + "}}"
+        ),
+    ),
+    "metadata": Attack(COMPLETIONS, _one(lambda: '{"prompt":"hi","metadata":{"a":[' + ",".join(["{}"] * 1_200_000) + "]}}")),
+    "1024-prompts": Attack(COMPLETIONS, _completion(prompt=[_words(1900)] * 1024)),
+    "250-prompts": Attack(COMPLETIONS, _completion(prompt=[f"{i} {_words(1900)}" for i in range(250)], max_tokens=1)),
+    "long-prompt": Attack(COMPLETIONS, _completion(prompt=_words(15 * MIB))),
+    "truncated-prompt": Attack(COMPLETIONS, _completion(prompt=_words(15 * MIB), truncate_prompt_tokens=8)),
+    "tokenize-strings": Attack(TOKENIZE, _one(lambda: json.dumps({"prompt": _words(15 * MIB), "return_token_strs": True}))),
+    "tokenize-most": Attack(TOKENIZE, _one(lambda: json.dumps({"prompt": _words(MIB), "return_token_strs": True}))),
+    "tokenize-rare": Attack(TOKENIZE, _one(lambda: json.dumps({"prompt": "\U00013000" * MIB}, ensure_ascii=False))),
+    "tokenize-and-leave": Attack(
+        TOKENIZE, lambda: iter([json.dumps({"prompt": _words(2 * MIB)}).encode()] * 8), leaves_after_s=0.3
+    ),
+    "schemas-and-leave": Attack(CHAT, lambda: map(_schema, range(60)), leaves_after_s=0.5),
+    "scored-prompt": Attack(COMPLETIONS, _completion(prompt=_words(12_000), prompt_logprobs=20, max_tokens=1)),
+    "128-answers": Attack(COMPLETIONS, _completion(n=128)),
+    "128-beams": Attack(COMPLETIONS, _completion(n=1, best_of=128, use_beam_search=True)),
+}  # fmt: skip

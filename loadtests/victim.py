@@ -1,0 +1,144 @@
+"""`python -m loadtests victim`: one stream, and beside it requests that cost much: how long it waits, and what memory stays.
+
+For each attack of `hostile.py` a stream is opened; when it flows the attack is sent, and the gaps between the stream's events are
+recorded until the attack's answers are there (or its clients have left) and some events more. The median is of the stream's own
+gaps before. A target: the longest gap at most three times the median, memory within a tenth of what it was."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from loadtests.address import Address
+from loadtests.clock import WallClock
+from loadtests.exchange import Recording, exchange, post_request
+from loadtests.hostile import ATTACKS, COMPLETIONS, Attack
+from loadtests.processes import resident_mib
+
+SUMMARY = "a stream's longest gap beside requests that cost much, and the memory after each"
+EVENTS_BEFORE, EVENTS_AFTER = 30, 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--base-url", type=Address.parse, required=True, metavar="URL", help="of a server on this machine")
+    add("--pid", type=int, metavar="PID", help="of that server: its resident memory is taken")
+    names = ", ".join(ATTACKS)
+    add("--attack", nargs="+", choices=[*ATTACKS], default=[*ATTACKS], metavar="NAME", help=f"some of {names}")
+    add("--max-tokens", type=int, default=4000, metavar="N", help="of the stream, which has to outlast each attack")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for an attack's answers")
+
+
+def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf"), until_s: float = float("inf")) -> list[float]:
+    """Between neighbours, of which the later came after `since_s` and the earlier before `until_s`."""
+    return [1000 * (later - earlier) for earlier, later in pairwise(times_s) if later >= since_s and earlier <= until_s]
+
+
+def send_all(address: Address, requests: Sequence[bytes], leaves_after_s: float | None, timeout_s: float) -> list[str]:
+    """What each request was answered: a status, or why there is none. Blocks; the victim's clock runs in another thread."""
+    open_ones: list[socket.socket] = []
+    try:
+        for request in requests:
+            connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
+            open_ones.append(connection)
+            with contextlib.suppress(OSError):  # the answer may be there all the same
+                connection.sendall(request)
+        if leaves_after_s is not None:
+            time.sleep(leaves_after_s)
+            return ["left"] * len(requests)
+        return [*map(_status, open_ones)]
+    finally:
+        for connection in open_ones:
+            connection.close()
+
+
+def _status(connection: socket.socket) -> str:
+    try:
+        head = connection.recv(65536)
+        while connection.recv(1 << 20):
+            pass
+    except OSError as error:
+        return type(error).__name__
+    return head.split(b" ", 2)[1].decode(errors="replace") if head.count(b" ") > 1 else "no answer"
+
+
+async def flowing(recording: Recording, victim: asyncio.Task[Recording], num_events: int) -> None:
+    """Until so many pieces have come, or the stream has ended."""
+    wanted = len(recording.times) + num_events
+    while len(recording.times) < wanted and not victim.done():  # noqa: ASYNC110 (the recording of a load tells nobody)
+        await asyncio.sleep(0.01)
+
+
+async def beside(address: Address, attack: Attack, *, max_tokens: int, timeout_s: float) -> dict[str, Any]:
+    """One attack, and what it did to a stream."""
+    clock = WallClock()
+    fields = {
+        "prompt": "Count: one, two, three,",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "temperature": 0,
+    }
+    recording = Recording(clock.now())
+    request = post_request(address, COMPLETIONS, json.dumps(fields).encode())
+    victim = asyncio.create_task(exchange(address, request, timeout_s, clock, recording))
+    bodies = [post_request(address, attack.path, body) for body in await asyncio.to_thread(lambda: [*attack.bodies()])]
+    await flowing(recording, victim, EVENTS_BEFORE)
+    began_s = clock.now()
+    answers = await asyncio.to_thread(send_all, address, bodies, attack.leaves_after_s, timeout_s)
+    ended_s = clock.now()
+    await flowing(recording, victim, EVENTS_AFTER)
+    outlasted = not victim.done()
+    victim.cancel()
+    await asyncio.gather(victim, return_exceptions=True)
+    before = gaps_ms(recording.times[2:], until_s=began_s - 0.001)
+    during = gaps_ms(recording.times[2:], since_s=began_s)
+    median = statistics.median(before) if before else float("nan")
+    longest = max(during, default=float("nan"))
+    return {
+        "answers": {answer: answers.count(answer) for answer in sorted({*answers})}, "attack_s": round(ended_s - began_s, 2),
+        "median_ms": round(median, 1), "longest_ms": round(longest, 1), "ratio": round(longest / median, 2),
+        "outlasted": outlasted,
+    }  # fmt: skip
+
+
+def row(name: str, result: Mapping[str, Any]) -> str:
+    answers = ", ".join(f"{count} × {answer}" for answer, count in result["answers"].items())
+    memory = f"{result['rss_before_mib']:.0f} → {result['rss_after_mib']:.0f}" if "rss_after_mib" in result else ""
+    ended = "" if result["outlasted"] else " (the stream ended first)"
+    cells = (
+        name,
+        answers + ended,
+        result["attack_s"],
+        result["median_ms"],
+        result["longest_ms"],
+        result["ratio"],
+        memory,
+    )
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 when every stream outlasted its attack."""
+    results: dict[str, dict[str, Any]] = {}
+    print(
+        "| attack | answers | took s | median gap ms | longest gap ms | ratio | RSS MiB |\n|---|---|---:|---:|---:|---:|---|"
+    )
+    for name in args.attack:
+        before = None if args.pid is None else resident_mib(args.pid)
+        result = asyncio.run(beside(args.base_url, ATTACKS[name], max_tokens=args.max_tokens, timeout_s=args.timeout))
+        if before is not None:
+            time.sleep(2)  # connections close, and what was freed goes back
+            result |= {"rss_before_mib": round(before, 1), "rss_after_mib": round(resident_mib(args.pid), 1)}
+        results[name] = result
+        print(row(name, result), flush=True)
+    print("\n" + json.dumps(results))
+    return 0 if all(result["outlasted"] for result in results.values()) else 1

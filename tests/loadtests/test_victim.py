@@ -1,0 +1,49 @@
+"""A stream beside requests that cost much: which gaps count, and what is printed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loadtests.__main__ import main
+from loadtests.hostile import ATTACKS
+from loadtests.processes import ServerProcess
+from loadtests.victim import gaps_ms, row
+from tests.loadtests.test_processes import toy, wait_healthy
+
+
+def test_a_gap_counts_for_the_time_that_it_touches():
+    times_s = [1.0, 2.0, 4.0, 4.5, 9.0]
+    assert gaps_ms(times_s) == [1000, 2000, 500, 4500]
+    assert gaps_ms(times_s, until_s=1.5) == [1000]
+    assert gaps_ms(times_s, since_s=3.0, until_s=4.2) == [2000, 500]
+    assert gaps_ms(times_s, since_s=5.0) == [4500]
+    assert gaps_ms([]) == gaps_ms([1.0]) == []
+
+
+@pytest.mark.parametrize("name", ["nothing", "1024-prompts", "schemas-and-leave"])
+def test_the_bodies_of_an_attack_are_json(name):
+    assert all(json.loads(body) for body in ATTACKS[name].bodies())
+
+
+def test_all_of_an_attack_is_told_in_a_row():
+    result = {
+        "answers": {"200": 1, "429": 2}, "attack_s": 1.5, "median_ms": 10.0, "longest_ms": 25.0, "ratio": 2.5, "outlasted": True,
+        "rss_before_mib": 100.4, "rss_after_mib": 101.2,
+    }  # fmt: skip
+    assert row("x", result) == "| x | 1 × 200, 2 × 429 | 1.5 | 10.0 | 25.0 | 2.5 | 100 → 101 |"
+
+
+def test_a_stream_that_ends_before_its_attack_is_told(tmp_path, capsys):
+    process, address = toy(tmp_path)
+    assert isinstance(process, ServerProcess)
+    with process:
+        wait_healthy(process, address)
+        args = ["--base-url", address.url, "--pid", str(process.pid), "--attack", "nothing", "--max-tokens", "40"]
+        assert main(["victim", *args]) == 1
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])["nothing"]
+    assert found["answers"] == {"200": 1}
+    assert found["rss_before_mib"] > 0
+    assert "(the stream ended first)" in out
