@@ -2,6 +2,7 @@
 FROM python:3.12-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY . /src
+ENV PIP_CONSTRAINT=/src/requirements/constraints.txt
 RUN python -m venv /venv \
  && /venv/bin/pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu 'torch>=2.11,<2.14' \
  && /venv/bin/pip install --no-cache-dir /src

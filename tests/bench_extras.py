@@ -70,8 +70,8 @@ async def prompt(engine: Engine, rng: random.Random, params: SamplingParams) -> 
     return Cost((time.process_time() - started[0]) * 1e3, (time.perf_counter() - started[1]) * 1e3)
 
 
-def params(**asked: object) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": DECODE_TOKENS + 1, "temperature": 0.0, "ignore_eos": True, **asked})  # type: ignore[arg-type]
+def params(**fields: object) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": DECODE_TOKENS + 1, "temperature": 0.0, "ignore_eos": True, **fields})  # type: ignore[arg-type]
 
 
 Kinds = Mapping[str, Callable[[], Awaitable[Cost]]]
@@ -96,10 +96,10 @@ async def compare_logprobs(engine: Engine, rng: random.Random, args: argparse.Na
     wanted = {"nothing": None, "logprobs 0": 0, "logprobs 1": 1, "logprobs 20": 20}
     for batch in args.batch:
         rows = {kind: [params(logprobs=count)] * batch for kind, count in wanted.items()}
-        kinds = {kind: partial(decode, engine, rng, asked) for kind, asked in rows.items()}
+        kinds = {kind: partial(decode, engine, rng, fields) for kind, fields in rows.items()}
         await compare(f"a token of {batch} streams", kinds, args.rounds)
     prompts = {kind: params(max_tokens=1, prompt_logprobs=count) for kind, count in wanted.items()}
-    kinds = {kind: partial(prompt, engine, rng, asked) for kind, asked in prompts.items()}
+    kinds = {kind: partial(prompt, engine, rng, fields) for kind, fields in prompts.items()}
     await compare(f"a prompt of {PROMPT_TOKENS} tokens", kinds, args.rounds)
 
 
@@ -114,7 +114,7 @@ async def compare_schema(engine: Engine, rng: random.Random, tokenizer: Tokenize
         rows = {
             kind: [params(matchers=(form,))] * count + [params()] * (batch - count) for kind, count in counts.items()
         }
-        kinds = {kind: partial(decode, engine, rng, asked) for kind, asked in rows.items()}
+        kinds = {kind: partial(decode, engine, rng, fields) for kind, fields in rows.items()}
         await compare(f"a token of {batch} streams", kinds, args.rounds)
 
 

@@ -34,7 +34,7 @@ def ms(work: Callable[[], object]) -> float:
 
 def scheduler_of(num_blocks: int) -> Scheduler:
     return Scheduler(
-        SchedulerLimits(64, STEP, frozenset()), BlockPool(num_blocks), PrefixCache(BLOCK), POLICIES["fcfs"]
+        SchedulerLimits(64, STEP, frozenset()), BlockPool(num_blocks), PrefixCache(BLOCK), POLICIES["fcfs"]()
     )
 
 

@@ -16,6 +16,7 @@ from threading import Thread
 from runtime.api import Request, SamplingParams
 from runtime.batch import ScheduledBatch
 from runtime.constrain.masks import RowMasks, mask_of, num_words
+from runtime.fault import Fault
 from runtime.gpu_event import WorkerEvent
 from runtime.step import ForwardOutput, Step, StepResult
 from tests.fake_runner import make_engine, model_info
@@ -71,8 +72,12 @@ class Device:
             time.sleep(max(0.0, end_s - time.perf_counter()))
             self._loop.call_soon_threadsafe(future.set_result, None)
 
-    async def close(self) -> None:
+    def fault(self, error: BaseException) -> Fault:
+        return Fault.STEP
+
+    async def close(self) -> bool:
         self._ends.put(None)
+        return True
 
 
 class Constant:
@@ -96,16 +101,19 @@ async def gaps(forward_s: float, rows: int, masked: int, mask_s: float = 0.0) ->
     engine = make_engine(Device(forward_s), num_blocks=64 * rows, max_num_seqs=rows, budget=2048, model=model)
     usual = SamplingParams(STEPS)
     held = SamplingParams(STEPS, matchers=(lambda: Constant(mask_s),))
-    told_s = []
+    token_times_s = []
     async with engine.submit(
         [Request(str(n), [n], held if n >= rows - masked else usual) for n in range(rows)]
     ) as stream:
         async for outputs in stream:
-            told_s += [time.perf_counter() for output in outputs if output.index == 0 for _ in output.token_ids]
-            if len(told_s) == STEPS:
+            token_times_s += [time.perf_counter() for output in outputs if output.index == 0 for _ in output.token_ids]
+            if len(token_times_s) == STEPS:
                 break
     await engine.close()
-    return [(after - before) * 1e3 for before, after in zip(told_s[WARM_UP:], told_s[WARM_UP + 1 :], strict=False)]
+    return [
+        (after - before) * 1e3
+        for before, after in zip(token_times_s[WARM_UP:], token_times_s[WARM_UP + 1 :], strict=False)
+    ]
 
 
 async def main(args: argparse.Namespace) -> None:
@@ -116,8 +124,10 @@ async def main(args: argparse.Namespace) -> None:
         for masked, mask_s in kinds:
             found = await gaps(forward_ms / 1e3, rows, masked, mask_s)
             middle, mean = statistics.median(found), statistics.mean(found)
-            told = f"{mask_s * 1e3:g} ms" if mask_s else "no time"
-            print(f"{forward_ms:>7g} ms{masked:>8} of {rows}{told:>11}{middle:>9.2f} ms{mean:>9.2f} ms", flush=True)
+            mask_time = f"{mask_s * 1e3:g} ms" if mask_s else "no time"
+            print(
+                f"{forward_ms:>7g} ms{masked:>8} of {rows}{mask_time:>11}{middle:>9.2f} ms{mean:>9.2f} ms", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -24,9 +24,15 @@ TESTS = Path(__file__).parent
 # What takes more than its share of a minute of CPU: kernels by an interpreter, models beside transformers, processes, fuzzing.
 SLOW = (
     "ops/", "equality/", "e2e/", "runtime/models/", "runtime/platform/", "runtime/runner/", "runtime/sample/", "runtime/weights/",
-    "runtime/kv/test_kv_cache.py", "runtime/test_measure.py", "runtime/test_scheduler.py", "loadtests/test_processes.py",
-    "server/structured/", "server/text/test_tools_dialects.py", "server/text/test_stop.py", "server/test_structured_outputs.py",
+    "runtime/kv/test_kv_cache.py", "runtime/test_measure.py", "runtime/test_scheduler.py",
+    "loadtests/test_clients.py", "loadtests/test_commands.py", "loadtests/test_gpu.py", "loadtests/test_load.py",
+    "loadtests/test_processes.py", "loadtests/test_steps.py",
+    "server/structured/", "server/text/test_tool_parsers.py", "server/text/test_stop.py", "server/test_structured_outputs.py",
+    "server/test_made_up_requests.py",
+    "server/anthropic/test_messages.py", "server/responses/test_response_events.py", "server/test_forced_calls.py",
+    "server/test_tool_calls.py",  # every tool parser's samples, whole and in pieces, through a server
     "server/test_llm_memory.py", "test_contributing.py", "server/test_process.py", "server/responses/test_response_wire.py",
+    "server/test_user_text.py", "server/test_fuzzed_bodies.py", "server/test_text_pieces.py",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.__main__ import COMMANDS
+from server import config
 from server.config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
@@ -86,9 +87,9 @@ def test_classes_and_their_methods_that_a_page_names_are_there(page: Path, known
 
 
 def test_commands_that_pages_show_exist():
-    shown = {each for page in NOW for each in re.findall(r"python -m (server|loadtests) ([a-z]\w*)", page.read_text())}
-    subcommands = re.findall(r'argv\[1:2\] == \["(\w+)"\]', (ROOT / "server" / "__main__.py").read_text())
-    assert {command for program, command in shown if program == "server"} <= set(subcommands)
+    program = r"(?:python -m )?(oneloop|server|loadtests) ([a-z]\w*)"
+    shown = {each for page in NOW for each in re.findall(rf"(?:^|`){program}", page.read_text(), re.MULTILINE)}
+    assert {command for program, command in shown if program in ("server", "oneloop")} <= set(config.COMMANDS)
     assert {command for program, command in shown if program == "loadtests"} <= set(COMMANDS)
     assert shown
 
@@ -100,6 +101,22 @@ def test_options_that_pages_of_the_server_name_exist():
     pages = [page for page in NOW if page.relative_to(ROOT).parts[0] in ("server", "runtime")]
     shown = {each for page in pages for each in re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text())}
     assert shown - options == {"--help", "--resume"}
+
+
+def test_every_promise_names_a_test_or_a_load_that_is_there():
+    rows = [
+        row.split("|") for row in (ROOT / "tests" / "RELIABILITY.md").read_text().splitlines() if row.startswith("| ")
+    ]
+    proofs = [row[-2] for row in rows if row[-2].strip() != "shown by"]
+    assert proofs
+    for proof in proofs:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", proof)
+        assert named or re.search(r"`python -m loadtests \w+", proof), f"nothing shows: {proof}"
+        for path, function in named:
+            assert (ROOT / path).is_file(), f"{path} is not there"
+            assert not function or re.search(rf"def {function}\b", (ROOT / path).read_text()), (
+                f"no {function} in {path}"
+            )
 
 
 def test_the_readme_stays_what_a_newcomer_reads_on_day_one():

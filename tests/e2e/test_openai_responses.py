@@ -17,9 +17,9 @@ def test_responses_whole_streamed_and_continued(server):
     assert "Paris" in first.output_text
     assert first.usage is not None
     with client.responses.stream(input=QUESTION, **ask) as stream:
-        told = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        streamed = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
-    assert told == final.output_text == first.output_text
+    assert streamed == final.output_text == first.output_text
     second = client.responses.create(input="And of Italy?", previous_response_id=first.id, **ask)
     assert "Rome" in second.output_text
     assert second.usage is not None
@@ -39,15 +39,20 @@ def test_responses_call_functions_and_keep_to_schemas(server):
     city = {"type": "string", "enum": ["Paris", "Rome"]}
     parameters = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
     tool = {"type": "function", "name": "get_weather", "strict": True, "parameters": parameters}
-    asked = client.responses.create(
+    first_answer = client.responses.create(
         input="What is the weather in Rome?", tools=[tool], tool_choice="required", parallel_tool_calls=False, **ask
     )
-    (call,) = (item for item in asked.output if item.type == "function_call")
+    (call,) = (item for item in first_answer.output if item.type == "function_call")
     assert call.name == "get_weather"
     assert json.loads(call.arguments) == {"city": "Rome"}
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 25 degrees."}
     answer = client.responses.create(
-        input=[result], previous_response_id=asked.id, tools=[tool], tool_choice="none", max_output_tokens=40, **ask
+        input=[result],
+        previous_response_id=first_answer.id,
+        tools=[tool],
+        tool_choice="none",
+        max_output_tokens=40,
+        **ask,
     )
     assert answer.output_text
     format = {"type": "json_schema", "name": "place", "schema": parameters, "strict": True}

@@ -41,8 +41,8 @@ def thinking(start_for_module, tmp_path_factory):
     def ask(**fields: Any) -> Any:
         messages = [{"role": "user", "content": "What is the weather like in Paris?"}]
         budget = {"thinking_token_budget": BUDGET}
-        asked = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 80, "extra_body": budget}
-        return client.chat.completions.create(**{**asked, **fields})
+        request = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 80, "extra_body": budget}
+        return client.chat.completions.create(**{**request, **fields})
 
     return ask
 

@@ -118,7 +118,7 @@ def test_an_idle_server_uses_no_cpu(server):
 
 
 def test_sigterm_finishes_what_is_in_flight_and_leaves_nothing_behind(start):
-    server = start()
+    server = start("--drain-timeout", "3600")
     server.wait_until_healthy()
     children = psutil.Process(server.process.pid).children(recursive=True)
     client = server.client()

@@ -1,0 +1,46 @@
+"""requirements/constraints.txt names a release of everything that pyproject.toml asks for, within its range."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+OF_THE_MACHINE = {"torch", "triton"}  # which build of them fits is not for us to say
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def releases() -> dict[str, Version]:
+    lines = (ROOT / "requirements" / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {plain(name): Version(version) for name, version in pairs}
+
+
+def test_every_dependency_has_a_release_within_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)]
+    known = releases()
+    lost = []
+    for requirement in map(Requirement, asked):
+        if plain(requirement.name) in OF_THE_MACHINE:
+            continue
+        release = known.get(plain(requirement.name))
+        if release is None or release not in requirement.specifier:
+            lost.append(f"{requirement} (constraints.txt: {release})")
+    assert not lost, "see CONTRIBUTING.md"
+
+
+def test_the_machines_builds_are_not_constrained():
+    assert not OF_THE_MACHINE & set(releases())
+
+
+def test_ci_and_docker_install_these_releases():
+    for file in (".ci/run", "Dockerfile"):
+        assert re.search(r"PIP_CONSTRAINT=\S*/requirements/constraints\.txt", (ROOT / file).read_text()), file
