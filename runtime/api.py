@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -83,11 +83,62 @@ class SamplingParams:
         return not self.matchers and not self.penalized
 
 
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+SequencePooling = Literal["cls", "mean", "last"]
+
+
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
-    """One vector for a whole prompt, and no tokens. `kind` "last": what the model's last layer has, normed, at the last token."""
+    """What is made of a prompt's hidden states, and no tokens: `Output.pooled`.
 
-    kind: Literal["last"] = "last"
+    `task`: "embed", one vector [D]; "token_embed", one for each token [T, D]; "classify", one number for each class [C];
+    "token_classify", the same for each token [T, C]. What is left None is as the model's own files say (`PoolerInfo`).
+    `pooling`: which tokens an "embed" is of: the first, the mean of all, the last; a classifier reads what it was trained to.
+    `use_activation`: embeddings are normalised to length 1; of what a head gives softmax or sigmoid is taken.
+    `dimensions`: an embedding's first ones alone, taken before it is normalised (Matryoshka).
+    `label_token_ids`: "classify" without a head: the classes are these tokens as what may follow the prompt, and the softmax is
+    over them alone; a reranker that answers yes or no gives [P(no), P(yes)] for (no, yes).
+    `token_type_ids`: one for each token of the prompt, for models that tell the texts of a pair apart by them; None: all 0.
+
+    A pooled prompt shares steps, budget and fairness with all others; many in one `submit` are spread over steps. A causal
+    model takes what is cached of it where only the last token is read (`reads_all_tokens`)."""
+
+    task: PoolingTask = "embed"
+    pooling: SequencePooling | None = None
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    label_token_ids: tuple[int, ...] = ()
+    token_type_ids: Sequence[int] | None = field(default=None, repr=False)
+
+    @property
+    def reads_all_tokens(self) -> bool:
+        """Whether hidden states before the last token are wanted, so that none of it may come out of a cache."""
+        return self.task.startswith("token_") or self.pooling != "last"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerInfo:
+    """What a model makes of pooled prompts where `PoolingParams` leave it open, and what they may ask of it.
+
+    `embedding_size`: D, of "embed" and "token_embed". `matryoshka_dimensions`: those that the model was trained to be cut to, ()
+    for any, None where its files say nothing. `labels`: the names of its head's classes, by index, none without a head, which
+    one that classifies tokens has in place of one for whole texts: `labels_tokens`. `activation`: of what the head gives.
+    `num_token_types`: 0 where there are none."""
+
+    embedding_size: int
+    pooling: SequencePooling = "last"
+    normalize: bool = True
+    matryoshka_dimensions: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = ()
+    labels_tokens: bool = False
+    activation: Literal["softmax", "sigmoid", "none"] = "none"
+    num_token_types: int = 0
+
+    @property
+    def tasks(self) -> tuple[PoolingTask, ...]:
+        """Those that the model itself has; a causal one has "classify" by `label_token_ids` too."""
+        head: tuple[PoolingTask, ...] = ("token_classify" if self.labels_tokens else "classify",) if self.labels else ()
+        return ("embed", "token_embed", *head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +221,10 @@ class Output:
     `stop_token_id`: the id of `SamplingParams.stop_token_ids` that ended it, None for EOS and other reasons.
     `num_cached_tokens`: prompt tokens served by the prefix cache. `logprobs`: one for each of `token_ids`, None if not asked.
     `prompt_logprobs`: if asked, with the request's first Output, one for each token of the prompt but the first.
-    `pooled`: for a request with PoolingParams, with its only Output: the vector, float32 numbers. `retry_after_s`: for one that
-    waited too long to start, when another try would probably fare better; for no other."""
+    `pooled`: for a request with PoolingParams, with its only Output: contiguous float32 numbers (format "f") of the shape that its
+    task gives, which nobody writes to; `.tolist()` gives (nested) lists, `bytes(…)` what base64 is made of, `numpy.asarray(…)` an
+    array without a copy. `retry_after_s`: for one that waited too long to start, when another try would probably fare better;
+    for no other."""
 
     index: int
     token_ids: list[int]
@@ -182,7 +235,7 @@ class Output:
     logprobs: list[TokenLogprobs] | None = None
     complete: bool = False
     prompt_logprobs: list[TokenLogprobs] | None = None
-    pooled: Sequence[float] | None = None
+    pooled: memoryview | None = None
     retry_after_s: float | None = None
 
 
@@ -263,7 +316,11 @@ class ProbeFailed(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts of the loaded model that the server needs to check requests and to describe itself."""
+    """Facts of the loaded model that the server needs to check requests and to describe itself.
+
+    `pooler`: what pooled requests get of it; any model can be pooled. `generates`: whether it has a head that samples tokens, which
+    encoders have not: their requests all have PoolingParams, and their `max_model_len` is the longest text, special tokens
+    included, that the model's own files let through."""
 
     architecture: str
     max_model_len: int  # tokens, prompt and output together
@@ -279,6 +336,52 @@ class ModelInfo:
     max_concurrency: float  # of max_model_len tokens, that the KV cache holds at a time
     prefix_caching: bool
     max_num_seqs: int
+    pooler: PoolerInfo
+    generates: bool = True
+
+    def check(self, request: Request) -> None:
+        """What `Engine.submit` checks of a request's params first, and takes a millisecond for nobody.
+
+        Raises ValueError, whose message is for people, where this model cannot do what is asked."""
+        params = request.params
+        if isinstance(params, PoolingParams):
+            self.resolve(params, len(request.prompt_ids))
+        elif not self.generates:
+            raise ValueError(f"{self.architecture} generates no tokens; it can {', '.join(self.pooler.tasks)}")
+
+    def resolve(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
+        """`params` with nothing left open, for a prompt of `num_tokens`.
+
+        Raises ValueError, whose message is for people, where this model cannot do what is asked."""
+        pooler, task, pooling = self.pooler, params.task, params.pooling
+        by_tokens = task == "classify" and bool(params.label_token_ids)
+        if by_tokens and not self.generates:
+            raise ValueError(f"label_token_ids: {self.architecture} generates no tokens")
+        if not by_tokens:
+            if params.label_token_ids:
+                raise ValueError(f"label_token_ids are for the task classify, not {task}")
+            if task not in pooler.tasks:
+                raise ValueError(f"{self.architecture} cannot {task}; it can {', '.join(pooler.tasks)}")
+        elif not 0 <= min(params.label_token_ids) <= max(params.label_token_ids) < self.vocab_size:
+            raise ValueError(f"label_token_ids: token ids go from 0 to {self.vocab_size - 1}")
+        embeds = task.endswith("embed")
+        if pooling is not None and task != "embed":
+            raise ValueError(f"pooling is for the task embed, not {task}")
+        if params.dimensions is not None and not (embeds and 0 < params.dimensions <= pooler.embedding_size):
+            raise ValueError(f"dimensions: embeddings have from 1 to {pooler.embedding_size}")
+        types = params.token_type_ids
+        if types is not None:
+            if len(types) != num_tokens:
+                raise ValueError(f"there are {len(types)} token_type_ids for {num_tokens} tokens")
+            if types and not 0 <= min(types) <= max(types) < max(1, pooler.num_token_types):
+                raise ValueError(f"token_type_ids go from 0 to {max(1, pooler.num_token_types) - 1}")
+        return replace(
+            params,
+            pooling="last" if by_tokens else pooling or pooler.pooling,
+            use_activation=(pooler.normalize if embeds else True)
+            if params.use_activation is None
+            else params.use_activation,
+        )
 
 
 @dataclass(frozen=True, slots=True)

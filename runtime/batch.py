@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime.api import SamplingParams
+from runtime.api import PoolingParams, SamplingParams
 from runtime.kv.block_table import NewBlocks
 
 NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not
@@ -50,9 +50,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The row's hidden states become one vector. `kind`: how ("last": the final norm's output at the row's last token)."""
+    """The row's hidden states are pooled as `params` say, in which nothing is left open. Not `is_last`: these are a piece of a
+    prompt all of whose tokens are read, kept until its last one comes."""
 
-    kind: str
+    params: PoolingParams
+    is_last: bool = True
 
 
 Work = Sample | Pool | None  # None: a chunk of a prompt, which only fills the KV cache
@@ -127,7 +129,8 @@ class ScheduledBatch:
 
     @property
     def pooling_rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple([row for row in self.rows if type(row.work) is Pool])
+        """Those that give something: with pieces of a prompt, its last."""
+        return tuple([row for row in self.rows if type(row.work) is Pool and row.work.is_last])
 
     @property
     def prompt_logprobs_rows(self) -> tuple[ScheduledRow, ...]:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from runtime.admission import Admission, AdmissionLimits
@@ -28,6 +29,7 @@ from runtime.api import (
     FinishReason,
     Metric,
     ModelInfo,
+    PoolingParams,
     PreparedPrompt,
     ProbeFailed,
     Request,
@@ -181,7 +183,9 @@ class Engine:
                 return
         if not self._accepting:
             raise self._stopped()
-        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        params: SamplingParams | PoolingParams = PoolingParams()
+        if self._model.generates:
+            params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         async with self._admit([self._sequence(Request("health", [0], params, is_probe=True))]) as stream:
             async for (output,) in stream:
                 if output.finish is FinishReason.ERROR:
@@ -444,6 +448,7 @@ class Engine:
     # --- one sequence ---------------------------------------------------------------------------------------------
 
     def _check(self, request: Request) -> None:
+        self._model.check(request)
         prepared = request.prepared
         if prepared is None:
             check_ids(request.prompt_ids, self._model.vocab_size)
@@ -455,7 +460,15 @@ class Engine:
     def _sequence(self, request: Request) -> Sequence:
         self._num_requests += 1
         params = request.params
-        seed = params.seed if isinstance(params, SamplingParams) else 0
+        if isinstance(params, PoolingParams):
+            resolved = self._model.resolve(params, len(request.prompt_ids))
+            return Sequence(
+                replace(request, params=resolved),
+                number=self._num_requests,
+                max_model_len=self._model.max_model_len,
+                seed=0,
+            )
+        seed = params.seed
         return Sequence(
             request,
             number=self._num_requests,

@@ -90,13 +90,13 @@ def _num_reserved(work: Work) -> int:
 
 class Settled(NamedTuple):
     """What a step brought a sequence: the sampled tokens that count, none where the model failed to give one or none was wanted,
-    or the pooled vector; and how it ended, if it did. `place`: which of the step's sampling or pooling rows it was."""
+    or what was pooled; and how it ended, if it did. `place`: which of the step's sampling or pooling rows it was."""
 
     sequence: Sequence
     token_ids: list[int]
     finish: FinishReason | None
     place: int
-    pooled: Several[float] | None = None
+    pooled: memoryview | None = None
 
 
 class _Refusal(NamedTuple):
@@ -205,7 +205,7 @@ class Scheduler:
         return self._sequences.get(number)
 
     def settle(
-        self, batch: ScheduledBatch, tokens: Several[list[int]], pooled: Several[Several[float] | None] = ()
+        self, batch: ScheduledBatch, tokens: Several[list[int]], pooled: Several[memoryview | None] = ()
     ) -> list[Settled]:
         """Take in what each sampling and each pooling row of `batch` gained, in row order. Sequences that end here are finished;
         what they sampled behind their end is dropped. A row that gained nothing computes its last token again."""
@@ -235,7 +235,7 @@ class Scheduler:
             settled += self._settle_pooled(batch, pooled)
         return settled
 
-    def _settle_pooled(self, batch: ScheduledBatch, pooled: Several[Several[float] | None]) -> list[Settled]:
+    def _settle_pooled(self, batch: ScheduledBatch, pooled: Several[memoryview | None]) -> list[Settled]:
         settled = []
         for place, (row, vector) in enumerate(zip(batch.pooling_rows, pooled, strict=True)):
             sequence = self._sequences.get(row.number)
@@ -393,7 +393,7 @@ class Scheduler:
         start, num_known = sequence.num_computed_tokens, sequence.num_known_tokens
         end = start + num_tokens
         known_end = end - len(draft_ids)
-        work: Work = None
+        work: Work = sequence.chunk_work
         if known_end == num_known + sequence.num_in_flight:
             work = Sample(len(draft_ids)) if draft_ids else sequence.work
         row = ScheduledRow(

@@ -35,8 +35,10 @@ class Sequence:
         self.has_matchers = bool(self.sampling.matchers)
         # What the row that computes its last known token is for.
         self.work: Sample | Pool = SAMPLE_MASKED if self.has_matchers else SAMPLE
+        self.chunk_work: Pool | None = None  # what the rows before that one are for
         if isinstance(params, PoolingParams):
-            self.work = Pool(params.kind)
+            self.work = Pool(params)
+            self.chunk_work = Pool(params, is_last=False) if params.reads_all_tokens else None
         self.prompt_ids = request.prompt_ids  # not a copy: nobody writes to it
         self.output_ids: list[int] = []
         self.num_prompt_tokens = len(self.prompt_ids)
@@ -101,5 +103,7 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens that may come out of a cache: those behind them must be computed, since their logits are wanted."""
+        """Tokens that may come out of a cache: those behind them must be computed, since their logits, or they, are wanted."""
+        if self.chunk_work is not None:
+            return 0
         return self.next_prompt_logprob - 1 if self.scores_prompt else self.num_tokens - 1

@@ -142,4 +142,6 @@ def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -
         max_concurrency=plan.max_concurrency,
         prefix_caching=plan.enable_prefix_caching,
         max_num_seqs=plan.max_num_seqs,
+        pooler=model.spec.pooler_info,
+        generates=model.spec.generates,
     )

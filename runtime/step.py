@@ -21,11 +21,12 @@ from runtime.gpu_event import GpuEvent
 class StepResult:
     """What came of a step. `tokens`: for each sampling row, in row order, the ids that it gained: accepted drafts and one more,
     [NOT_FINITE] where its logits were unusable. `logprobs`: for each sampling row those of its tokens or None, or nothing at
-    all where nobody asked. `pooled`: for each pooling row, in row order, its vector, None where it was not finite."""
+    all where nobody asked. `pooled`: for each pooling row, in row order, what `Output.pooled` will be, None where it was not
+    finite."""
 
     tokens: list[list[int]]
     logprobs: Sequence[list[TokenLogprobs] | None] = ()
-    pooled: Sequence[Sequence[float] | None] = ()
+    pooled: Sequence[memoryview | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ aborts what is unfinished; that is the only clean-up there is, and it cannot be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -44,7 +44,7 @@ class EngineTokenStream:
         error: str | None = None,
         logprobs: list[TokenLogprobs] | None = None,
         complete: bool = False,
-        pooled: Sequence[float] | None = None,
+        pooled: memoryview | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         """The stream owns both lists from now on."""

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from runtime.api import ModelInfo
+from runtime.api import ModelInfo, PoolerInfo
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import MaskWords, RowMasks, mask_of, num_words
 from runtime.engine import Engine
@@ -133,9 +133,9 @@ class FakeRunner:
                 break
         return ids
 
-    def pool(self, row: ScheduledRow) -> list[float] | None:
+    def pool(self, row: ScheduledRow) -> memoryview | None:
         """A pooling row's vector: its sequence's number and how long its prompt is."""
-        return [float(row.number), float(row.end)]
+        return memoryview(np.array([row.number, row.end], np.float32))
 
     def choose(self, row: ScheduledRow, mask: MaskWords) -> int:
         """What a masked row draws."""
@@ -225,7 +225,7 @@ def model_info(**changes) -> ModelInfo:
         "architecture": "FakeForCausalLM", "max_model_len": 64, "vocab_size": 1000, "eos_token_ids": frozenset({999}),
         "dtype": "float32", "device": "cpu", "num_parameters": 1, "weights_bytes": 4, "num_kv_blocks": 64,
         "kv_block_size": 4, "kv_cache_bytes": 1, "max_num_seqs": 8,
-        "max_concurrency": 4.0, "prefix_caching": True,
+        "max_concurrency": 4.0, "prefix_caching": True, "pooler": PoolerInfo(embedding_size=2),
     }  # fmt: skip
     return ModelInfo(**{**facts, **changes})
 

@@ -17,6 +17,7 @@ from runtime.api import (
     HistogramData,
     Metric,
     ModelInfo,
+    PoolerInfo,
     PreparedPrompt,
     ProbeFailed,
     Request,
@@ -54,7 +55,7 @@ def fake_model(**changes) -> ModelInfo:
         "architecture": "FakeForCausalLM", "max_model_len": 4096, "vocab_size": 49152, "eos_token_ids": frozenset({2}),
         "dtype": "float32", "device": "cpu", "num_parameters": 135_000_000, "weights_bytes": 540_000_000,
         "num_kv_blocks": 1024, "kv_block_size": 16, "kv_cache_bytes": 1 << 30, "max_num_seqs": 64,
-        "max_concurrency": 4.0, "prefix_caching": True,
+        "max_concurrency": 4.0, "prefix_caching": True, "pooler": PoolerInfo(embedding_size=4),
     }  # fmt: skip
     return ModelInfo(**{**facts, **changes})
 

@@ -17,6 +17,7 @@ import ops
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.blocks.layer import build_layer
 from runtime.models.blocks.parameters import Parameters
+from runtime.models.blocks.pooler import PoolerBlock
 from runtime.models.blocks.rope import cos_sin_table
 from runtime.models.blocks.stack import LayerStack, TracedStack
 from runtime.models.blocks.vocabulary import VocabularyBlock
@@ -42,8 +43,8 @@ class Decoder:
     """`dtype`: of weights and activations, by torch's name. `device`: where they are, "cpu" or "cuda"."""
 
     def __init__(
-        self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, *, dtype: str,
-        device: str, num_parameters: int, weights_bytes: int, traced: TracedStack | None = None,
+        self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, pooler: PoolerBlock,
+        *, dtype: str, device: str, num_parameters: int, weights_bytes: int, traced: TracedStack | None = None,
     ) -> None:  # fmt: skip
         """`traced`: computes what `stack` does."""
         self.spec = spec
@@ -55,6 +56,7 @@ class Decoder:
         self._layers = stack
         self._stack = stack if traced is None else traced
         self._parameters = parameters
+        self.pooler = pooler
 
     may_refuse_capture = False
 
@@ -85,6 +87,7 @@ class Decoder:
             VocabularyBlock(spec, weights, dtype),
             LayerStack(layers, keeps_embedding=any(isinstance(layer, HybridLayer) for layer in spec.layers)),
             Parameters(spec, weights),
+            PoolerBlock(spec.pooler, weights, getattr(torch, dtype)),
             dtype=dtype,
             device=device,
             num_parameters=sum(prod(parameter.shape) for parameter in spec.parameters()),
@@ -96,7 +99,7 @@ class Decoder:
         if not ops.can_trace(torch.device(self.device), getattr(torch, self.dtype)):
             return self
         return Decoder(
-            self.spec, self._vocabulary, self._layers, self._parameters, dtype=self.dtype, device=self.device,
+            self.spec, self._vocabulary, self._layers, self._parameters, self.pooler, dtype=self.dtype, device=self.device,
             num_parameters=self.num_parameters, weights_bytes=self.weights_bytes,
             traced=TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from runtime.kv.kv_cache import LayerKV
+from runtime.models.blocks.pooler import PoolerBlock
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.model import ModelSpec
 
@@ -27,6 +28,8 @@ class Model(Protocol):
     def num_parameters(self) -> int: ...
     @property
     def weights_bytes(self) -> int: ...
+    @property
+    def pooler(self) -> PoolerBlock: ...
     @property
     def graph_unsupported_reason(self) -> str | None: ...
     @property

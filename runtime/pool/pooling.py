@@ -1,58 +1,169 @@
-"""Pooling: the vectors that rows whose work is `Pool` ask for, as float32.
+"""Pooling: what rows whose work is `Pool` ask for, made of final hidden states, in float32.
 
-"last" is the final norm's output at the row's last token of the step, which a causal model has made of all tokens before."""
+A prompt all of whose tokens are read may come in pieces, step by step: until its last one, what was read of it is kept by row, in
+launch order, and begins anew wherever the row begins at position 0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from runtime.batch import Pool, ScheduledRow
+from runtime.api import PoolingParams
+from runtime.batch import Pool, RowBinding, ScheduledRow
+from runtime.models.model import Model
 from runtime.transfer import index_on, to_host
 
-KINDS = ("last",)
+
+class _Asked(NamedTuple):
+    """What `row` wants of the tokens [begin, stop) of the step."""
+
+    row: ScheduledRow
+    work: Pool
+    begin: int
+    stop: int
+
+    @property
+    def by_token(self) -> bool:
+        return self.work.params.task.startswith("token_")
+
+    @property
+    def tokens(self) -> range:
+        """Those whose hidden states it reads."""
+        if self.by_token or self.work.params.pooling == "mean":
+            return range(self.begin, self.stop)
+        if self.work.params.pooling == "cls":
+            return range(self.begin, self.begin + (self.row.start == 0))
+        return range(self.stop - self.work.is_last, self.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """values [sum(sizes), D] float32: so many rows of it for each of `rows`; `by_token`: these are no vectors alone."""
+
+    rows: tuple[int, ...]
+    sizes: tuple[int, ...]
+    by_token: bool
+    values: Tensor
+
+    def views(self) -> list[tuple[int, memoryview | None]]:
+        values = self.values.numpy()
+        finite = np.isfinite(values).all(axis=1)
+        found: list[tuple[int, memoryview | None]] = []
+        for row, size, stop in zip(self.rows, self.sizes, accumulate(self.sizes), strict=True):
+            own = values[stop - size : stop]
+            view = (own if self.by_token else own[0]).data
+            found.append((row, view if finite[stop - size : stop].all() else None))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """vectors [P, H] float32, one for each of `rows` [P]."""
+    """What a step's pooling rows get."""
 
-    rows: tuple[int, ...]
-    vectors: Tensor
-
-    @classmethod
-    def compute(
-        cls, rows: Sequence[ScheduledRow], device: torch.device, final_hidden: Callable[[Tensor], Tensor]
-    ) -> Pooled | None:
-        """`rows` in the order of the step's tokens; `final_hidden` of token indices [P] int64 gives [P, H].
-
-        None where nobody asks. Raises ValueError for a kind that it does not know."""
-        pooling = [index for index, row in enumerate(rows) if type(row.work) is Pool]
-        if not pooling:
-            return None
-        for index in pooling:
-            _check(rows[index])
-        stops = list(accumulate(row.num_tokens for row in rows))
-        numbers, tokens = tuple(rows[index].row for index in pooling), [stops[index] - 1 for index in pooling]
-        return cls(numbers, final_hidden(index_on(device, tokens)).float())
+    groups: tuple[_Group, ...]
 
     def to_host(self) -> Pooled:
-        return Pooled(self.rows, to_host(self.vectors))
+        return Pooled(tuple(_Group(each.rows, each.sizes, each.by_token, to_host(each.values)) for each in self.groups))
 
-    def by_row(self) -> dict[int, list[float] | None]:
-        """None where a vector is not finite. Reads the tensor, so it must be there."""
-        finite = self.vectors.isfinite().all(dim=1).tolist()
-        return {
-            row: vector if fine else None
-            for row, vector, fine in zip(self.rows, self.vectors.tolist(), finite, strict=True)
-        }
+    def by_row(self) -> dict[int, memoryview | None]:
+        """None where a number is not finite. Reads the tensors, so they must be there."""
+        return dict(found for group in self.groups for found in group.views())
 
 
-def _check(row: ScheduledRow) -> None:
-    assert isinstance(row.work, Pool)
-    if row.work.kind not in KINDS:
-        raise ValueError(f"pooling {row.work.kind!r} is not known; there is {', '.join(KINDS)}")
+class Pooling:
+    """Pools steps of one model, in launch order."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._kept: dict[int, list[Tensor]] = {}  # of prompts under way: sums of vectors, or each piece's tokens
+
+    def bind(self, row: int, binding: RowBinding) -> None:
+        self._kept.pop(row, None)
+
+    def compute(self, rows: Sequence[ScheduledRow], hidden: Any, device: torch.device) -> Pooled | None:
+        """`rows` in the order of the step's tokens, whose hidden states are `hidden`. None where nobody gets anything."""
+        stops = accumulate(row.num_tokens for row in rows)
+        asked = [
+            _Asked(row, row.work, stop - row.num_tokens, stop)
+            for row, stop in zip(rows, stops, strict=True)
+            if type(row.work) is Pool
+        ]
+        if not asked:
+            return None
+        by_labels = [each for each in asked if each.work.params.label_token_ids]
+        pooled = [each for each in asked if not each.work.params.label_token_ids]
+        groups = [self._labels(each, hidden, device) for each in by_labels if each.work.is_last]
+        if pooled:
+            groups += self._pooled(pooled, hidden, device)
+        return Pooled(tuple(groups)) if groups else None
+
+    def _labels(self, asked: _Asked, hidden: Any, device: torch.device) -> _Group:
+        params = asked.work.params
+        logits = self._model.compute_logits(hidden, index_on(device, [asked.stop - 1]))
+        scores = logits[:, index_on(device, list(params.label_token_ids))].float()
+        return _Group((asked.row.row,), (1,), False, scores.softmax(dim=1) if params.use_activation else scores)
+
+    def _pooled(self, asked: Sequence[_Asked], hidden: Any, device: torch.device) -> list[_Group]:
+        tokens = [each.tokens for each in asked]
+        index = index_on(device, [token for span in tokens for token in span])
+        states = self._model.final_hidden(hidden, index).float()
+        sizes = [len(span) for span in tokens]
+        done: dict[PoolingParams, list[tuple[int, Tensor]]] = {}
+        for each, vectors in zip(asked, _vectors(asked, states, sizes), strict=True):
+            whole = self._whole(each, vectors)
+            if whole is not None:
+                done.setdefault(_kind(each.work.params), []).append((each.row.row, whole))
+        return [self._finish(params, found) for params, found in done.items()]
+
+    def _whole(self, asked: _Asked, vectors: Tensor) -> Tensor | None:
+        """All that the row has asked for, or None where more is to come, and this is kept."""
+        row, work = asked.row.row, asked.work
+        if asked.row.start == 0:
+            self._kept.pop(row, None)
+        if not work.is_last:
+            kept = self._kept.setdefault(row, [])
+            if asked.by_token or not kept:
+                kept.append(vectors)
+            else:
+                kept[0] = kept[0] + vectors
+            return None
+        kept = self._kept.pop(row, [])
+        if kept:
+            vectors = torch.cat([*kept, vectors]) if asked.by_token else kept[0] + vectors
+        return vectors / asked.row.end if work.params.pooling == "mean" and not asked.by_token else vectors
+
+    def _finish(self, params: PoolingParams, found: Sequence[tuple[int, Tensor]]) -> _Group:
+        """Rows and their vectors [*, H], for all of which `params` say the rest."""
+        vectors = torch.cat([each for _, each in found])
+        pooler, activate = self._model.pooler, bool(params.use_activation)
+        if params.task.endswith("classify"):
+            values = pooler.classify(vectors, activate=activate)
+        else:
+            values = pooler.embed(vectors)[:, : params.dimensions]
+            values = functional.normalize(values, dim=1) if activate else values.contiguous()
+        rows, sizes = tuple(row for row, _ in found), tuple(len(each) for _, each in found)
+        return _Group(rows, sizes, params.task.startswith("token_"), values)
+
+
+def _kind(params: PoolingParams) -> PoolingParams:
+    """All that what follows a sum depends on."""
+    return PoolingParams(params.task, None, params.use_activation, params.dimensions)
+
+
+def _vectors(asked: Sequence[_Asked], states: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """What each reads of this step: its tokens [*, H], or their sum [1, H]; zeros where it reads none of them."""
+    if any(each.by_token for each in asked):
+        parts = zip(asked, states.split_with_sizes(list(sizes)), strict=True)
+        return [part if each.by_token else part.sum(dim=0, keepdim=True) for each, part in parts]
+    if all(size == 1 for size in sizes):
+        return states.split_with_sizes([1] * len(sizes))
+    lengths = index_on(states.device, sizes)
+    sums: Tensor = torch.segment_reduce(states, "sum", lengths=lengths, axis=0, unsafe=True)
+    return sums.split_with_sizes([1] * len(sizes))

@@ -19,7 +19,7 @@ from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault, RowFailed
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
-from runtime.pool.pooling import Pooled
+from runtime.pool.pooling import Pooled, Pooling
 from runtime.runner.lane import Lane, Part
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.drafts import DraftRules, accepted_ids, num_drafts
@@ -81,6 +81,7 @@ class ModelRunner:
         self._graphs = graphs
         self._drafts = drafts
         self._logprobs = LogprobsState()
+        self._pooling = Pooling(model)
 
     # --- what the engine calls ------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class ModelRunner:
         prompt_logprobs = PromptLogprobs.compute(
             rows, self._model.spec.vocab_size, device, lambda tokens: self._model.compute_logits(hidden, tokens)
         )
-        pooled = Pooled.compute(rows, device, lambda tokens: self._model.final_hidden(hidden, tokens))
+        pooled = self._pooling.compute(rows, hidden, device)
         logits = self._model.compute_logits(hidden, step.logit_tokens)
         ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids)
         if step.drafts is not None:
@@ -167,6 +168,7 @@ class ModelRunner:
             self._sampler.bind(row.row, binding)
             self._logprobs.bind(row.row, binding)
             self._drafts.bind(row.row, binding)
+            self._pooling.bind(row.row, binding)
         except Exception as error:
             if self.fault(error) is not Fault.STEP:
                 raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from runtime.batch import BlockCopy, EncoderWork, Pool, ScheduledBatch, ScheduledRow
+from runtime.batch import BlockCopy, EncoderWork, ScheduledBatch, ScheduledRow
+from tests.pooling import LAST
 from tests.runtime.test_scheduler import GROUPS, make, sequence
 
 
@@ -18,7 +19,7 @@ def test_a_batch_survives_a_wire_unchanged():
     assert [row.samples for row in batch.rows] == [True, True, False]
     for each in (batch, *batch.split({batch.rows[0].row})):
         assert pickle.loads(pickle.dumps(each)) == each
-    pooling = ScheduledRow(4, 2, 0, 3, (1, 2, 3), work=Pool("last"))
+    pooling = ScheduledRow(4, 2, 0, 3, (1, 2, 3), work=LAST)
     other = ScheduledBatch((pooling,), 3, 0, (BlockCopy(3, 4),), (EncoderWork(4, b"key"),))
     assert pickle.loads(pickle.dumps(other)) == other
 

@@ -12,14 +12,14 @@ from runtime.api import (
     ContextTooLong,
     EngineStopped,
     FinishReason,
-    PoolingParams,
     QueueFull,
     Request,
     SamplingParams,
 )
-from runtime.batch import NOT_FINITE, Pool
+from runtime.batch import NOT_FINITE
 from tests.fake_runner import FakeRunner, make_engine
 from tests.invariants import check_pool, check_tables
+from tests.pooling import LAST, POOLING
 
 
 @contextlib.asynccontextmanager
@@ -319,7 +319,7 @@ async def test_a_server_seed_makes_the_draws_of_seedless_requests_repeatable():
 
 
 def pooling(prompt=(1, 2, 3), name="p") -> Request:
-    return Request(name, list(prompt), PoolingParams("last"))
+    return Request(name, list(prompt), POOLING)
 
 
 async def test_prompts_are_pooled_beside_others_that_generate():
@@ -337,11 +337,11 @@ async def test_prompts_are_pooled_beside_others_that_generate():
     by_index = {index: [o for o in outputs if o.index == index] for index in range(4)}
     for index, vector in ((0, [1.0, 20.0]), (2, [3.0, 2.0]), (3, [4.0, 64.0])):
         (output,) = by_index[index]
-        assert (output.pooled, output.token_ids, output.finish) == (vector, [], FinishReason.STOP)
+        assert (output.pooled.tolist(), output.token_ids, output.finish) == (vector, [], FinishReason.STOP)
     assert [id for o in by_index[1] for id in o.token_ids] == [3, 4, 5]
     assert all(o.pooled is None for o in by_index[1])
     works = [row.work for batch in runner.batches for row in batch.rows if row.number == 1]
-    assert works == [None, None, Pool("last")]
+    assert works == [None, None, LAST]
 
 
 async def test_a_vector_that_is_not_finite_ends_its_own_request_only():
@@ -354,10 +354,9 @@ async def test_a_vector_that_is_not_finite_ends_its_own_request_only():
         async with engine.submit([pooling(name="bad"), pooling()]) as stream:
             async for found in stream:
                 outputs += found
-    assert [(o.index, o.finish, o.pooled) for o in outputs] == [
-        (0, FinishReason.ERROR, None),
-        (1, FinishReason.STOP, [2.0, 3.0]),
-    ]
+    assert [(o.index, o.finish) for o in outputs] == [(0, FinishReason.ERROR), (1, FinishReason.STOP)]
+    assert outputs[0].pooled is None
+    assert outputs[1].pooled.tolist() == [2.0, 3.0]
     assert outputs[0].error is not None
 
 

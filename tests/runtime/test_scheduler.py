@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
-from runtime.batch import NOT_FINITE, BlockCopy, Pool, Sample, ScheduledBatch, ScheduledRow
+from runtime.api import FinishReason, Request, SamplingParams
+from runtime.batch import NOT_FINITE, BlockCopy, Sample, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.kinds import AttentionKVSpec, Full, Nothing, RecurrentStateSpec, State, Window
 from runtime.kv.layout import LayerGroup
@@ -23,6 +23,7 @@ from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence, Status
 from tests.invariants import check_pool, check_tables
+from tests.pooling import LAST, OF_ALL, POOLING
 
 BLOCK = 4
 EOS = 7
@@ -55,8 +56,8 @@ def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64,
     return Sequence(request, number=number, max_model_len=limit, seed=0)
 
 
-def pooling_sequence(number: int, prompt, priority=0, salt=None) -> Sequence:
-    request = Request(str(number), list(prompt), PoolingParams("last"), priority, salt)
+def pooling_sequence(number: int, prompt, priority=0, salt=None, params=POOLING) -> Sequence:
+    request = Request(str(number), list(prompt), params, priority, salt)
     return Sequence(request, number=number, max_model_len=64, seed=0)
 
 
@@ -545,7 +546,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
             prompt = [10 + i % 5 for i in range(rng.randrange(1, 20))] + [rng.randrange(10, 14)]
             salt, count = rng.choice([None, "x"]), rng.choice([None, None, 1])
             if rng.random() < 0.15:
-                seq = pooling_sequence(number, prompt, rng.randrange(3), salt)
+                seq = pooling_sequence(number, prompt, rng.randrange(3), salt, (POOLING, OF_ALL)[number % 2])
             else:
                 priority = rng.randrange(3)
                 caller = rng.choice([None, b"a", b"b"])
@@ -818,7 +819,7 @@ def test_a_prompt_is_pooled_with_its_last_chunk_and_ends_with_its_vector():
     first = scheduler.schedule()
     assert [(row.number, row.work) for row in first.rows] == [(1, None)]
     second = scheduler.schedule()
-    assert [(row.number, row.work) for row in second.rows] == [(1, Pool("last")), (2, Sample()), (3, Pool("last"))]
+    assert [(row.number, row.work) for row in second.rows] == [(1, LAST), (2, Sample()), (3, LAST)]
     third = scheduler.schedule()
     assert [row.number for row in third.rows] == [2]  # nothing is left to compute for the others
     assert scheduler.settle(first, []) == []

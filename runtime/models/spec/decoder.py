@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 
+from runtime.api import PoolerInfo
 from runtime.config import ELEMENT_BYTES
 from runtime.kv.kinds import MemoryKind
 from runtime.models.spec.attention import Attention
@@ -14,6 +15,7 @@ from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, ParallelLay
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.moe import Experts, MoE
 from runtime.models.spec.norm import Norm
+from runtime.models.spec.pooler import POOLS_LAST, PoolerSpec
 from runtime.weights.rules import Parameter, Rule, merge, rename
 
 EMBEDDING = "model.embed_tokens"
@@ -60,7 +62,8 @@ class DecoderSpec:
     matrix each leads from there to the hidden size and back. `embedding_norm`: of what the first layer is given. Embeddings are
     multiplied by `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
     `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
-    they may be. `shard_of`: where this is what one of several devices computes; it holds `vocab_rows` of the vocabulary."""
+    they may be. `pooler`: of prompts that are pooled. `shard_of`: where this is what one of several devices computes; it holds
+    `vocab_rows` of the vocabulary."""
 
     architecture: str
     vocab_size: int
@@ -81,6 +84,7 @@ class DecoderSpec:
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     ignored_below: tuple[str, ...] = ()
     shard_of: ShardOf | None = None
+    pooler: PoolerSpec = POOLS_LAST
 
     def with_mixers(self, change: Callable[[int, Attention], Mixer]) -> DecoderSpec:
         """The same with the attention of each layer, by index, changed, or something recurrent put in its place."""
@@ -137,6 +141,7 @@ class DecoderSpec:
             yield from block.linears(name, self.hidden_size)
         yield from self.projections
         yield self.head
+        yield from self.pooler.linears()
 
     def experts(self) -> Iterator[Experts]:
         for name, block in self.blocks():
@@ -162,6 +167,15 @@ class DecoderSpec:
         for linear in self.projections:
             yield from linear.parameters()
         yield from self.head.parameters()
+        yield from self.pooler.parameters()
+
+    @property
+    def generates(self) -> bool:
+        return True
+
+    @property
+    def pooler_info(self) -> PoolerInfo:
+        return self.pooler.info(self.hidden_size)
 
     def weights_bytes(self, dtype: str) -> int:
         """Bytes of all parameters, stored as `dtype`."""

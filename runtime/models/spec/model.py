@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from runtime.api import PoolerInfo
 from runtime.kv.kinds import MemoryKind
 from runtime.weights.rules import WeightsError
 
@@ -13,7 +14,8 @@ class UnsupportedModel(WeightsError):
 
 
 class ModelSpec(Protocol):
-    """A model before its weights are read, whoever will compute it. `max_model_len`: the longest context it was made for."""
+    """A model before its weights are read, whoever will compute it. `max_model_len`: the longest context it was made for.
+    `generates`: whether it makes logits, from which tokens are sampled."""
 
     @property
     def architecture(self) -> str: ...
@@ -21,6 +23,10 @@ class ModelSpec(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def pooler_info(self) -> PoolerInfo: ...
+    @property
+    def generates(self) -> bool: ...
 
     def weights_bytes(self, dtype: str) -> int:
         """Bytes of all parameters, stored as `dtype`."""

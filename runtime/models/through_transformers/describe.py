@@ -109,7 +109,7 @@ def _spec(architecture: str, own: Any) -> TransformersSpec:
     longest = getattr(text, "max_position_embeddings", None)
     if type(longest) is not int or longest <= 0:
         raise UnsupportedModel("its config names no max_position_embeddings")
-    return TransformersSpec(architecture, text.vocab_size, longest, num_parameters, calls, own)
+    return TransformersSpec(architecture, text.vocab_size, longest, num_parameters, text.hidden_size, calls, own)
 
 
 def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:

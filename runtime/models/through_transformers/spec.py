@@ -7,8 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.api import PoolerInfo
 from runtime.config import ELEMENT_BYTES
 from runtime.kv.kinds import AttentionKVSpec, Full, Window
+from runtime.models.spec.pooler import PoolerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,18 @@ class TransformersSpec:
     vocab_size: int
     max_model_len: int
     num_parameters: int
+    hidden_size: int
     calls: tuple[AttentionCall, ...]
     config: Any
     native_reason: str | None = None
+
+    @property
+    def generates(self) -> bool:
+        return True
+
+    @property
+    def pooler_info(self) -> PoolerInfo:
+        return PoolerSpec().info(self.hidden_size)
 
     def weights_bytes(self, dtype: str) -> int:
         return ELEMENT_BYTES[dtype] * self.num_parameters

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.batch import SAMPLE, Pool, PromptLogprobsSpan, Sample, ScheduledRow
+from runtime.batch import SAMPLE, PromptLogprobsSpan, Sample, ScheduledRow
 from runtime.platform.captured_steps import serves
+from tests.pooling import LAST
 
 DECODE = ScheduledRow(0, 0, 5, 1, (), work=SAMPLE)
 PIECE = ScheduledRow(1, 1, 64, 32, (7,) * 32)
@@ -20,8 +21,8 @@ FRESH = ScheduledRow(2, 2, 0, 99, (7,) * 99, work=SAMPLE)
         (FRESH, True),
         (FRESH._replace(num_tokens=8000, token_ids=(7,) * 8000), True),
         (DECODE._replace(num_tokens=3, draft_ids=(4, 5), work=Sample(num_drafts=2)), False),
-        (PIECE._replace(work=Pool("last")), False),
-        (DECODE._replace(work=Pool("last")), False),
+        (PIECE._replace(work=LAST), False),
+        (DECODE._replace(work=LAST), False),
         (FRESH._replace(prompt_logprobs=PromptLogprobsSpan(1, (7,) * 98, 0)), False),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import ops
-from runtime.api import SamplingParams
+from runtime.api import PoolingParams, SamplingParams
 from runtime.batch import SAMPLE, BlockCopy, EncoderWork, Pool, RowBinding, ScheduledBatch, ScheduledRow
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.kv_cache import KVCache
@@ -15,6 +15,7 @@ from runtime.kv.layout import KVLayout
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
 from tests.kinds import FLOAT32
+from tests.pooling import LAST, OF_ALL
 from tests.runtime.runner.runners import CPU, LANES, NoCache, Successor, make_runner
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
@@ -69,10 +70,10 @@ async def test_pooled_rows_give_the_final_norms_output_at_their_last_token(lane,
     theirs, ours = pair
     runner = real_runner(lane, ours, monkeypatch)
     long, short, sampled = tuple(range(3, 40)), (7,), (11, 12, 13)
-    first = batch_of(row_of(0, long[:20], None, blocks=(4, 1, 9)), row_of(2, short, Pool("last"), blocks=(2,)))
+    first = batch_of(row_of(0, long[:20], None, blocks=(4, 1, 9)), row_of(2, short, LAST, blocks=(2,)))
     second = batch_of(
         row_of(1, sampled, SAMPLE, blocks=(5,)),
-        ScheduledRow(0, 0, 20, len(long) - 20, long[20:], work=Pool("last")),
+        ScheduledRow(0, 0, 20, len(long) - 20, long[20:], work=LAST),
     )
     results = [await runner.launch(batch).result() for batch in (first, second)]
     assert [len(result.tokens) for result in results] == [0, 1]
@@ -89,8 +90,8 @@ async def test_blocks_are_copied_before_the_steps_first_write(lane, pair, refere
     runner = real_runner(lane, ours, monkeypatch)
     shared, one, other = (5, 6, 7, 8, 9), (20, 21), (30, 31, 32)
     await runner.launch(batch_of(row_of(0, shared, None, blocks=(3,)))).result()
-    forked = row_of(1, other, Pool("last"), blocks=(8,), start=len(shared))
-    going_on = ScheduledRow(0, 0, len(shared), len(one), one, work=Pool("last"))
+    forked = row_of(1, other, LAST, blocks=(8,), start=len(shared))
+    going_on = ScheduledRow(0, 0, len(shared), len(one), one, work=LAST)
     step = runner.launch(batch_of(going_on, forked, copies=(BlockCopy(3, 8),)))
     for vector, ids in zip((await step.result()).pooled, (shared + one, shared + other), strict=True):
         torch.testing.assert_close(torch.tensor(vector), last_hidden(theirs, ids), atol=1e-4, rtol=1e-4)
@@ -105,16 +106,8 @@ async def test_a_step_may_be_of_copies_alone(lane, pair, references, monkeypatch
     await runner.launch(batch_of(row_of(0, shared, None, blocks=(3,)))).result()
     nothing = await runner.launch(batch_of(copies=(BlockCopy(3, 8),))).result()
     assert (nothing.tokens, list(nothing.logprobs), list(nothing.pooled)) == ([], [], [])
-    (vector,) = (await runner.launch(batch_of(row_of(1, other, Pool("last"), blocks=(8,), start=5))).result()).pooled
+    (vector,) = (await runner.launch(batch_of(row_of(1, other, LAST, blocks=(8,), start=5))).result()).pooled
     torch.testing.assert_close(torch.tensor(vector), last_hidden(theirs, shared + other), atol=1e-4, rtol=1e-4)
-    await runner.close()
-
-
-@pytest.mark.parametrize("lane", LANES)
-async def test_a_pooling_that_is_not_known_is_refused_by_name(lane, monkeypatch):
-    runner = make_runner(lane, Successor(), monkeypatch)
-    with pytest.raises(ValueError, match="pooling 'mean' is not known; there is last"):
-        await runner.launch(batch_of(row_of(0, (1, 2), Pool("mean")))).result()
     await runner.close()
 
 
@@ -126,4 +119,56 @@ async def test_encoder_work_is_refused_by_its_sequences(lane, monkeypatch):
     with pytest.raises(ValueError, match=r"encoder work for sequences \[17\]"):
         runner.launch(batch)
     assert not cache.copies
+    await runner.close()
+
+
+def pooled_row(row: int, start: int, ids: tuple[int, ...], params: PoolingParams, *, is_last=True, blocks=()):
+    work = Pool(params, is_last)
+    if start == 0:
+        return row_of(row, ids, work, blocks=blocks)
+    return ScheduledRow(row, row, start, len(ids), ids, work=work)
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_prompts_are_pooled_each_as_it_asks_whole_or_in_pieces(lane, pair, references, monkeypatch):
+    theirs, ours = pair
+    runner = real_runner(lane, ours, monkeypatch)
+    ids = tuple(range(3, 27))
+    with torch.inference_mode():
+        states = theirs.model(torch.tensor([ids])).last_hidden_state[0]
+        logits = theirs(torch.tensor([ids])).logits[0, -1]
+    unit = torch.nn.functional.normalize
+    expected = {
+        PoolingParams(pooling="mean", use_activation=False): states.mean(dim=0),
+        PoolingParams(pooling="cls", use_activation=False, dimensions=7): states[0, :7],
+        PoolingParams("token_embed", "last", True): unit(states, dim=1),
+        PoolingParams("classify", "last", True, label_token_ids=(9, 4, 50)): logits[[9, 4, 50]].softmax(dim=0),
+        PoolingParams(pooling="last", use_activation=True, dimensions=8): unit(states[-1, :8], dim=0),
+        PoolingParams(pooling="mean", use_activation=True): unit(states.mean(dim=0), dim=0),
+    }
+    for cuts in ((24,), (16, 17, 24), (9, 24)):
+        asked = list(expected)
+        for several in (asked[:3], asked[3:]):
+            for start, stop in zip((0, *cuts), cuts, strict=False):
+                rows = [
+                    pooled_row(row, start, ids[start:stop], params, is_last=stop == 24, blocks=(2 * row, 2 * row + 1))
+                    for row, params in enumerate(several)
+                ]
+                pooled = (await runner.launch(batch_of(*rows)).result()).pooled
+                assert len(pooled) == (len(several) if stop == 24 else 0)
+            for params, view in zip(several, pooled, strict=True):
+                assert view.format == "f"
+                torch.testing.assert_close(torch.tensor(view.tolist()), expected[params], atol=1e-4, rtol=1e-4)
+    await runner.close()
+
+
+async def test_a_row_forgets_what_its_last_tenant_left_unfinished(pair, references, monkeypatch):
+    theirs, ours = pair
+    runner = real_runner("worker", ours, monkeypatch)
+    ids = (7, 8, 9)
+    for is_last in (False, True):
+        result = await runner.launch(batch_of(pooled_row(0, 0, ids, OF_ALL, is_last=is_last, blocks=(1,)))).result()
+    with torch.inference_mode():
+        expected = theirs.model(torch.tensor([ids])).last_hidden_state[0].mean(dim=0)
+    torch.testing.assert_close(torch.tensor(result.pooled[0].tolist()), expected, atol=1e-4, rtol=1e-4)
     await runner.close()

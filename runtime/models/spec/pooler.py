@@ -1,0 +1,72 @@
+"""Pooler: what a model makes of its final hidden states besides logits: an embedding, and the classes of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.api import PoolerInfo, SequencePooling
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.norm import NoNorm, Norm
+from runtime.weights.rules import Parameter
+
+_NO_NORM = NoNorm()
+PoolerActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """norm(activation(linear(x))); the norm's weights are at `norm_name`."""
+
+    linear: Linear
+    activation: PoolerActivation = "identity"
+    norm: Norm = _NO_NORM
+    norm_name: str = ""
+
+    def parameters(self) -> Iterator[Parameter]:
+        yield from self.linear.parameters()
+        yield from self.norm.parameters(self.norm_name, self.linear.out_features)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerSpec:
+    """`pooling` and `normalize`: how an embedding is made of hidden states where a request leaves that open; `dense` is computed of
+    it in between. `head`: of a pooled vector, or of each token where it `labels_tokens`, one number for each of `labels`; what
+    makes probabilities of these is `activation`. `matryoshka_dimensions`: see `PoolerInfo`."""
+
+    pooling: SequencePooling = "last"
+    normalize: bool = True
+    matryoshka_dimensions: tuple[int, ...] | None = None
+    dense: tuple[Dense, ...] = ()
+    head: tuple[Dense, ...] = ()
+    labels: tuple[str, ...] = ()
+    labels_tokens: bool = False
+    activation: Literal["softmax", "sigmoid", "none"] = "none"
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != (self.head[-1].linear.out_features if self.head else 0):
+            raise ValueError(f"{len(self.labels)} labels for a head of other classes")
+
+    def linears(self) -> Iterator[Linear]:
+        yield from (each.linear for each in (*self.dense, *self.head))
+
+    def parameters(self) -> Iterator[Parameter]:
+        for each in (*self.dense, *self.head):
+            yield from each.parameters()
+
+    def info(self, hidden_size: int, num_token_types: int = 0) -> PoolerInfo:
+        """The same as servers know it."""
+        return PoolerInfo(
+            embedding_size=self.dense[-1].linear.out_features if self.dense else hidden_size,
+            pooling=self.pooling,
+            normalize=self.normalize,
+            matryoshka_dimensions=self.matryoshka_dimensions,
+            labels=self.labels,
+            labels_tokens=self.labels_tokens,
+            activation=self.activation,
+            num_token_types=num_token_types,
+        )
+
+
+POOLS_LAST = PoolerSpec()  # as causal models are by default: only their last token has seen all others
