@@ -78,9 +78,8 @@ class SamplingParams:
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether tokens may be sampled at several positions at once: what may be drawn depends on earlier ones through the
-        model alone."""
-        return not self.matchers and not self.penalized
+        """Whether tokens may be sampled at several positions at once, behind guesses: not where a matcher must have seen each."""
+        return not self.matchers
 
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ops.sampling import tables as t
 from ops.sampling.noise import gumbel, noise_keys
-from ops.sampling.tables import SamplingTables
+from ops.sampling.tables import Drafts, SamplingTables
 
 LARGEST = torch.finfo(torch.float32).max
 # [256, 8] float32: what the eight tokens of a byte of a mask may score at most.
@@ -20,26 +20,62 @@ _LIMITS = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 
 
 
 def sample(
-    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables
+    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables,
+    drafts: Drafts | None = None,
+) -> Tensor:  # fmt: skip
+    ids = draw(logits, sample_rows, sample_positions, tables, None if drafts is None else drafts.ids)
+    if drafts is None:
+        note(ids, sample_rows, last_ids)
+    else:
+        accept(ids, sample_rows, last_ids, drafts)
+    return ids
+
+
+def draw(
+    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, tables: SamplingTables, guesses: Tensor | None
 ) -> Tensor:
+    """The ids, with what a row gains counted; NOT_FINITE where that ends before, in rows that ask for more than the largest."""
     rows = sample_rows.tolist()
     row_index = sample_rows.long()
     flags = tables.records[row_index, t.FLAGS].tolist()
     special = [index for index, row in enumerate(rows) if row >= 0 and flags[index]]
     if len(special) < len(rows):
         largest, ids = logits.max(dim=-1)  # the first of several; NaN counts as the largest
-        finite = largest.isfinite()
+        ids.masked_fill_(~largest.isfinite(), t.NOT_FINITE)
     else:
-        ids, finite = torch.empty_like(row_index), torch.empty_like(row_index, dtype=torch.bool)
+        ids = torch.empty_like(row_index)
+    behind = [-1] * len(rows) if guesses is None else guesses.tolist()
+    drawn: dict[int, int] = {}
     for index in special:
-        finite[index], ids[index] = _sample_one(logits[index], rows[index], int(sample_positions[index]), tables)
-    ids.masked_fill_(~finite, t.NOT_FINITE)
-    inputs = ids.clamp(min=0)  # NOT_FINITE is no input
-    if rows and min(rows) < 0:
-        sampling = row_index >= 0
+        if behind[index] < 0 or behind[index] == drawn.get(index - 1):
+            drawn[index] = _sample_one(logits[index], rows[index], int(sample_positions[index]), tables)
+        ids[index] = drawn.get(index, t.NOT_FINITE)
+    return ids
+
+
+def note(ids: Tensor, sample_rows: Tensor, last_ids: Tensor) -> None:
+    """What each row sampled, one id a row, is its next input."""
+    row_index, inputs = sample_rows.long(), ids.clamp(min=0)  # NOT_FINITE is no input
+    sampling = row_index >= 0
+    if not sampling.all():
         row_index, inputs = row_index[sampling], inputs[sampling]
     last_ids[row_index] = inputs
-    return ids
+
+
+def accept(ids: Tensor, sample_rows: Tensor, last_ids: Tensor, drafts: Drafts) -> None:
+    """The last id that each row gained is its next input; and the guesses behind it were computed for nothing."""
+    drawn, rows, behind = ids.tolist(), sample_rows.tolist(), drafts.ids.tolist()
+    for first, (row, guess) in enumerate(zip(rows, behind, strict=True)):
+        if row < 0 or guess >= 0:
+            continue
+        stop = first + 1
+        while stop < len(rows) and behind[stop] >= 0:
+            stop += 1
+        last = first
+        while last + 1 < stop and rows[last + 1] >= 0 and behind[last + 1] == drawn[last]:
+            last += 1
+        last_ids[row] = max(drawn[last], 0)
+        drafts.num_computed[row] -= stop - 1 - last
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +84,8 @@ class _Record:
     floats: list[float]  # the same bits
 
 
-def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables) -> tuple[bool, int]:
-    """Whether the logits [V] are usable, and the id sampled from them."""
+def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables) -> int:
+    """The id sampled from logits [V], NOT_FINITE where they are unusable."""
     words = tables.records[row]
     record = _Record(words.tolist(), words.view(torch.float32).tolist())
     flags = record.words[t.FLAGS]
@@ -57,12 +93,12 @@ def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables)
     adjust(scores, record, position, row, tables)
     largest, chosen = (float(value) for value in scores.max(dim=-1))
     if not -torch.inf < largest < torch.inf:
-        return False, 0
+        return t.NOT_FINITE
     drawn = _draw(scores, record, position, largest) if flags & t.SAMPLED else int(chosen)
     if flags & t.PENALIZED:
         count = tables.counts[row, drawn]
         count += (count & t.MAX_COUNT) < t.MAX_COUNT
-    return True, drawn
+    return drawn
 
 
 def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: SamplingTables) -> None:

@@ -6,6 +6,7 @@ record's flags say so. Written by whoever owns the tables (runtime/sample), read
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,3 +75,16 @@ class SamplingTables:
         return sum(
             t.nbytes for t in (self.records, self.counts, self.bias_ids, self.bias_values, self.ban_ids, self.masks)
         )
+
+
+class Drafts(NamedTuple):
+    """Guesses among the logits rows. ids [L] int64: the guess behind which each was computed, or below zero where it is its row's
+    first; the logits rows of one row stand side by side, in order. num_computed [R], integers: loses the guesses that were
+    computed for nothing.
+
+    Each draws as if the guesses before it had been drawn. What a row gains is its draws up to the first that is not the guess
+    behind it, or behind which nothing is asked for: these are counted, and the last of them is its last id. An id behind them
+    means nothing."""
+
+    ids: Tensor
+    num_computed: Tensor

@@ -1,9 +1,9 @@
-"""Sampling in Triton: four kernels over the tables, at home in a captured graph.
+"""Sampling in Triton: four kernels over the tables, and one more behind guesses, at home in a captured graph.
 
 `_prepare` adjusts logits and surveys groups of them, for rows that ask for it; `_filter`, one program per row, finds the
 logit from which on top-k, top-p and min-p keep tokens; `_choose` takes the best token of every tile, `_join` the best of
-every row. A row that needs nothing of a kernel leaves it after one read of its record, so a greedy row, and a plain
-random one, costs one pass over its logits.
+every row, and `_accept` follows a row's guesses as far as they were drawn. A row that needs nothing of a kernel leaves it
+after one read of its record, so a greedy row, and a plain random one, costs one pass over its logits.
 
 `_filter` never sorts. Group maxima bound the threshold from below (the k-th largest of them is at most the k-th largest
 logit), so that it reads only the groups that reach the bound, and then bisects over the ordered bits of floats."""
@@ -20,7 +20,7 @@ from torch import Tensor
 from ops import tuning
 from ops.launch import overlap, wait_for_previous
 from ops.sampling import noise, tables
-from ops.sampling.tables import SamplingTables
+from ops.sampling.tables import Drafts, SamplingTables
 from ops.tuning.numbers import SamplingTuning
 
 GROUP = 32  # tokens surveyed together: 64 bytes of bfloat16
@@ -129,12 +129,18 @@ def _find(ids_ptr, num, token, STEPS: tl.constexpr):
 
 @triton.jit
 def _adjust(
-    x, token, inside, flags, record_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr, mask_ptr,
-    BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
+    x, token, inside, flags, record_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr, mask_ptr, guess_ptr,
+    BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
-    # Penalties, bias, bans and mask, in this order; the pointers are at the logits row's row.
+    # Penalties, bias, bans and mask, in this order; the pointers are at the logits row's row, guess_ptr at the guess before it.
     if (flags & _PENALIZED) != 0:
         packed = tl.load(counts_ptr + token, mask=inside, other=0).to(tl.int32)
+        if DRAFTS:  # guesses before it count as if they had been drawn
+            guess = tl.load(guess_ptr)
+            while guess >= 0:
+                packed += ((token == guess) & ((packed & _MAX_COUNT) < _MAX_COUNT)).to(tl.int32)
+                guess_ptr -= 1
+                guess = tl.load(guess_ptr)
         repetition = tl.where(x > 0, _float(record_ptr + _INVERSE_REPETITION), _float(record_ptr + _REPETITION))
         x = tl.where(packed != 0, x * repetition, x)
         count = packed & _MAX_COUNT
@@ -155,10 +161,11 @@ def _adjust(
 @triton.jit
 def _prepare(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr,
-    masks_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr,
+    masks_ptr, draft_ids_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr,
     V: tl.constexpr, BIASES: tl.constexpr, BANS: tl.constexpr, WORDS: tl.constexpr,
     BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    DRAFTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # logits [R, stride]; adjusted [R, V] float32; group_max, group_mass [R, GROUPS] float32: a group's largest
     # logit and its sum of exp((logit - largest) / temperature). Several tiles per program: most rows want none of this, and
@@ -176,7 +183,8 @@ def _prepare(
         if (flags & _ADJUSTED) != 0:
             x = _adjust(
                 x, token, inside, flags, record_ptr, counts_ptr + row * V, bias_ids_ptr + row * BIASES,
-                bias_values_ptr + row * BIASES, ban_ids_ptr + row * BANS, masks_ptr + row * WORDS, BIAS_STEPS, BAN_STEPS,
+                bias_values_ptr + row * BIASES, ban_ids_ptr + row * BANS, masks_ptr + row * WORDS,
+                draft_ids_ptr + index, BIAS_STEPS, BAN_STEPS, DRAFTS,
             )  # fmt: skip
             tl.store(adjusted_ptr + index * V + token, x, mask=inside)
         if (flags & _FILTERED) != 0:
@@ -393,8 +401,9 @@ def _choose(
 @triton.jit
 def _join(
     rows_ptr, positions_ptr, records_ptr, counts_ptr, last_ids_ptr, best_ptr, best_id_ptr, ids_ptr,
-    V: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, PDL: tl.constexpr,
+    V: tl.constexpr, TILES: tl.constexpr, TILES_PAD: tl.constexpr, DRAFTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    # With DRAFTS what follows from the ids is known only when all of a row's are there.
     wait_for_previous(PDL)
     index = tl.program_id(0).to(tl.int64)
     _, row, flags = _record(rows_ptr, positions_ptr, records_ptr, index)
@@ -409,10 +418,57 @@ def _join(
     token = tl.min(tl.where(scores == best, tokens, V), 0)
     usable = (best > -_INFINITY) & (best < _INFINITY)
     tl.store(ids_ptr + index, tl.where(usable, token, _NOT_FINITE).to(tl.int64))
-    tl.store(last_ids_ptr + row, tl.where(usable, token, 0).to(tl.int64))
-    if ((flags & _PENALIZED) != 0) & usable:
-        packed = tl.load(counts_ptr + row * V + token)
-        tl.store(counts_ptr + row * V + token, tl.where((packed & _MAX_COUNT) < _MAX_COUNT, packed + 1, packed))
+    if not DRAFTS:
+        tl.store(last_ids_ptr + row, tl.where(usable, token, 0).to(tl.int64))
+        if ((flags & _PENALIZED) != 0) & usable:
+            _count(counts_ptr + row * V + token)
+
+
+@triton.jit
+def _count(count_ptr):
+    packed = tl.load(count_ptr)
+    tl.store(count_ptr, tl.where((packed & _MAX_COUNT) < _MAX_COUNT, packed + 1, packed))
+
+
+@triton.jit
+def _guess_behind(rows_ptr, draft_ids_ptr, index, num_logits_rows):
+    # The guess behind which the next logits row was computed, below zero where it is another row's or asks for nothing.
+    inside = index + 1 < num_logits_rows
+    asked = tl.load(rows_ptr + index + 1, mask=inside, other=-1) >= 0
+    return tl.load(draft_ids_ptr + index + 1, mask=asked, other=-1)
+
+
+@triton.jit(do_not_specialize=["num_logits_rows"])
+def _accept(
+    rows_ptr, positions_ptr, records_ptr, counts_ptr, last_ids_ptr, draft_ids_ptr, num_computed_ptr, ids_ptr,
+    num_logits_rows, V: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per logits row, of which those do something that are their row's first: see `Drafts`.
+    wait_for_previous(PDL)
+    index = tl.program_id(0).to(tl.int64)
+    _, row, flags = _record(rows_ptr, positions_ptr, records_ptr, index)
+    if (row < 0) | (tl.load(draft_ids_ptr + index) >= 0):
+        return
+    row = row.to(tl.int64)
+    token = tl.load(ids_ptr + index)
+    guess = _guess_behind(rows_ptr, draft_ids_ptr, index, num_logits_rows)
+    while (guess >= 0) & (guess == token):
+        if (flags & _PENALIZED) != 0:
+            _count(counts_ptr + row * V + token)
+            tl.debug_barrier()  # the next count may be of the same token, read by other threads than wrote it
+        index += 1
+        token = tl.load(ids_ptr + index)
+        guess = _guess_behind(rows_ptr, draft_ids_ptr, index, num_logits_rows)
+    if ((flags & _PENALIZED) != 0) & (token >= 0):
+        _count(counts_ptr + row * V + token)
+    tl.store(last_ids_ptr + row, tl.maximum(token, 0))
+    num_left = 0
+    index += 1
+    while tl.load(draft_ids_ptr + index, mask=index < num_logits_rows, other=-1) >= 0:
+        num_left += 1
+        index += 1
+    num_computed = tl.load(num_computed_ptr + row)
+    tl.store(num_computed_ptr + row, num_computed - num_left)
 
 
 # --- launching ----------------------------------------------------------------------------------------------------------
@@ -421,8 +477,9 @@ _EQUAL_LOW_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
 def sample(
-    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables
-) -> Tensor:
+    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables,
+    drafts: Drafts | None = None,
+) -> Tensor:  # fmt: skip
     num_rows, vocab_size = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -442,15 +499,17 @@ def sample(
     best = torch.empty((num_rows, num_tiles), **floats)
     best_ids = torch.empty((num_rows, num_tiles), **integers)
     records = (sample_rows, sample_positions, tables.records)
+    has_drafts = drafts is not None
+    draft_ids = sample_rows if drafts is None else drafts.ids  # any tensor where none is read
     num_biases, num_bans = tables.bias_ids.shape[1], tables.ban_ids.shape[1]
     launch = overlap(logits.device)
     warps = tile // 512  # 16 logits per thread: two 16-byte loads of bfloat16
     _prepare[(min(num_tiles, triton.cdiv(by.prepare_programs, num_rows)), num_rows)](
         logits, logits.stride(0), *records, tables.counts, tables.bias_ids, tables.bias_values, tables.ban_ids,
-        tables.masks, adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
+        tables.masks, draft_ids, adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
         WORDS=tables.masks.shape[1],
         BIAS_STEPS=num_biases.bit_length(), BAN_STEPS=num_bans.bit_length(), GROUPS=num_groups, GROUP=GROUP,
-        TILES=num_tiles, TILE=tile, num_warps=warps, **launch,
+        TILES=num_tiles, TILE=tile, DRAFTS=has_drafts, num_warps=warps, **launch,
     )  # fmt: skip
     _filter[(num_rows,)](
         logits, logits.stride(0), *records, adjusted, group_max, group_mass, lists, thresholds, V=vocab_size,
@@ -463,8 +522,13 @@ def sample(
     )  # fmt: skip
     _join[(num_rows,)](
         *records, tables.counts, last_ids, best, best_ids, ids, V=vocab_size, TILES=num_tiles,
-        TILES_PAD=triton.next_power_of_2(num_tiles), num_warps=1, **launch,
+        TILES_PAD=triton.next_power_of_2(num_tiles), DRAFTS=has_drafts, num_warps=1, **launch,
     )  # fmt: skip
+    if drafts is not None:
+        _accept[(num_rows,)](
+            *records, tables.counts, last_ids, draft_ids, drafts.num_computed, ids, num_rows, V=vocab_size,
+            num_warps=1, **launch,
+        )  # fmt: skip
     return ids
 
 

@@ -105,7 +105,9 @@ class DeviceInputs:
         shape = StepShape.of(rows)
         self.upload(rows, shape)
         step = self.placed(shape, rows)
-        return inputs_with_drafts(step.forward, rows) if any(row.draft_ids for row in rows) else step
+        if not any(row.draft_ids for row in rows):
+            return step
+        return inputs_with_drafts(step.forward, rows, self.num_computed)
 
     def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
         """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""

@@ -69,7 +69,7 @@ class InputBuffers:
             kv_caches=self._kv_caches,
         )
         if longest > 1 and any(row.draft_ids for row in rows):
-            return inputs_with_drafts(forward, rows)
+            return inputs_with_drafts(forward, rows, self.num_computed)
         sampling = [index for index, row in enumerate(rows) if type(row.work) is Sample]
         if len(sampling) == len(rows):
             logits_of, sample_positions = rows, torch.from_numpy(contexts)

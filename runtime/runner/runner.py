@@ -120,9 +120,7 @@ class ModelRunner:
         )
         pooled = self._pooling.compute(rows, hidden, device)
         logits = self._model.compute_logits(hidden, step.logit_tokens)
-        ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids)
-        if step.drafts is not None:
-            step.drafts.settle(ids, self._inputs.last_ids, self._inputs.num_computed)
+        ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids, step.drafts)
         return Computed(step.logits_of, Sampled(ids, logits, step.sample_positions), prompt_logprobs, pooled)
 
     # --- a step in one part or two --------------------------------------------------------------------------------

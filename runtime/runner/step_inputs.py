@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ops.sampling.tables import Drafts
 from runtime.batch import Sample, ScheduledRow
 from runtime.models.forward_step import ForwardStep
-from runtime.sample.drafts import DraftCheck
 from runtime.transfer import index_on
 
 
@@ -22,15 +22,15 @@ class StepInputs(NamedTuple):
     sample nothing, which have one each.
 
     logit_tokens [S] int64: the token of the step whose logits each is, None where every token has some. sample_rows [S] int32:
-    the row whose token it gives, -1 for none now; sample_positions [S] int64: where that token will stand. `drafts`: what
-    follows from the sampled ids where rows have guesses, None where none has."""
+    the row whose token it gives, -1 for none now; sample_positions [S] int64: where that token will stand. `drafts`: the rows'
+    guesses, None where none has some."""
 
     forward: ForwardStep
     logits_of: tuple[ScheduledRow, ...]
     logit_tokens: Tensor | None
     sample_rows: Tensor
     sample_positions: Tensor
-    drafts: DraftCheck | None = None
+    drafts: Drafts | None = None
 
 
 class Inputs(Protocol):
@@ -55,27 +55,30 @@ class Inputs(Protocol):
 
 class LogitsRows(NamedTuple):
     """The logits rows of a step with guesses: the rows that sample, `tokens`, those whose logits they want, `rows`, whose they are,
-    -1 where a mask is still to come."""
+    -1 where a mask is still to come, and the guess behind which each is computed, -1 for a row's first."""
 
     logits_of: tuple[ScheduledRow, ...]
     tokens: list[int]
     rows: list[int]
+    guesses: list[int]
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow]) -> LogitsRows:
         sampling: list[ScheduledRow] = []
         tokens: list[int] = []
         owners: list[int] = []
+        guesses: list[int] = []
         for row, stop in zip(rows, accumulate(row.num_tokens for row in rows), strict=True):
             work = row.work
             if isinstance(work, Sample):
                 sampling.append(row)
                 tokens.extend(range(stop - 1 - work.num_drafts, stop))
                 owners.extend([-1 if work.masked else row.row] * (1 + work.num_drafts))
-        return cls(tuple(sampling), tokens, owners)
+                guesses += (-1, *row.draft_ids)
+        return cls(tuple(sampling), tokens, owners, guesses)
 
 
-def inputs_with_drafts(forward: ForwardStep, rows: Sequence[ScheduledRow]) -> StepInputs:
+def inputs_with_drafts(forward: ForwardStep, rows: Sequence[ScheduledRow], num_computed: Tensor) -> StepInputs:
     """A step some of whose rows have guesses: logits for each of these too. Uploads, so not in a captured graph."""
     device = forward.positions.device
     wanted = LogitsRows.of(rows)
@@ -86,5 +89,5 @@ def inputs_with_drafts(forward: ForwardStep, rows: Sequence[ScheduledRow]) -> St
         logit_tokens=tokens,
         sample_rows=index_on(device, wanted.rows, torch.int32),
         sample_positions=forward.positions[tokens] + 1,
-        drafts=DraftCheck.of(wanted.logits_of, device),
+        drafts=Drafts(index_on(device, wanted.guesses), num_computed),
     )

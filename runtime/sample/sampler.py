@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import ops
-from ops.sampling.tables import SamplingTables
+from ops.sampling.tables import Drafts, SamplingTables
 from runtime.batch import RowBinding
 from runtime.constrain.masks import RowMasks
 from runtime.sample.allowed_tokens import AllowedTokens
@@ -51,10 +51,13 @@ class Sampler:
         """What rows with matchers may draw in the next `sample`. Enqueued on the current stream."""
         self._allowed.restrict(masks)
 
-    def sample(self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor) -> Tensor:
+    def sample(
+        self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor,
+        drafts: Drafts | None = None,
+    ) -> Tensor:  # fmt: skip
         """logits [S, V] -> ids [S] int64, NOT_FINITE where a logits row holds NaN, +inf or nothing above -inf.
 
         Logits row s belongs to row sample_rows[s] (int32), whose token gets index sample_positions[s] (int64); -1 asks for
-        nothing, and the id there means nothing. Several of one row: see drafts.py. last_ids [max_num_seqs] int64: takes each
-        sampled row's id, 0 for NOT_FINITE."""
-        return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables)
+        nothing, and the id there means nothing. A row has several only where there are `drafts`. last_ids [max_num_seqs] int64:
+        takes the last id that each sampled row gains, 0 for NOT_FINITE."""
+        return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts)

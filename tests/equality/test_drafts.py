@@ -23,7 +23,7 @@ VOCAB, NUM_TOKENS = 211, 40
 PROMPTS = [(5,), tuple(range(40)), (7, 8, 9), tuple(range(60, 75))]
 PARAMS = [
     {"temperature": 0.0, "logprobs": 1},
-    {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.0},  # takes none
+    {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
     {"temperature": 1.5, "seed": 4, "top_p": 0.9, "logprobs": 3},
     {"temperature": 1.0, "seed": 6, "logit_bias": {9: 3.0}, "min_tokens": 5, "stop_token_ids": frozenset({9})},
 ]
