@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ EXIT_CANNOT_SERVE = 70  # the engine died, or its device: only another process c
 EXIT_STUCK = 71  # it was asked to end, and something did not let go
 
 OBEY_LIMIT_S = 1.0  # for the event loop to act on a second signal
+SAME_SIGNAL_S = 0.2  # nobody is so quick
 
 
 def leave_at_once(code: int, why: str) -> None:
@@ -45,6 +47,27 @@ def leave_within(limit_s: float, code: int) -> None:
     _timer(limit_s, lambda: os._exit(code))
 
 
+class SignalCount:
+    """Signals as a person counts them: one that is delivered twice within a moment (a terminal and whoever watches over the process
+    both pass it on) is one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds."""
+        self.num = 0
+        self._clock = clock
+        self._first = (0, 0.0)
+
+    def see(self, number: int) -> bool:
+        """Whether it counts."""
+        now_s = self._clock()
+        if self.num and self._first[0] == number and now_s - self._first[1] <= SAME_SIGNAL_S:
+            return False
+        if not self.num:
+            self._first = number, now_s
+        self.num += 1
+        return True
+
+
 class SignalWatch:
     """Sees to it that a signal ends the process, from a thread of its own, should the event loop not get to it: `limit_s` after the
     first one, and OBEY_LIMIT_S after the second.
@@ -52,13 +75,14 @@ class SignalWatch:
     Python writes a signal's number to one file descriptor as soon as it comes, whatever the main thread is doing; usually that is
     the loop's, which is told from here. Enter it on the main thread, while the loop runs and has its handlers."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, by which signals are told apart."""
+        self._signals = SignalCount(clock)
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)
         self._loops_fd = -1
-        self._num_seen = 0
         self._left = False
         self._timers: list[threading.Timer] = []
 
@@ -86,8 +110,9 @@ class SignalWatch:
                         self._see(number)
 
     def _see(self, number: int) -> None:
-        self._num_seen += 1
-        if self._num_seen == 1:
+        if not self._signals.see(number):
+            return
+        if self._signals.num == 1:
             self._after(self._limit_s, lambda: leave_at_once(EXIT_STUCK, "something hangs; the process ends anyway"))
         else:
             turns = threading.Event()  # set by the loop, which handles the signal itself, if it still does anything

@@ -33,6 +33,7 @@ from server.ending import (
     EXIT_NOTHING_TO_SERVE,
     EXIT_STUCK,
     SIGNALS,
+    SignalCount,
     SignalWatch,
     leave_at_once,
     leave_within,
@@ -47,7 +48,6 @@ from server.service import Service
 logger = logging.getLogger("oneloop.process")
 
 CLOSE_LIMIT_S = 2  # for responses that are complete but not yet read, when the drain timeout is used up
-SAME_SIGNAL_S = 0.2  # nobody is so quick
 DEATH_LIMIT_S = 0.5  # for the last words of an engine that has died
 EXIT_LIMIT_S = 1  # for threads that work for nobody any more
 END_LIMIT_S = 15  # beyond the drain timeout, until a process that was asked to end ends whatever it waits for
@@ -126,7 +126,7 @@ class Process:
         loading = asyncio.create_task(self._load_model(), name="load")
         stopped = asyncio.create_task(stopping.wait(), name="signal")
         try:
-            with SignalWatch(self._config.drain_timeout + END_LIMIT_S):
+            with SignalWatch(self._config.drain_timeout + END_LIMIT_S, self._clock):
                 return await self._serve(server, serving, loading, stopped)
         finally:
             await _end_http(server, serving, 0)
@@ -213,14 +213,10 @@ class Process:
     def _handle_signals(self) -> asyncio.Event:
         """Set by the first signal; the second one ends the process."""
         stopping = asyncio.Event()
-        first: tuple[int, float] | None = None
+        signals = SignalCount(self._clock)
 
         def handle(number: int) -> None:
-            nonlocal first
-            now_s = self._clock()
-            if first is None:
-                first = number, now_s
-            elif first[0] != number or now_s - first[1] > SAME_SIGNAL_S:
+            if signals.see(number) and signals.num > 1:
                 leave_at_once(128 + number, "stopped by a second signal")
             stopping.set()
 
