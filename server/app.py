@@ -25,7 +25,7 @@ from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config import ServerConfig
 from server.errors import ErrorShape
-from server.http.auth import Keys, RequireKey, caller, is_loopback
+from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.middleware import RequestMiddleware
@@ -64,8 +64,9 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route_path"], scope["routes"] = self._route.path, ROUTES
+        asks = note_caller(scope)
         if 429 in self._route.operation.refusals:  # before a body is read that nobody has room for
-            self._service.lifecycle.require_model().engine.check_room(caller(scope))
+            self._service.lifecycle.require_model().engine.check_room(asks)
         response = await self._route.handler(self._service, Request(scope, receive, send))
         await response(scope, receive, send)
 

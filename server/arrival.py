@@ -1,17 +1,20 @@
-"""Arrival: what is known of a request before its body is read. When it came, from whom, and how long its client waits."""
+"""What is known of a request before its body is read: when it came, how long its client waits, and who asks."""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
+
+# Who asks, for all that is shared among callers: the engine's queue, threads for text and for grammars. Opaque; None where
+# nobody is told from others. It goes with the context, since much work on a request's way is done by what knows no requests.
+CALLER: ContextVar[bytes | None] = ContextVar("caller", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """`time_s`: by `time.monotonic()`. `caller`: who shares with others, opaque; None where nobody is told from others.
-    `tenant`: whose prefixes it may reuse and nobody else's; None where that is everybody.
+    """`time_s`: by `time.monotonic()`. `tenant`: whose prefixes it may reuse and nobody else's; None where that is everybody.
     `timeout_s`: from `time_s` on, for the whole answer, if the client said so in a header."""
 
     time_s: float
-    caller: bytes | None = None
     timeout_s: float | None = None
     tenant: str | None = None

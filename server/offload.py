@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import ctypes
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from server.arrival import CALLER
 from server.errors import TooManyRequests
 
 T = TypeVar("T")
@@ -26,8 +26,6 @@ LONG_CHARS = 100_000  # whoever has so much may wait for others of the kind
 MAX_WAITING = 4096  # far more than the engine lets in, so that it is the one that says 429 to a burst
 RETRY_AFTER_S = 1
 GIVE_BACK_AFTER_S = 1.0  # by when what very long work has left behind is nobody's any more
-
-CALLER: ContextVar[Hashable] = ContextVar("caller", default=None)  # whose work it is: a key, else an address
 
 
 class Offload:
@@ -46,7 +44,7 @@ class Offload:
         self._num_free_for_long = max(1, threads - 1)
         self._max_waiting = max_waiting
         self._num_waiting = 0
-        self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()  # who is first is next
+        self._waiting: OrderedDict[bytes | None, _Waiting] = OrderedDict()  # who is first is next
 
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
         """The result of `work`, whose cost grows with `num_chars`.
@@ -145,7 +143,7 @@ class Offload:
 class _Job:
     __slots__ = ("caller", "is_long", "result", "work")
 
-    def __init__(self, caller: Hashable, is_long: bool, work: Pieces[Any], result: asyncio.Future[Any]) -> None:
+    def __init__(self, caller: bytes | None, is_long: bool, work: Pieces[Any], result: asyncio.Future[Any]) -> None:
         self.caller = caller
         self.is_long = is_long
         self.work = work

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple
 
@@ -36,7 +35,6 @@ from server.batches.priority import behind_others
 from server.batches.store import BatchStore, Done, StoredBatch
 from server.errors import ApiError, InvalidRequest, StorageFull, TooManyRequests, clip
 from server.loaded.lifecycle import Lifecycle, Phase
-from server.offload import CALLER
 
 logger = logging.getLogger("oneloop.batch")
 
@@ -148,9 +146,7 @@ class BatchRunner:
 
     def _begin(self, id: str) -> None:
         run = self._runs[id] = _Run()
-        context = copy_context()
-        context.run(CALLER.set, CALLER_KEY)  # whoever submits it waits for its own work only
-        run.task = asyncio.create_task(self._work(id, run), name=id, context=context)
+        run.task = asyncio.create_task(self._work(id, run), name=id)
 
     async def _work(self, id: str, run: _Run) -> None:
         try:

@@ -13,7 +13,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from runtime import api
-from server.arrival import Arrival
+from server.arrival import CALLER, Arrival
 from server.config import ServerConfig
 from server.errors import Field, InvalidRequest
 from server.generate.beams import BeamParams
@@ -79,7 +79,7 @@ async def start(
                 priority=request.priority,
                 cache_salt=cache_salt,
                 arrival_s=arrival.time_s,
-                caller=arrival.caller,
+                caller=CALLER.get(),
                 deadline_s=deadline_s,
                 prepared=prepared,
             )

@@ -16,11 +16,12 @@ from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.arrival import CALLER
 from server.errors import AdminOnly, InvalidApiKey, MissingApiKey
-from server.offload import CALLER
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
 ADMIN_PATHS = frozenset({"/metrics"})
+UNIX_SOCKET = b"unix"
 
 
 def is_loopback(host: str) -> bool:
@@ -99,22 +100,30 @@ def is_admin(scope: Scope) -> bool:
 
 def caller(scope: Scope) -> bytes | None:
     """Who asks, for whatever is shared among callers: the key; where there are none the client's address, of IPv6 its network of 64
-    bits; None over a Unix socket. scope["caller"], where what makes the request says so."""
+    bits; over a Unix socket all are one. scope["caller"], where what makes the request says so; None where that says nothing."""
     if (found := scope.get("caller")) is not None:
         return bytes(found)
     if is_admin(scope):
         return b"administrator"
     if (key := caller_key(scope)) is not None:
         return key
-    return _network((scope.get("client") or ("",))[0])
+    if "client" not in scope:
+        return None  # a program of ours asks
+    return _network((scope["client"] or ("",))[0])
+
+
+def note_caller(scope: Scope) -> bytes | None:
+    """`caller`, which whatever is done for this request from here on knows too."""
+    CALLER.set(found := caller(scope))
+    return found
 
 
 @lru_cache(1024)  # every connection has one, few are new
-def _network(host: str) -> bytes | None:
+def _network(host: str) -> bytes:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return None
+        return UNIX_SOCKET
     return address.packed[:8] if address.version == 6 and address.ipv4_mapped is None else address.packed[-4:]
 
 
@@ -150,7 +159,6 @@ class RequireKey:
         if is_admin or not (needs_admin or keys.has_user):
             return
         if user is not None:
-            CALLER.set(user)
             if needs_admin:
                 raise AdminOnly(path)
             return

@@ -32,10 +32,9 @@ from server.errors import (
     clip,
 )
 from server.http.admission import refusal_of
-from server.http.auth import caller, tenant
+from server.http.auth import tenant
 from server.http.metrics import HttpStats
 from server.http.noted import NotedOnce
-from server.offload import CALLER
 from server.schema import MAX_TIMEOUT_S, REQUEST_ID
 
 logger = logging.getLogger("oneloop.http")
@@ -56,7 +55,7 @@ def request_id(scope: Scope) -> str:
 
 def arrival(scope: Scope) -> Arrival:
     """Of a request whose head has arrived and whose key has been checked. Raises InvalidRequest."""
-    return Arrival(scope["arrival_s"], caller(scope), _timeout_s(scope), tenant(scope))
+    return Arrival(scope["arrival_s"], _timeout_s(scope), tenant(scope))
 
 
 def _timeout_s(scope: Scope) -> float | None:
@@ -155,8 +154,6 @@ class RequestMiddleware:
         scope["noted_once"] = self._noted
         scope["app"] = self  # Starlette's Router then raises what it would answer
         exchange = _Exchange(scope, send, self._clock.date())
-        if "client" in scope:  # else it is a program of ours that asks
-            CALLER.set((scope["client"] or ("unix",))[0])
         self._stats.in_flight += 1
         try:
             await self._app(scope, receive, exchange.send)

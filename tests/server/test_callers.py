@@ -50,5 +50,9 @@ def test_an_ipv6_caller_is_a_network_since_one_client_has_all_of_it(one, other, 
 
 
 @pytest.mark.parametrize("client", [None, ("", 0)])
-def test_over_a_unix_socket_nobody_is_told_from_others(client):
-    assert caller({"client": client}) is None
+def test_over_a_unix_socket_all_are_one_caller(client):
+    assert caller({"client": client}) == b"unix"
+
+
+def test_a_program_of_ours_is_no_caller():
+    assert caller({}) is None

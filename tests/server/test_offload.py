@@ -9,11 +9,12 @@ import threading
 import pytest
 
 from server import offload as module
+from server.arrival import CALLER
 from server.errors import TooManyRequests
 from server.generate import preprocess
 from server.generate.sampling import check_token_ids
 from server.loaded import text_pieces
-from server.offload import CALLER, LONG_CHARS, SHORT_CHARS, Offload
+from server.offload import LONG_CHARS, SHORT_CHARS, Offload
 
 MIDDLING = SHORT_CHARS + 1
 LONG = LONG_CHARS + 1
@@ -82,7 +83,7 @@ def noted(log: list[str], name: str, num_pieces: int):
 
 def of_caller(caller, coroutine) -> asyncio.Task:
     async def run():
-        CALLER.set(caller)
+        CALLER.set(caller.encode())
         return await coroutine
 
     return asyncio.create_task(run())
@@ -393,6 +394,6 @@ async def test_callers_are_told_apart_by_key_else_by_address(serve, monkeypatch)
     await open_to_all.complete()
     for key in ("one", "other", "one"):
         await with_keys.post("/v1/completions", {"prompt": "Hi"}, headers={"authorization": f"Bearer {key}"})
-    assert callers[0] == "127.0.0.1"
+    assert callers[0] == bytes([127, 0, 0, 1])
     assert callers[1] == callers[3] != callers[2]
-    assert callers[1] != "127.0.0.1"
+    assert callers[1] != callers[0]

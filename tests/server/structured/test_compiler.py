@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from server.arrival import CALLER
 from server.errors import TooManyRequests
-from server.offload import CALLER
 from server.structured import compiler
 from server.structured.compiler import Grammars
 from server.structured.grammar import Choice, GrammarError, JsonSchema, Regex
@@ -120,7 +120,7 @@ class Held(Counted, frozen=True, tag=True):
 
 def of_caller(caller, coroutine) -> asyncio.Task:
     async def run():
-        CALLER.set(caller)
+        CALLER.set(caller.encode())
         return await coroutine
 
     return asyncio.create_task(run())
