@@ -20,7 +20,7 @@ class TokenMatcher(Protocol):
     """What one sequence may draw next, where that depends on what it has drawn: a grammar, forbidden words, a budget.
 
     Made for one sequence and used by nobody else; on any thread, but never in two calls at once. What a call raises ends that
-    sequence with an error and touches no other."""
+    sequence and touches no other: ConstraintError with INVALID, anything else with ERROR."""
 
     def allowed(self) -> Bitmask | None:
         """None: anything. Otherwise little-endian 32-bit words, for `ModelInfo.vocab_size` tokens at most: bit t % 32 of word
@@ -34,6 +34,10 @@ class TokenMatcher(Protocol):
 
 
 MatcherFactory = Callable[[], TokenMatcher]
+
+
+class ConstraintError(Exception):
+    """What a sequence is to be held to cannot be kept: whoever asked for it is at fault, and may read why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the client left, or the server is shutting down
     TIMEOUT = "timeout"  # its deadline has passed, or it has waited too long; `Output.retry_after_s` says which
     ERROR = "error"  # the engine failed on it; `Output.error` says how
+    INVALID = "invalid"  # its constraints cannot be kept; `Output.error` tells the client how
 
 
 @dataclass(frozen=True, slots=True)

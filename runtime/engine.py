@@ -525,7 +525,8 @@ class Engine:
             self._forget(sequence)
             complete = reason is FinishReason.STOP
             if not complete:
-                level = logging.INFO if reason is FinishReason.TIMEOUT else logging.WARNING
+                is_ours = reason not in (FinishReason.TIMEOUT, FinishReason.INVALID)
+                level = logging.WARNING if is_ours else logging.INFO
                 log.log(level, "request %s ended by the server: %s", sequence.request.id, error or reason)
             stream.put(
                 index,

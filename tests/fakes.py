@@ -189,6 +189,12 @@ class FakeEngine:
             self._end(live, FinishReason.TIMEOUT)
             live.stream.put(live.index, [], 0, FinishReason.TIMEOUT, retry_after_s=retry_after_s)
 
+    def refuse_constraints(self, error: str) -> None:
+        """What the live requests ask of their answers turns out to be impossible."""
+        for live in list(self._live):
+            self._end(live, FinishReason.INVALID)
+            live.stream.put(live.index, [], 0, FinishReason.INVALID, error=error)
+
     def die(self, why: str) -> None:
         """It will never serve again."""
         self.unhealthy, self.hopeless = why, True

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.api import FinishReason, ModelInfo, TokenMatcher
+from runtime.api import ConstraintError, FinishReason, ModelInfo, TokenMatcher
 from runtime.batch import ScheduledRow
 from runtime.constrain.masks import MaskWords, RowMasks, mask_of, num_words
 from runtime.gpu_event import GpuEvent
@@ -36,7 +36,7 @@ MAX_THREADS = 32  # with those that slow masks hold
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Sequence `number` samples no more: it is complete (STOP), or has an error of its own."""
+    """Sequence `number` samples no more: it is complete (STOP), its constraints cannot be kept (INVALID), or one failed (ERROR)."""
 
     number: int
     finish: FinishReason
@@ -167,7 +167,7 @@ class _Constraint:
         if self._allowed is not None:
             mask &= self._allowed
         if not mask.any():
-            return Ended(self.sequence.number, FinishReason.ERROR, "its constraints leave no token to draw")
+            return Ended(self.sequence.number, FinishReason.INVALID, "its constraints leave no token to draw")
         params = self.sequence.sampling
         if self._not_ends is not None and self.sequence.num_output_tokens < params.min_tokens:
             return None if (mask & self._not_ends).any() else Ended(self.sequence.number, FinishReason.STOP)
@@ -195,6 +195,8 @@ class _Mask:
         words = self._all()
         try:
             end = self._constraint.fill(words)
+        except ConstraintError as error:
+            end = Ended(self._constraint.sequence.number, FinishReason.INVALID, str(error))
         except BaseException as error:  # a library's panic is no Exception
             end = Ended(self._constraint.sequence.number, FinishReason.ERROR, f"a constraint failed: {error}")
         self.made = _Made(words if end is None else self._all(), end)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
-from server.errors import DeadlineExceeded, Unavailable
+from server.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
 from server.loaded.chat_format import OutputParser
@@ -24,7 +24,7 @@ from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCa
 from server.text.stop import StopStrings
 
 TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
-_FAILED = (FinishReason.ERROR, FinishReason.TIMEOUT)
+_FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.TIMEOUT)
 _NO_STOPS = StopStrings(())
 
 
@@ -42,6 +42,7 @@ class TextOptions:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     tokens_as_ids: bool = False
     output_parser: OutputParser | None = None  # what the text may hold beside text
+    constrained_by: str | None = None  # the field that says what the answer has to look like
 
 
 class Choice:
@@ -92,7 +93,7 @@ class Choice:
     def feed(self, output: Output) -> str:
         """The text that may be shown now, whatever it means. Sets `finish_reason` with the last of it.
 
-        Raises EngineFailed, and ApiError where its time was over."""
+        Raises EngineFailed, and ApiError where its time was over or its constraints could not be kept."""
         ids = output.token_ids
         self.num_cached_tokens = output.num_cached_tokens
         if output.finish is None and (self._stops is None or len(ids) == 1):
@@ -100,7 +101,7 @@ class Choice:
             text = self._detokenizer.feed(ids)
             return text if self._stops is None else self._pass(text, self._stops, output)
         if output.finish in _FAILED:
-            raise _failure(output)
+            raise _failure(output, self._options.constrained_by)
         if self._stops is not None:
             return "".join(self._by_token(output, self._stops))
         shown = self._shown(output)
@@ -140,13 +141,13 @@ class Choice:
     def events(self, output: Output) -> list[Event]:
         """What the new text turned out to be; every call with an id. Sets `finish_reason` with the last of it.
 
-        Raises EngineFailed, and ApiError where its time was over."""
+        Raises EngineFailed, and ApiError where its time was over or its constraints could not be kept."""
         codec = self._codec
         if codec is None:
             text = self.feed(output)
             return [Text(text)] if text else []
         if output.finish in _FAILED:
-            raise _failure(output)
+            raise _failure(output, self._options.constrained_by)
         self.num_cached_tokens = output.num_cached_tokens
         shown: list[Event] = []
         before = self.num_tokens
@@ -277,7 +278,10 @@ class PromptChoice(Choice):
         return [(first, None), *zip(others, self._source._prompt_logprobs, strict=True)]
 
 
-def _failure(output: Output) -> Exception:
+def _failure(output: Output, constrained_by: str | None) -> Exception:
+    if output.finish is FinishReason.INVALID:
+        words = output.error or "the answer cannot be held to it"
+        return InvalidRequest(words if constrained_by is None else f"{constrained_by}: {words}", param=constrained_by)
     if output.finish is FinishReason.ERROR:
         return EngineFailed(output.error or "no reason given")
     if output.retry_after_s is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -98,9 +99,16 @@ def _meaning(grammar: Grammar) -> object:
         return grammar
 
 
+class Matchers(NamedTuple):
+    """`param`: the field that asks for a form of the answer, as `OutputConstraint` has it; None where nothing does."""
+
+    factories: tuple[MatcherFactory, ...]
+    param: str | None
+
+
 async def matchers_for(
     loaded: LoadedModel, request: GenerateRequest, output_parser: OutputParser | None = None
-) -> tuple[MatcherFactory, ...]:
+) -> Matchers:
     """What holds an answer to what `request` wants of it, none where it leaves that open. `output_parser`: how it will be
     read, where it is more than text.
 
@@ -122,7 +130,7 @@ async def matchers_for(
     if request.sampling.bad_words:
         encode = partial(loaded.tokenizer.encode, add_special_tokens=False)
         found.append(forbid(request.sampling.bad_words, encode, loaded.engine.model.vocab_size))
-    return tuple(found)
+    return Matchers(tuple(found), None if constraint is None else constraint.param)
 
 
 # --- chats --------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ async def start(
         ids = _fitted(loaded, request, given)
         if request.shown.echo:
             echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
-        choices = sampling_params(request, len(ids), matchers, loaded.defaults, loaded.engine.model)
+        choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model)
         first = len(requests)
         prepared = await _prepared(loaded, offload, ids, cache_salt)
         requests += (
@@ -85,7 +85,9 @@ async def start(
             )
             for choice, params in enumerate(choices)
         )
-    options = _text_options(request, continues_prompt=continues, output_parser=output_parser)
+    options = _text_options(
+        request, continues_prompt=continues, output_parser=output_parser, constrained_by=matchers.param
+    )
     generation = Generation(loaded, requests, len(prompts), request.n, options, echoes, beams)
     if config.log_requests:
         logger.info(
@@ -158,7 +160,7 @@ async def _prepared(
 
 
 def _text_options(
-    request: GenerateRequest, *, continues_prompt: bool, output_parser: OutputParser | None
+    request: GenerateRequest, *, continues_prompt: bool, output_parser: OutputParser | None, constrained_by: str | None
 ) -> TextOptions:
     shown = request.shown
     return TextOptions(
@@ -172,6 +174,7 @@ def _text_options(
         prompt_logprobs=shown.prompt_logprobs,
         tokens_as_ids=shown.tokens_as_ids,
         output_parser=output_parser,
+        constrained_by=constrained_by,
     )
 
 

@@ -375,6 +375,8 @@ class _Core:
                         yield RequestOutput(
                             id, text, ids, moved, finished, generation.num_cached_tokens, prompt_logprobs
                         )
+            except ApiError as error:
+                raise _as_value_error(error) from None
             except EngineFailed as error:
                 raise RuntimeError(f"the engine failed on this request: {error}") from None
             except EngineError as error:

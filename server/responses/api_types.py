@@ -131,7 +131,7 @@ class IncompleteDetails(Struct):
 
 
 class ResponseError(Struct):
-    code: Literal["server_error"]
+    code: Literal["server_error", "invalid_prompt"]
     message: str
 
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import ApiError, Unavailable
+from server.errors import ApiError, InvalidRequest, Unavailable
 from server.generate.generation import Generation
 from server.generate.logprobs import chat_writer
 from server.responses.body import Head, Status, usage
@@ -111,12 +111,14 @@ class ResponseEvents:
 
     def fail(self, error: Exception) -> list[Json]:
         """What an ApiError says is for the client; the log has the rest."""
-        message = "The server had an error while it made the response"
+        code, message = "server_error", "The server had an error while it made the response"
         if isinstance(error, ApiError):
             message = error.message
+            if isinstance(error, InvalidRequest):
+                code = "invalid_prompt"  # of OpenAI's words the one for what a client can mend
         else:
             logger.error("%s failed", self.id, exc_info=error)
-        self._error = {"code": "server_error", "message": message}
+        self._error = {"code": code, "message": message}
         self._close("incomplete")
         return self._over("failed")
 

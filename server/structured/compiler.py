@@ -20,7 +20,7 @@ from functools import partial
 import llguidance
 import msgspec
 
-from runtime.api import MatcherFactory, TokenMatcher
+from runtime.api import ConstraintError, MatcherFactory, TokenMatcher
 from server.arrival import CALLER
 from server.errors import TooManyRequests, clip
 from server.loaded.json_style import JsonStyle
@@ -236,7 +236,11 @@ class _Compilation:
 
 def _check(matcher: llguidance.LLMatcher) -> None:
     if matcher.is_error():
-        raise GrammarError(clip(" ".join(matcher.get_error().split())))
+        raise GrammarError(_error_of(matcher))
+
+
+def _error_of(matcher: llguidance.LLMatcher) -> str:
+    return clip(" ".join(matcher.get_error().split()))
 
 
 class GrammarMatcher:
@@ -253,14 +257,14 @@ class GrammarMatcher:
             return b""
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise RuntimeError(self._matcher.get_error())
+            raise ConstraintError(_error_of(self._matcher))
         return mask[: self._num_mask_bytes]  # the library adds a word where the last one is full
 
     def accept(self, token_id: int) -> None:
         if token_id in self._eos_token_ids:  # which the engine was told to ignore; there is nothing behind it
             self._complete = True
         elif not self._matcher.consume_token(token_id):
-            raise RuntimeError(self._matcher.get_error())
+            raise ConstraintError(_error_of(self._matcher))
 
 
 class _Vocabulary:

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from runtime.api import FinishReason
+from runtime.api import ConstraintError, FinishReason
 from tests.fake_runner import FakeRunner, Rule
 from tests.invariants import check_pool, check_tables
 from tests.runtime.test_engine import engine_on, read, request, turns, value
 
-STOP, LENGTH, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR
+STOP, LENGTH, ERROR, INVALID = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR, FinishReason.INVALID
 
 
 class Made:
@@ -155,11 +155,11 @@ async def test_a_token_must_please_every_matcher_and_the_allowed_ids():
     assert got == {0: ([4, 6, 6, 6], LENGTH), 1: ([20, 90, 90, 90], LENGTH), 2: ([40] * 4, LENGTH)}
 
 
-async def test_constraints_that_contradict_each_other_end_their_request_with_an_error():
+async def test_constraints_that_contradict_each_other_are_their_request_s_mistake():
     matchers = (lambda: Rule(lambda ids: {4}), lambda: Rule(lambda ids: {5} if ids else {4}))
     async with engine_on(FakeRunner()) as engine:
         got = await read(engine.submit([request(matchers=matchers), request(max_tokens=6)]))
-    assert got == {0: ([4], ERROR), 1: ([3, 4, 5, 6, 7, 8], LENGTH)}
+    assert got == {0: ([4], INVALID), 1: ([3, 4, 5, 6, 7, 8], LENGTH)}
 
 
 class Broken(Rule):
@@ -194,6 +194,28 @@ async def test_a_matcher_that_fails_ends_its_own_request_only(where):
     assert len(got[0][0]) == (where == "accepted")
     assert got[1] == (drawn_by(from_last, 9, 3), LENGTH)
     assert got[2] == (list(range(3, 12)), LENGTH)
+
+
+async def test_a_constraint_that_cannot_be_kept_in_the_middle_of_an_answer_says_why_and_ends_its_own_request_only():
+    class Late(Rule):
+        def allowed(self):
+            if len(self.ids) == 3:
+                raise ConstraintError("12001 items; the limit is 2000")
+            return super().allowed()
+
+    async with engine_on(FakeRunner()) as engine:
+        found = []
+        async with engine.submit(
+            [request(max_tokens=9, matchers=(lambda: Late(from_last),)), request(max_tokens=9)]
+        ) as stream:
+            async for outputs in stream:
+                found += outputs
+        assert value(engine, "request_success", ("finished_reason", "invalid")) == 1
+        check_pool(engine._scheduler)
+    (late,) = [output for output in found if output.finish is INVALID]
+    assert late.error == "12001 items; the limit is 2000"
+    tokens = [[token for each in found if each.index == index for token in each.token_ids] for index in (0, 1)]
+    assert tokens == [drawn_by(from_last, 3, 3), list(range(3, 12))]
 
 
 async def test_who_leaves_while_its_mask_is_made_disturbs_nobody():

@@ -405,6 +405,19 @@ def test_an_engine_that_fails_is_a_runtime_error(fake):
             end()
 
 
+def test_a_constraint_that_cannot_be_kept_is_a_value_error(fake):
+    fake.paused = True
+
+    async def refuse() -> None:
+        fake.engine.refuse_constraints("12001 items")
+
+    with LLM("tiny") as llm, in_thread(lambda: llm.generate("a", use_tqdm=False)) as end:
+        llm._background.run(fake.engine.until(lambda: len(fake.engine.live) == 1))
+        llm._background.run(refuse())
+        with pytest.raises(ValueError, match="12001 items"):
+            end()
+
+
 def test_dropping_the_last_reference_closes(fake):
     llm = LLM("tiny")
     llm.generate("hello", use_tqdm=False)

@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
+from runtime.api import ConstraintError
 from server.arrival import CALLER
 from server.errors import TooManyRequests
 from server.structured import compiler
 from server.structured.compiler import Grammars
-from server.structured.grammar import Choice, GrammarError, JsonSchema, Regex
+from server.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules
 from tests.server.smollm2 import ours
 from tests.server.structured.reading import TOKENIZER, has, reads
 from tests.server.tiny import EOS
@@ -214,6 +215,19 @@ async def test_the_deepest_schema_of_the_allowed_size_does_not_overflow_a_stack(
     assert reads(make(), TOKENIZER.encode("[[[]]]"))
 
 
+async def test_what_fails_at_a_later_mask_is_an_error_of_the_constraint():
+    many = "|".join(f'"{number:x}"x' for number in range(0x400, 0xC00))  # more than the library follows at once
+    rules = Rules(f'root ::= "a" x "b" x "c" x w\nx ::= "y" x | "z"\nw ::= {many}\n')
+    matcher = (await Grammars(TOKENIZER, frozenset({EOS})).factory(rules))()
+    for token in TOKENIZER.encode("azbz", add_special_tokens=False):
+        assert has(matcher.allowed(), token)
+        matcher.accept(token)
+    with pytest.raises(ConstraintError, match="items; max is 2000"):  # noqa: PT012
+        for token in TOKENIZER.encode("cz400z", add_special_tokens=False):
+            matcher.allowed()
+            matcher.accept(token)
+
+
 async def test_a_model_without_end_tokens_has_no_structured_outputs():
     with pytest.raises(GrammarError, match="no token that could end"):
         await Grammars(TOKENIZER, frozenset()).factory(Regex("a"))
@@ -232,7 +246,7 @@ async def test_any_of_the_models_end_tokens_may_follow_a_complete_text_and_nothi
 
 async def test_a_token_that_the_grammar_forbids_is_an_error(grammars):
     matcher = (await grammars.factory(Regex("a")))()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ConstraintError):
         matcher.accept(TOKENIZER.encode("b")[0])
 
 
