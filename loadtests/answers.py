@@ -4,6 +4,7 @@ Pure and timeless: every moment comes from the recording. The three readers are 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -142,6 +143,7 @@ class _Stream:
 
     endpoint: Endpoint
     content_s: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
 
@@ -161,6 +163,7 @@ class _Stream:
             choices = event.get("choices") or ()
             if any(_has_content(choice, self.endpoint) for choice in choices):
                 self.content_s.append(at_s)
+                self.texts += [_text(choice, self.endpoint) for choice in choices]
             self.finished |= any(choice.get("finish_reason") for choice in choices)
             self.usage = dict(event.get("usage") or self.usage)
         except (AttributeError, TypeError, ValueError):
@@ -172,6 +175,18 @@ def _has_content(choice: dict[str, Any], endpoint: Endpoint) -> bool:
         return bool(choice.get("text"))
     delta = choice.get("delta") or {}
     return any(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls"))
+
+
+def _text(choice: dict[str, Any], endpoint: Endpoint) -> str:
+    return (choice.get("text") if endpoint == "completions" else (choice.get("delta") or {}).get("content")) or ""
+
+
+def answer_text(recording: Recording, endpoint: Endpoint) -> str:
+    """What was answered, without reasoning and tool calls; of a broken answer, what came of it."""
+    stream = _Stream(endpoint)
+    with contextlib.suppress(BadAnswer):
+        _replay(recording, stream)
+    return "".join(stream.texts)
 
 
 def read_answer(recording: Recording, endpoint: Endpoint) -> Answer:

@@ -21,7 +21,7 @@ from loadtests.address import Address
 from loadtests.answers import Answer, Endpoint, read_answer
 from loadtests.clock import WallClock
 from loadtests.figures import Run
-from loadtests.load import Limits, Load, RequestOptions, measure, requests_of
+from loadtests.load import Limits, Load, RequestOptions, Script, measure, scripts_of
 from loadtests.workloads import Workload
 
 STREAMS_EACH = 64
@@ -38,7 +38,7 @@ class Part:
     """What one client does."""
 
     address: Address
-    requests: Sequence[bytes]
+    scripts: Sequence[Script]
     endpoint: Endpoint
     concurrency: int
     arrivals_s: Sequence[float] | None
@@ -59,12 +59,12 @@ def parts_of(
     address: Address, workload: Workload, request_options: RequestOptions, limits: Limits, num_parts: int
 ) -> list[Part]:
     """Requests and arrivals are dealt out in turns; streams as evenly as they go."""
-    requests = requests_of(address, workload, request_options)
+    scripts = scripts_of(address, workload, request_options)
     arrivals_s = None if workload.rate_per_s is None else workload.arrivals_s()
     return [
         Part(
             address,
-            requests[index::num_parts],
+            scripts[index::num_parts],
             workload.endpoint,
             len(range(index, workload.concurrency, num_parts)),
             None if arrivals_s is None else arrivals_s[index::num_parts],
@@ -86,7 +86,7 @@ def measure_with_clients(
     if clients == 1:
         return asyncio.run(measure(address, workload, request_options, limits, server_cpu_s=server_cpu_s))
     if warmup := workload.warmup():
-        asyncio.run(Load(address, limits, WallClock()).run(requests_of(address, warmup, request_options), 1))
+        asyncio.run(Load(address, limits, WallClock()).run(scripts_of(address, warmup, request_options), 1))
     server_before_s = None
     crew = [_Client(part) for part in parts_of(address, workload, request_options, limits, clients)]
     try:
@@ -149,7 +149,7 @@ def _work(pipe: Connection, part: Part) -> None:
     pipe.send("ready")
     pipe.recv()
     cpu_before_s, begun_s = time.process_time(), clock.now()
-    asyncio.run(load.run(part.requests, part.concurrency, part.arrivals_s))
+    asyncio.run(load.run(part.scripts, part.concurrency, part.arrivals_s))
     ended_s, cpu_s = clock.now(), time.process_time() - cpu_before_s
     answers = [read_answer(recording, part.endpoint) for recording in load.recordings]
     pipe.send(Outcome(answers, begun_s, ended_s, cpu_s, load.cut_off, load.lateness_s))

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadtests.address import Address
-from loadtests.answers import PATHS, read_answer
+from loadtests.answers import PATHS, answer_text, read_answer
 from loadtests.clock import Clock, WallClock
+from loadtests.conversations import Conversation
 from loadtests.exchange import Recording, exchange, post_request
 from loadtests.figures import Run
 from loadtests.workloads import Workload
+
+Script = bytes | Conversation  # a request; or requests that hang on the answers before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,49 +44,60 @@ class Load:
         self.lateness_s: list[float] = []
         self.cut_off = False
 
-    async def run(self, requests: Sequence[bytes], concurrency: int, arrivals_s: Sequence[float] | None = None) -> None:
+    async def run(self, scripts: Sequence[Script], concurrency: int, arrivals_s: Sequence[float] | None = None) -> None:
         """Closed loop of `concurrency` streams, or open loop where there are arrivals, with at most that many in flight.
 
         Returns when every request has ended or the time for the run is over; what was unfinished then is dropped."""
         try:
             async with asyncio.timeout(self._limits.run_s):
                 if arrivals_s is None:
-                    await self._closed_loop(requests, concurrency)
+                    await self._closed_loop(scripts, concurrency)
                 else:
-                    await self._open_loop(requests, arrivals_s, concurrency)
+                    await self._open_loop(scripts, arrivals_s, concurrency)
         except TimeoutError:
             self.cut_off = True
 
-    async def _closed_loop(self, requests: Sequence[bytes], concurrency: int) -> None:
-        todo = iter(requests)
+    async def _closed_loop(self, scripts: Sequence[Script], concurrency: int) -> None:
+        todo = iter(scripts)
 
         async def stream() -> None:
-            for request in todo:
-                await self._send(request)
+            for script in todo:
+                await self._send(script)
 
         async with asyncio.TaskGroup() as streams:
-            for _ in range(min(concurrency, len(requests))):
+            for _ in range(min(concurrency, len(scripts))):
                 streams.create_task(stream())
 
-    async def _open_loop(self, requests: Sequence[bytes], arrivals_s: Sequence[float], max_in_flight: int) -> None:
+    async def _open_loop(self, scripts: Sequence[Script], arrivals_s: Sequence[float], max_in_flight: int) -> None:
         start_s = self._clock.now()
         room = asyncio.Semaphore(max_in_flight)
 
-        async def send(request: bytes) -> None:
+        async def send(script: Script) -> None:
             try:
-                await self._send(request)
+                await self._send(script)
             finally:
                 room.release()
 
         async with asyncio.TaskGroup() as group:
-            for request, arrival_s in zip(requests, arrivals_s, strict=True):
+            for script, arrival_s in zip(scripts, arrivals_s, strict=True):
                 await self._clock.sleep_until(start_s + arrival_s)
                 await room.acquire()
                 self.lateness_s.append(max(0.0, self._clock.now() - start_s - arrival_s))
-                group.create_task(send(request))
+                group.create_task(send(script))
 
-    async def _send(self, request: bytes) -> None:
-        self.recordings.append(await exchange(self._address, request, self._limits.request_s, self._clock))
+    async def _send(self, script: Script) -> None:
+        if isinstance(script, bytes):
+            await self._exchange(script)
+            return
+        answers: list[str] = []
+        for _ in range(script.num_turns):
+            request = post_request(self._address, PATHS["chat"], script.body(answers))
+            answers.append(answer_text(await self._exchange(request), "chat"))
+
+    async def _exchange(self, request: bytes) -> Recording:
+        recording = await exchange(self._address, request, self._limits.request_s, self._clock)
+        self.recordings.append(recording)
+        return recording
 
 
 async def measure(
@@ -98,13 +112,13 @@ async def measure(
     limits, clock = limits or Limits(), clock or WallClock()
     if warmup := workload.warmup():
         # Its failures are not counted: whatever is wrong shows again in the run itself.
-        await Load(address, limits, clock).run(requests_of(address, warmup, request_options), warmup.concurrency)
-    requests = requests_of(address, workload, request_options)
+        await Load(address, limits, clock).run(scripts_of(address, warmup, request_options), warmup.concurrency)
+    scripts = scripts_of(address, workload, request_options)
     arrivals_s = None if workload.rate_per_s is None else workload.arrivals_s()
     load = Load(address, limits, clock)
     gc.collect()
     server_before, client_before, start_s = server_cpu_s and server_cpu_s(), time.process_time(), clock.now()
-    await load.run(requests, workload.concurrency, arrivals_s)
+    await load.run(scripts, workload.concurrency, arrivals_s)
     wall_s, client_cpu_s = clock.now() - start_s, time.process_time() - client_before
     return Run(
         answers=[read_answer(recording, workload.endpoint) for recording in load.recordings],
@@ -119,7 +133,8 @@ async def measure(
     )
 
 
-def requests_of(address: Address, workload: Workload, request_options: RequestOptions) -> list[bytes]:
-    """The bytes to send, one a request."""
+def scripts_of(address: Address, workload: Workload, request_options: RequestOptions) -> list[Script]:
+    """The bytes to send, one a request; or conversations."""
+    path = PATHS[workload.endpoint]
     bodies = workload.bodies(request_options.model, request_options.ignore_eos, request_options.extra_body)
-    return [post_request(address, PATHS[workload.endpoint], body) for body in bodies]
+    return [post_request(address, path, body) if isinstance(body, bytes) else body for body in bodies]

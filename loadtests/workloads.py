@@ -2,7 +2,8 @@
 
 A name is all one needs: `c16`, `shared512` and the other CPU rows; `c32_512_128` (streams_prompt_output, in tokens) for the
 GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256` for a burst of 512 at once, `p40_256_256` for
-Poisson arrivals at 40 a second, lengths as `lengths.Lengths.parse` reads them; or a group, `cpu` or `gpu`.
+Poisson arrivals at 40 a second, `m16_6_40_~100` for 16 conversations at a time of 6 turns, 40 words each, lengths as
+`lengths.Lengths.parse` reads them; or a group, `cpu` or `gpu`.
 No two requests of a workload share a prompt beyond the prefix they are meant to share, so a prefix cache helps only where the
 workload says so."""
 
@@ -17,6 +18,7 @@ from typing import Any
 from zlib import crc32
 
 from loadtests.answers import Endpoint
+from loadtests.conversations import Conversation
 from loadtests.lengths import Lengths
 
 MAX_REQUESTS, MAX_CONCURRENCY, MAX_TOKENS = 100_000, 4096, 8_000_000
@@ -66,12 +68,24 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnsPrompt:
+    """Conversations for the chat endpoint: English words, `num_words` in every turn, the turns and answers before them again."""
+
+    num_words: Lengths
+    num_turns: int
+
+    def describe(self) -> str:
+        return f"conversations of {self.num_turns} turns, {self.num_words} words each"
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """`rate_per_s` None: `concurrency` streams, each sending its next request when the last ended (closed loop). Otherwise
-    Poisson arrivals at that rate, with at most `concurrency` in flight (open loop). Warm-up requests go before, one by one."""
+    Poisson arrivals at that rate, with at most `concurrency` in flight (open loop). Warm-up requests go before, one by one. What
+    arrives, and what a stream does at a time, is a request, or a conversation, whose turns are `num_requests` together."""
 
     name: str
-    prompt: WordPrompt | TokenPrompt
+    prompt: WordPrompt | TokenPrompt | TurnsPrompt
     concurrency: int
     num_requests: int
     num_output_tokens: Lengths
@@ -92,6 +106,13 @@ class Workload:
                 raise ValueError(f"{self.name}: prompts of token ids go to the completions endpoint only")
             if self.prompt.vocab_size <= self.prompt.first_id:
                 raise ValueError(f"{self.name}: the vocabulary must be larger than {self.prompt.first_id}")
+        if isinstance(self.prompt, TurnsPrompt):
+            if self.endpoint != "chat":
+                raise ValueError(f"{self.name}: conversations go to the chat endpoint only")
+            if self.num_requests % self.prompt.num_turns:
+                raise ValueError(
+                    f"{self.name}: {self.num_requests} requests are no conversations of {self.prompt.num_turns}"
+                )
 
     def describe(self) -> str:
         arrivals = f"{self.rate_per_s:g}/s" if self.rate_per_s else f"{self.concurrency} streams"
@@ -107,7 +128,7 @@ class Workload:
             return None
         return replace(
             self,
-            num_requests=self.num_warmup,
+            num_requests=self.num_warmup * self.num_turns,
             seed=self.seed + _WARMUP_SEED,
             num_warmup=0,
             concurrency=1,
@@ -116,19 +137,30 @@ class Workload:
 
     def scaled(self, share: float) -> Workload:
         """The same with a share of the requests, for a server too slow for all of them."""
-        return replace(self, num_requests=max(1, round(self.num_requests * share)))
+        return replace(self, num_requests=max(1, round(self.num_arrivals * share)) * self.num_turns)
+
+    @property
+    def num_turns(self) -> int:
+        """Requests of one arrival."""
+        return self.prompt.num_turns if isinstance(self.prompt, TurnsPrompt) else 1
+
+    @property
+    def num_arrivals(self) -> int:
+        return self.num_requests // self.num_turns
 
     def arrivals_s(self) -> list[float]:
-        """Open loop: when each request is sent, in seconds after the first. A Poisson process of `rate_per_s`."""
+        """Open loop: when each request, or conversation, is sent, in seconds after the first. A Poisson process of `rate_per_s`."""
         assert self.rate_per_s is not None
         rng = random.Random(self.seed + 1)
         moments = [0.0]
-        while len(moments) < self.num_requests:
+        while len(moments) < self.num_arrivals:
             moments.append(moments[-1] + rng.expovariate(self.rate_per_s))
         return moments
 
-    def bodies(self, model: str, ignore_eos: bool = True, extra: Mapping[str, Any] | None = None) -> list[bytes]:
-        """The JSON bodies, one a request. `extra` is merged in last; a None there removes the field."""
+    def bodies(
+        self, model: str, ignore_eos: bool = True, extra: Mapping[str, Any] | None = None
+    ) -> list[bytes] | list[Conversation]:
+        """The JSON bodies, one a request; or conversations. `extra` is merged in last; a None there removes the field."""
         common: dict[str, Any] = {
             "model": model,
             "temperature": 0,
@@ -138,6 +170,8 @@ class Workload:
         if ignore_eos:
             common["ignore_eos"] = True
         merged = common | dict(extra or {})
+        if isinstance(self.prompt, TurnsPrompt):
+            return self._conversations(self.prompt, merged)
 
         def body(prompt: tuple[str, str] | list[int], length: int) -> bytes:
             given = {key: value for key, value in ({"max_tokens": length} | merged).items() if value is not None}
@@ -159,10 +193,22 @@ class Workload:
         messages = [{"role": "user", "content": user}]
         return {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
 
+    def _conversations(self, shape: TurnsPrompt, fields: Mapping[str, Any]) -> list[Conversation]:
+        rng, lengths = random.Random(self.seed), self.output_lengths()
+        return [
+            Conversation(
+                fields,
+                [_story(rng, shape.num_words.draw(rng)) for _ in range(shape.num_turns)],
+                lengths[first : first + shape.num_turns],
+            )
+            for first in range(0, self.num_requests, shape.num_turns)
+        ]
+
     def prompts(self) -> Sequence[tuple[str, str] | list[int]]:
-        """(system or "", user) pairs, or lists of token ids."""
+        """(system or "", user) pairs, or lists of token ids; conversations have none before they are held."""
         rng, prefix_rng = random.Random(self.seed), random.Random(self.seed + _PREFIX_SEED)
         shape = self.prompt
+        assert not isinstance(shape, TurnsPrompt)
         if isinstance(shape, TokenPrompt):
             ids = range(shape.first_id, shape.vocab_size)
             prefix = prefix_rng.choices(ids, k=shape.num_shared_tokens)
@@ -204,9 +250,15 @@ GPU_REQUESTS: Mapping[str, int] = {
     "c32_2048+128_64": 192,
     "b512_1000-4000_64-256": 512,
 }
-ALIASES: Mapping[str, str] = {"prefix": "c32_2048+128_64", "burst": "b512_1000-4000_64-256", "chat": "c256_~200_~200"}
+ALIASES: Mapping[str, str] = {
+    "prefix": "c32_2048+128_64",
+    "burst": "b512_1000-4000_64-256",
+    "chat": "c256_~200_~200",
+    "turns": "m64_6_~50_~100",
+}
 _LENGTHS = r"\d+(?:-\d+)?|~\d+"
 _PATTERN = re.compile(rf"([bcp])(\d+)_(?:(\d+)\+)?({_LENGTHS})_({_LENGTHS})")
+_TURNS = re.compile(rf"m(\d+)_(\d+)_({_LENGTHS})_({_LENGTHS})")
 _POISSON_S = 20  # of arrivals, at least
 
 
@@ -220,11 +272,23 @@ def find_workloads(names: Iterable[str], vocab_size: int = 49_152) -> list[Workl
 def _find(name: str, vocab_size: int) -> Workload:
     if name in CPU:
         return CPU[name]
+    if match := _TURNS.fullmatch(name):
+        streams, turns, words, output = match.groups()
+        return Workload(
+            name,
+            TurnsPrompt(Lengths.parse(words), int(turns)),
+            int(streams),
+            2 * int(streams) * int(turns),
+            Lengths.parse(output),
+            seed=crc32(name.encode()),
+            num_warmup=1,
+        )
     match = _PATTERN.fullmatch(name)
     if match is None:
         known = ", ".join(["cpu", "gpu", *CPU, *GPU_REQUESTS, *ALIASES])
         raise UnknownWorkload(
-            f"no workload {name!r}; known: {known}, and any cSTREAMS_PROMPT_OUTPUT, bBURST_... or pRATE_..."
+            f"no workload {name!r}; known: {known}, and any cSTREAMS_PROMPT_OUTPUT, bBURST_..., pRATE_... or "
+            "mSTREAMS_TURNS_WORDS_OUTPUT"
         )
     arrivals, count, shared, own, output = match.groups()
     if not int(count):

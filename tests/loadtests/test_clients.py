@@ -11,7 +11,7 @@ from loadtests.address import Address
 from loadtests.client_capacity import main
 from loadtests.clients import measure_with_clients, num_clients, parts_of
 from loadtests.figures import summarise
-from loadtests.load import Limits, RequestOptions, requests_of
+from loadtests.load import Limits, RequestOptions, scripts_of
 from loadtests.workloads import Workload, find_workloads
 from tests.loadtests.test_commands import last_json
 from tests.loadtests.test_processes import toy, wait_healthy
@@ -28,8 +28,8 @@ def workload(**changes: object) -> Workload:
 def test_every_request_and_every_stream_belongs_to_one_client(rate_per_s):
     whole = workload(rate_per_s=rate_per_s)
     parts = parts_of(HERE, whole, RequestOptions("m"), Limits(), 3)
-    sent = [request for part in parts for request in part.requests]
-    assert sorted(sent) == sorted(requests_of(HERE, whole, RequestOptions("m")))
+    sent = [request for part in parts for request in part.scripts]
+    assert sorted(sent) == sorted(scripts_of(HERE, whole, RequestOptions("m")))
     assert [part.concurrency for part in parts] == [2, 2, 1]
     if rate_per_s is None:
         assert {part.arrivals_s for part in parts} == {None}
