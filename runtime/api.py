@@ -170,7 +170,8 @@ class Request:
     `time.monotonic()`, it is ended if it has not ended before. `arrival_s` is
     `time.monotonic()` when the request reached the server: queue time and TTFT count from it. `prepared`: of `prompt_ids` and
     `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event loop when it is submitted, which
-    takes some 150 ns a token."""
+    takes some 150 ns a token. `speculative`: whether several tokens of it may be guessed and checked in one step, where the engine
+    does that; `prediction`: what its answer may be like, for those guesses. Neither changes a token."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -182,6 +183,8 @@ class Request:
     is_probe: bool = False
     caller: bytes | None = field(default=None, repr=False)
     deadline_s: float | None = None
+    speculative: bool = True
+    prediction: Sequence[int] = field(default=(), repr=False)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -342,6 +345,7 @@ class ModelInfo:
     max_num_seqs: int
     pooler: PoolerInfo
     generates: bool = True
+    speculative: str = ""  # how tokens are guessed, for people; empty where they are not
 
     def check(self, request: Request) -> None:
         """What `Engine.submit` checks of a request's params first, and takes a millisecond for nobody.

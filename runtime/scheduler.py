@@ -7,8 +7,9 @@ brings the sampled ids back, drops those of sequences that ended meanwhile, and 
 A row with drafts, guesses of a Proposer, is counted as if all of them were right: blocks, positions and ids in flight are
 reserved for the most. Which were, the device knows first: what is scheduled behind unsettled drafts says the greatest position
 that it can have, and brings no ids. When a step settles, its sequence's counts go back by what it gained less than was reserved;
-blocks beyond stay with the sequence, for its next tokens. Only known tokens are offered to the prefix cache. A sequence for which
-the proposer has a guess while ids are in flight waits for them, to have drafts behind them; without one it goes on as any other.
+blocks beyond stay with the sequence, for its next tokens. Only known tokens are offered to the prefix cache. Where there are drafts
+worth while for sequences with ids in flight, the step waits for these, so that all go on together, with drafts behind known ids;
+where there are none it is one step ahead as ever.
 
 Why it cannot deadlock: running sequences are preempted from the end of the policy's order, by earlier ones; the first in line
 therefore keeps its blocks, and the pool holds at least one sequence of the greatest length. Decodes are served in that order,
@@ -42,8 +43,8 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import Match, PrefixCache
 from runtime.policy import Policy
-from runtime.proposer import Proposer
 from runtime.sequence import Sequence, Status
+from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget, Load, StepBudget
 
 _TILE = 64  # tokens
@@ -112,16 +113,16 @@ class _Refusal(NamedTuple):
 class Scheduler:
     def __init__(
         self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy,
-        proposer: Proposer | None = None, step_budget: StepBudget | None = None,
+        speculation: Speculation | None = None, step_budget: StepBudget | None = None,
     ) -> None:  # fmt: skip
-        """`step_budget`: of prompts beside decodes; None: as the limits say."""
+        """`speculation`: drafts, if any. `step_budget`: of prompts beside decodes; None: as the limits say."""
         self.limits = limits
         self.pool = pool
         self.cache = cache
         self.policy = policy
         self.copies = BlockCopies(pool, cache)
         self.step_budget = step_budget or FixedBudget(limits.max_num_mixed_tokens)
-        self._proposer = proposer
+        self.speculation = speculation
         self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
         self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
@@ -146,7 +147,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=self.policy.order)
 
     def schedule(self) -> ScheduledBatch | None:
-        """The next step, or None where no sequence can advance."""
+        """The next step, or None where no sequence can advance, or all had better wait for ids in flight."""
         budget = self.limits.max_num_batched_tokens
         preemptions_before = self.num_preemptions
         rows: list[ScheduledRow] = []
@@ -166,6 +167,9 @@ class Scheduler:
                     budget = min(budget, _whole_tiles(decodes, mixed))
                     scored_cost = min(self.step_budget.scored_cost(), mixed)
             room_for_drafts = (budget - decodes) // 2  # prompts move on, too
+        drafts = self._drafts(num_wanted, room_for_drafts) if self.speculation is not None and decodes else {}
+        if drafts is None:
+            return None
         prompts: list[Sequence] = []
         for index, wanted in enumerate(num_wanted):
             if index == len(self.running):
@@ -175,13 +179,10 @@ class Scheduler:
                 if wanted:
                     prompts.append(sequence)
                 continue
-            draft_ids: tuple[int, ...] = ()
-            if self._proposer is not None:
-                guess = self._guess(self._proposer, sequence, room_for_drafts)
-                if guess is None:
-                    continue
-                draft_ids, num_tokens = guess, 1 + len(guess)
-                room_for_drafts -= len(guess)
+            draft_ids = drafts.get(sequence.number, ())
+            if draft_ids and not self._has_blocks(sequence, 1 + len(draft_ids)):
+                draft_ids = ()
+            num_tokens = 1 + len(draft_ids)
             end = sequence.num_computed_tokens + num_tokens
             if (end > sequence.num_slots or self._has_windows) and not self._grow(sequence, end, rows):
                 break  # it was the last in line and preempted itself
@@ -218,6 +219,8 @@ class Scheduler:
             assert type(work) is Sample
             num_reserved = 1 + work.num_drafts
             sequence.num_in_flight -= num_reserved
+            if self.speculation is not None:
+                self.speculation.settled(sequence, work.num_drafts, token_ids)
             if len(token_ids) != num_reserved:
                 self._roll_back(sequence, num_reserved - len(token_ids))
                 if not token_ids:
@@ -294,6 +297,8 @@ class Scheduler:
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         self.policy.ends(sequence)
+        if self.speculation is not None:
+            self.speculation.finished(sequence)
         sequence.status = Status.FINISHED
         sequence.finish = reason
         self._sequences.pop(sequence.number, None)
@@ -331,21 +336,33 @@ class Scheduler:
 
     # --- running --------------------------------------------------------------------------------------------------
 
-    def _guess(self, proposer: Proposer, sequence: Sequence, room: int) -> tuple[int, ...] | None:
-        """Drafts for a decode, `room` at most; they cost nobody a block. None where it should wait for ids in flight."""
-        num_in_flight, most = sequence.num_in_flight, self.limits.max_num_batched_tokens
-        if num_in_flight >= most:
-            return None  # a window could not be sure of what it shows
-        # No step computes what lies beyond the last token; and with what may be computed anew it stays within the budget.
-        room = min(room, sequence.max_tokens_total - sequence.num_tokens - 1, most - num_in_flight - 1)
-        if room <= 0 or not sequence.sampling.takes_drafts or self._has_states:  # a state cannot go back
-            return ()
-        draft_ids = tuple(proposer.propose(sequence.prompt_ids, sequence.output_ids))[:room]
-        if draft_ids and num_in_flight:
-            return None
-        end = sequence.num_computed_tokens + 1 + len(draft_ids)
+    def _drafts(self, num_wanted: Several[int], room: int) -> dict[int, tuple[int, ...]] | None:
+        """Drafts for decodes, by number, `room` in all at most. None where who should have some has ids in flight."""
+        assert self.speculation is not None
+        most, could_draft = self.limits.max_num_batched_tokens, []
+        for sequence, wanted in zip(self.running, num_wanted, strict=True):
+            if wanted == 1 and sequence.takes_drafts and not self._has_states:  # a state cannot go back
+                # No step computes what lies beyond the last token; and with what may be computed anew it stays within the budget,
+                # or a window could not be sure of what it shows.
+                num = min(sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight) - 1
+                if num > 0:
+                    could_draft.append((sequence, num))
+        guesses = self.speculation.guesses(could_draft, len(num_wanted)) if could_draft else {}
+        drafts: dict[int, tuple[int, ...]] = {}
+        for sequence, _ in could_draft:
+            draft_ids = guesses.get(sequence.number, ())[: max(0, room)]
+            if draft_ids:
+                if sequence.num_in_flight:
+                    return None
+                drafts[sequence.number] = draft_ids
+                room -= len(draft_ids)
+        return drafts
+
+    def _has_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether so many more cost nobody a block."""
+        end = sequence.num_computed_tokens + num_tokens
         missing = sum(max(0, table.num_missing(end) - table.num_reserved) for table in sequence.tables)
-        return draft_ids if missing <= self.pool.num_free else ()
+        return missing <= self.pool.num_free
 
     def _grow(self, sequence: Sequence, end: int, rows: Several[ScheduledRow]) -> bool:
         """Blocks for its tokens up to `end`, at the cost of sequences later in line that are not in this step, whose `rows` are

@@ -33,6 +33,7 @@ class Sequence:
         self.seed = seed
         self.sampling = _NOTHING if isinstance(params, PoolingParams) else params
         self.has_matchers = bool(self.sampling.matchers)
+        self.takes_drafts = request.speculative and self.sampling.takes_drafts
         # What the row that computes its last known token is for.
         self.work: Sample | Pool = SAMPLE_MASKED if self.has_matchers else SAMPLE
         self.chunk_work: Pool | None = None  # what the rows before that one are for
@@ -57,6 +58,8 @@ class Sequence:
         self.ending_ids: frozenset[int] = frozenset()  # it has ended once it samples one of these
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
+        self.num_draft_tokens = 0  # that steps have checked, and those that were right
+        self.num_accepted_tokens = 0
         self.status = Status.WAITING
         self.finish: FinishReason | None = None
         self.row: int | None = None

@@ -48,7 +48,7 @@ class StepCost:
         return cls(base_s, token_s, token_s, context_s, token_s / _PAIRS_PER_TOKEN, (SCORED_COST - 1) * token_s)
 
 
-class _Factors:
+class Factors:
     """Factors on the costs of a few things, of which a step has each some seconds' worth."""
 
     def __init__(self, num: int) -> None:
@@ -91,7 +91,7 @@ class LearnedCost:
 
     def __init__(self, assumed: StepCost) -> None:
         self.assumed = assumed
-        self._decode, self._prompt = _Factors(3), _Factors(3)
+        self._decode, self._prompt = Factors(3), Factors(3)
         self._num_decodes = 0
 
     @property
@@ -115,7 +115,8 @@ class LearnedCost:
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
         """A step with `batch` took `took_s`. Of steps without prompts every eighth is looked at, and none that waits for masks."""
-        only_decodes = batch.num_tokens == len(batch.rows)
+        num_drafts = sum([len(row.draft_ids) for row in batch.rows]) if batch.num_tokens > len(batch.rows) else 0
+        only_decodes = batch.num_tokens == len(batch.rows) + num_drafts
         if only_decodes:
             self._num_decodes += 1
             if self._num_decodes % 8 != 1:
@@ -125,8 +126,8 @@ class LearnedCost:
         for row in batch.rows:
             if row.masked:
                 return
-            if row.num_tokens == 1:
-                num_rows += 1
+            if row.num_tokens == 1 + len(row.draft_ids):
+                num_rows += row.num_tokens  # a draft takes about what a row does
                 num_context += row.start
             else:
                 num_tokens += row.num_tokens

@@ -19,9 +19,9 @@ from runtime.fault import Fault, host_fault
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
-from runtime.proposer import Proposer
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
+from runtime.speculate.speculation import Speculation
 from runtime.step import ForwardOutput, Step, StepResult
 
 NO_WORDS = np.empty((0, 0), dtype=np.int32)
@@ -237,14 +237,14 @@ def make_engine(
     max_num_seqs=8,
     budget=32,
     policy="fcfs",
-    proposer: Proposer | None = None,
+    speculation: Speculation | None = None,
     model: ModelInfo | None = None,
     **options,
 ) -> Engine:
     """`model` says what the engine is to believe; its rows and blocks are those given here."""
     model = replace(model or model_info(), max_num_seqs=max_num_seqs, num_kv_blocks=num_blocks)
     limits = SchedulerLimits(max_num_seqs, budget, model.eos_token_ids)
-    scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy](), proposer)
+    scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy](), speculation)
     if isinstance(runner, FakeRunner):
         scheduler.names = runner.names
     return Engine(scheduler, runner, model, **options)

@@ -31,12 +31,13 @@ RUNTIME_ROOMS = (
     ("runner",),
     ("models", "sample"),
     ("constrain", "metrics"),
-    ("kv", "weights"),
+    ("kv", "weights", "speculate"),
 )
 NO_TORCH_IN_RUNTIME = (
     "runtime.api", "runtime.options", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
     "runtime.engine", "runtime.fault", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
-    "runtime.token_stream", "runtime.proposer", "runtime.block_copies", "runtime.metrics.engine_meter",
+    "runtime.token_stream", "runtime.speculate.methods", "runtime.block_copies", "runtime.metrics.engine_meter",
+    "runtime.speculate.speculation",
     "runtime.constrain.masked_sampling", "runtime.metrics.step_health",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
     "runtime.runner.worker", "runtime.platform.host", "runtime.models.registry",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -15,6 +14,8 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
+from runtime.sequence import Sequence
+from runtime.speculate.speculation import Speculation
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import engine_parts
 
@@ -52,13 +53,16 @@ class Oracle:
         self._chance = random.Random(7)
         self.num_guesses = self.num_right = 0
 
-    def propose(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[int]:
-        start = len(output_ids)
-        right = self._outputs[tuple(prompt_ids)][start : start + self._chance.randrange(6)]
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        start = sequence.num_output_tokens
+        right = self._outputs[tuple(sequence.prompt_ids)][start : start + self._chance.randrange(6)]
         guess = [token if self._chance.random() < 0.8 else self._chance.randrange(VOCAB) for token in right]
         self.num_guesses += len(guess)
         self.num_right += sum(a == b for a, b in zip(guess, right, strict=True))
-        return guess
+        return guess[:most]
+
+    def finished(self, sequence: Sequence) -> None:
+        pass
 
 
 async def generate(decoder: Model, proposer: Oracle | None, **options) -> tuple[list[tuple[list[int], list]], int]:
@@ -68,7 +72,7 @@ async def generate(decoder: Model, proposer: Oracle | None, **options) -> tuple[
         **{"max_num_mixed_tokens": 16} | options,
     )  # fmt: skip
     parts = await engine_parts(decoder, config)
-    parts.scheduler._proposer = proposer
+    parts.scheduler.speculation = None if proposer is None else Speculation(proposer, 6)
     num_drafted, schedule = 0, parts.scheduler.schedule
 
     def counted():

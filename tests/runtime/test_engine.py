@@ -17,6 +17,7 @@ from runtime.api import (
     SamplingParams,
 )
 from runtime.batch import NOT_FINITE
+from runtime.speculate.speculation import Speculation
 from tests.fake_runner import FakeRunner, make_engine
 from tests.invariants import check_pool, check_tables
 from tests.pooling import LAST, POOLING
@@ -372,10 +373,13 @@ class CountsUp:
     def __init__(self) -> None:
         self.calls = 0
 
-    def propose(self, prompt_ids, output_ids):
+    def propose(self, sequence, most):
         self.calls += 1
-        first = len(prompt_ids) + len(output_ids)
-        return [first, *([first + 1, first + 2] if self.calls % 3 else [0, 0])]
+        first = sequence.num_known_tokens
+        return [first, *([first + 1, first + 2] if self.calls % 3 else [0, 0])][:most]
+
+    def finished(self, sequence):
+        pass
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
@@ -387,7 +391,7 @@ async def test_drafts_change_no_token_and_save_steps(steps_in_flight):
         2: ([2, 3, 4, 5, 6], FinishReason.STOP),
     }
     runner = FakeRunner()
-    async with engine_on(runner, steps_in_flight=steps_in_flight, proposer=CountsUp()) as engine:
+    async with engine_on(runner, steps_in_flight=steps_in_flight, speculation=Speculation(CountsUp(), 3)) as engine:
         assert await read(engine.submit(requests)) == expected
         assert value(engine, "generation_tokens") == 47
         check_pool(engine._scheduler)

@@ -22,6 +22,7 @@ from runtime.kv.prefix_cache import PLAIN, PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence, Status
+from runtime.speculate.speculation import Speculation
 from tests.invariants import check_pool, check_tables
 from tests.pooling import LAST, OF_ALL, POOLING
 
@@ -48,7 +49,10 @@ def make(
 ) -> Scheduler:
     limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
     caching = caching and all(group.kind.no_prefix_reason is None for group in groups)
-    return Scheduler(limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy](), proposer)
+    speculation = None if proposer is None else Speculation(proposer, 64)
+    return Scheduler(
+        limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy](), speculation
+    )
 
 
 def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64, caller=None, **params) -> Sequence:
@@ -175,11 +179,14 @@ class Guesses:
         self.rng = rng
         self.most = most
 
-    def propose(self, prompt_ids, output_ids) -> list[int]:
-        text, guess = [*prompt_ids, *output_ids], []
+    def propose(self, sequence, most) -> list[int]:
+        guess = []
         for _ in range(self.rng.randrange(self.most + 1)):
-            guess.append(next_token(text + guess) + (self.rng.random() < 0.3))
-        return guess
+            guess.append(next_token(sequence.token_ids + guess) + (self.rng.random() < 0.3))
+        return guess[:most]
+
+    def finished(self, sequence) -> None:
+        pass
 
 
 def next_token(context: list[int]) -> int:
@@ -629,8 +636,11 @@ class Known:
     def __init__(self, *guesses: list[int]) -> None:
         self.guesses = list(guesses)
 
-    def propose(self, prompt_ids, output_ids) -> list[int]:
-        return self.guesses.pop(0) if self.guesses else []
+    def propose(self, sequence, most) -> list[int]:
+        return self.guesses.pop(0)[:most] if self.guesses else []
+
+    def finished(self, sequence) -> None:
+        pass
 
 
 def test_drafts_are_reserved_for_as_if_all_were_right_and_what_they_did_not_bring_is_given_back():

@@ -1,0 +1,60 @@
+"""Gram index: where short runs of tokens have stood before in a text that grows at its end.
+
+A gram of n tokens is found by its place, the number of tokens up to its end: what followed it begins there. Of all places of a
+gram the latest is looked up, and each knows the one before it, as in the window of a compressor. So a token costs one entry for
+each size, whatever the length of the text; and a search costs as many places as it looks at. Ids below 0 part one text from the
+next: nobody looks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+
+class GramIndex:
+    """`sizes`: of the grams that are indexed. `ids`: the text."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.ids: list[int] = []
+        self._num_indexed = 0  # places up to this one have been seen
+        self._latest: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
+        self._earlier: dict[int, list[int]] = {size: [0] for size in sizes}  # by place; 0: none
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def extend(self, ids: Iterable[int]) -> None:
+        self.ids += ids
+
+    def index(self, most: int) -> None:
+        """Take in up to `most` more places that something follows, in order."""
+        first = self._num_indexed + 1
+        end = min(len(self.ids), first + most)  # the last place is that of the tokens which are looked for
+        if first >= end:
+            return
+        ids = self.ids
+        for size, latest in self._latest.items():
+            earlier = self._earlier[size]
+            for place in range(first, end):
+                if place < size:
+                    earlier.append(0)
+                    continue
+                gram = tuple(ids[place - size : place])
+                earlier.append(latest.get(gram, 0))
+                latest[gram] = place
+        self._num_indexed = end - 1
+
+    def places(self, last: tuple[int, ...]) -> Iterator[int]:
+        """Where `last`, as many tokens as one of the sizes, has stood, the latest first."""
+        earlier = self._earlier[len(last)]
+        place = self._latest[len(last)].get(last, 0)
+        while place:
+            yield place
+            place = earlier[place]
+
+    def match_length(self, place: int, text: list[int], most: int) -> int:
+        """How many tokens before `place` are those at the end of `text`, up to `most`."""
+        ids, length, num = self.ids, 0, len(text)
+        most = min(most, place, num)
+        while length < most and ids[place - 1 - length] == text[num - 1 - length]:
+            length += 1
+        return length

@@ -1,0 +1,116 @@
+"""Speculation: the drafts of a step. Asks a proposer, says how many of its guesses are worth checking, counts what came of them.
+
+A step's drafts are worth it where they raise the tokens that are gained in a time. At a rate of `rate` tokens a step, another draft
+of a row has to bring as many as pass while it is checked: its price. A row's drafts come with falling chances, so it gets those
+above the price; and if all drafts of the step together do not raise the rate there are none. What drafts take is learned from steps
+(`VerificationCost`), how likely they are right from guesses (`Acceptance`), checked ones or not: where drafts do not pay, some are
+made now and then to be compared alone. Now and then a few are checked where it does not seem to pay, so that costs do not stay
+what they were once. Knows no clock, no tensors and no blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+from runtime.batch import Sample, ScheduledBatch
+from runtime.sequence import Sequence
+from runtime.speculate.acceptance import Acceptance, Chances
+from runtime.speculate.proposer import Proposer
+from runtime.speculate.verification_cost import VerificationCost
+
+LOOK_EVERY = 8  # steps, of which a row that drafts nothing is asked in one
+PROBE_EVERY = 256  # steps in which drafts seemed not to pay; then some are checked
+PROBED_ROWS = 4
+_GUESSED = 4  # tokens of a guess that is only compared
+
+
+class Speculation:
+    """`most`: drafts of a row in a step. `cost` None: as many as that always, whatever they cost."""
+
+    def __init__(self, proposer: Proposer, most: int, cost: VerificationCost | None = None) -> None:
+        self.num_drafts = 0  # rows of steps that had some
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.num_accepted_at = [0] * most  # by position in the draft
+        self._proposer = proposer
+        self._most = most
+        self._cost = cost
+        self._chances = Chances()
+        self._rows: dict[int, Acceptance] = {}  # by number of the sequence
+        self._rate = 1.0  # tokens gained for each that would be without drafts, as planned lately
+        self._num_asked = 0
+        self._num_refused = 0  # times that drafts did not pay since they last did
+
+    @property
+    def most(self) -> int:
+        return self._most
+
+    def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
+        """Drafts by number of the sequence, at most so many as stand beside each, for a step of `num_rows`."""
+        if self._cost is None:
+            found = {
+                sequence.number: tuple(self._proposer.propose(sequence, min(most, self._most)))
+                for sequence, most in could_draft
+            }
+            return {number: ids for number, ids in found.items() if ids}
+        self._num_asked += 1
+        cost = self._cost.of(num_rows)
+        probing = self._num_refused >= PROBE_EVERY
+        price = cost.each * num_rows * self._rate
+        guesses: dict[int, tuple[int, ...]] = {}
+        gain = 0.0
+        for sequence, most in could_draft[:PROBED_ROWS] if probing else could_draft:
+            row = self._rows.get(sequence.number)
+            if row is None:
+                row = self._rows[sequence.number] = Acceptance(self._chances)
+            num = min(most, self._most) if probing else row.num_worth(price, min(most, self._most))
+            if not num and (sequence.number + self._num_asked) % LOOK_EVERY:
+                continue
+            guess = self._proposer.propose(sequence, num or min(most, _GUESSED))
+            row.guessed(guess)
+            if num and guess:
+                guesses[sequence.number] = tuple(guess)
+                gain += row.expected(len(guess))
+        num_drafts = sum(map(len, guesses.values()))
+        self._rate = max(1.0, (1 + gain / num_rows) / (1 + cost.any + cost.each * num_drafts)) if guesses else 1.0
+        if self._rate > 1 or (probing and guesses):
+            self._num_refused = 0
+            return guesses
+        self._num_refused += 1
+        return {}
+
+    def settled(self, sequence: Sequence, num_drafts: int, token_ids: Several[int]) -> None:
+        """A step brought `sequence` these tokens, `num_drafts` of it having been checked; they are not in its books yet."""
+        row = self._rows.get(sequence.number)
+        if row is not None:
+            row.gained(token_ids)
+        if not num_drafts or not token_ids:
+            return
+        num_accepted = len(token_ids) - 1
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        sequence.num_draft_tokens += num_drafts
+        sequence.num_accepted_tokens += num_accepted
+        for position in range(num_accepted):
+            self.num_accepted_at[position] += 1
+
+    def finished(self, sequence: Sequence) -> None:
+        self._rows.pop(sequence.number, None)
+        self._proposer.finished(sequence)
+
+    def took(self, batch: ScheduledBatch, took_s: float) -> None:
+        """`batch` took so long, from the end of the step before it to its own. Those with prompts or late masks tell nothing."""
+        if self._cost is None:
+            return
+        num_drafts = 0
+        for row in batch.rows:
+            if (
+                type(row.work) is not Sample
+                or row.work.masked
+                or row.num_tokens != 1 + row.work.num_drafts
+                or row.binding
+            ):
+                return
+            num_drafts += row.work.num_drafts
+        if batch.rows:
+            self._cost.learn(len(batch.rows), num_drafts, took_s)

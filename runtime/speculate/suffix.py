@@ -1,0 +1,187 @@
+"""Suffix decoding: what followed the longest run of last tokens, in this text or in past answers, as often as it did
+(Oliaro et al., "SuffixDecoding", arXiv 2411.04975).
+
+The paper counts in suffix trees. Here the latest few places where the last tokens stood are looked up, and vote on each token that
+may follow, those with more tokens in common for more: the same frequencies, of the recent past, in a few integers a token. Votes
+say how likely each draft is, so there are as many drafts as are likely enough: many in what is repeated, none in what is new. Past
+answers are kept apart by cache salt, since how fast an answer comes tells what others were answered."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
+from itertools import islice
+from typing import NamedTuple
+
+from runtime.sequence import Sequence
+from runtime.speculate.gram_index import GramIndex
+
+SIZES = (6, 2)  # tokens that are looked up, the longer ones first
+PLACES_LOOKED_AT = 16  # in each text
+TOKENS_INDEXED = 4096  # of each text in one call, so that a long one holds nobody up: some 2 ms
+MAX_PAST_TOKENS = 131_072  # of all past answers, each of which takes some 400 bytes
+_BORDER = -1
+
+
+class _Place(NamedTuple):
+    """`length`: tokens before `place` that are the last ones of the text at hand."""
+
+    text: GramIndex
+    place: int
+    length: int
+
+
+class Suffix:
+    """A Proposer. `depth`: last tokens that are compared at most; `max_answers`: past ones that are kept; `factor`: drafts for each
+    token in common, at most; `min_probability`: of all drafts up to one being right."""
+
+    def __init__(self, depth: int, max_answers: int, factor: float, min_probability: float) -> None:
+        self._depth = depth
+        self._factor = factor
+        self._min_probability = min_probability
+        self._texts: dict[int, _Text] = {}  # by number
+        self._past = PastAnswers(max_answers)
+
+    def propose(self, sequence: Sequence, most: int) -> Several[int]:
+        text = self._texts.get(sequence.number)
+        if text is None:
+            text = self._texts[sequence.number] = _Text(sequence)
+        text.catch_up(sequence)
+        own = text.index
+        places = [*self._places(own, own)]
+        for past in self._past.of(sequence.request.cache_salt):
+            places += self._places(past, own)
+        if not places:
+            return ()
+        longest = max(place.length for place in places)
+        voters = [place for place in places if 2 * place.length >= longest]
+        return self._voted(voters, min(most, max(1, int(self._factor * longest))))
+
+    def finished(self, sequence: Sequence) -> None:
+        if self._texts.pop(sequence.number, None) is not None and sequence.output_ids:
+            self._past.add(sequence.request.cache_salt, sequence.output_ids)
+
+    def _places(self, index: GramIndex, own: GramIndex) -> Iterator[_Place]:
+        for size in SIZES:
+            if len(own) < size:
+                continue
+            found = islice(index.places(tuple(own.ids[-size:])), PLACES_LOOKED_AT)
+            places = [_Place(index, place, index.match_length(place, own.ids, self._depth)) for place in found]
+            if places:
+                yield from places
+                return
+
+    def _voted(self, voters: list[_Place], most: int) -> list[int]:
+        guess: list[int] = []
+        probability = 1.0
+        while len(guess) < most:
+            votes: Counter[int] = Counter()
+            for voter in voters:
+                at = voter.place + len(guess)
+                if at < len(voter.text):
+                    votes[voter.text.ids[at]] += voter.length
+            if not votes:
+                break
+            (token_id, weight) = max(votes.items(), key=lambda vote: vote[1])  # of equal ones that of the latest place
+            probability *= weight / votes.total()
+            if token_id == _BORDER or probability < self._min_probability:
+                break
+            at = len(guess)
+            voters = [
+                voter for voter in voters
+                if voter.place + at < len(voter.text) and voter.text.ids[voter.place + at] == token_id
+            ]  # fmt: skip
+            guess.append(token_id)
+        return guess
+
+
+class _Text:
+    """Prediction, prompt and answer of a sequence, as far as they are known."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.index = GramIndex(*SIZES)
+        if sequence.request.prediction:
+            self.index.extend((*sequence.request.prediction, _BORDER))
+        self.index.extend(sequence.prompt_ids)
+        self._num_taken = 0  # of the answer
+
+    def catch_up(self, sequence: Sequence) -> None:
+        if self._num_taken < sequence.num_output_tokens:
+            self.index.extend(sequence.output_ids[self._num_taken :])
+            self._num_taken = sequence.num_output_tokens
+        self.index.index(TOKENS_INDEXED)
+
+
+class PastAnswers:
+    """The latest answers by cache salt, `max_answers` and MAX_PAST_TOKENS in all at most. Who has asked for nothing for longest is
+    forgotten first."""
+
+    def __init__(self, max_answers: int, max_tokens: int = MAX_PAST_TOKENS) -> None:
+        self._max_answers = max_answers
+        self._max_tokens = max_tokens
+        self._owners: OrderedDict[str | None, _Generations] = OrderedDict()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(owner.num_tokens for owner in self._owners.values())
+
+    @property
+    def num_answers(self) -> int:
+        return sum(owner.num_answers for owner in self._owners.values())
+
+    def of(self, salt: str | None) -> Several[GramIndex]:
+        """Texts to look into."""
+        owner = self._owners.get(salt)
+        if owner is None:
+            return ()
+        self._owners.move_to_end(salt)
+        return owner.indexed()
+
+    def add(self, salt: str | None, ids: Several[int]) -> None:
+        if not self._max_answers:
+            return
+        owner = self._owners.get(salt)
+        if owner is None:
+            owner = self._owners[salt] = _Generations(-(-self._max_answers // 2), self._max_tokens // 2)
+        self._owners.move_to_end(salt)
+        owner.add(ids)
+        while len(self._owners) > 1 and (self.num_tokens > self._max_tokens or self.num_answers > self._max_answers):
+            self._owners.popitem(last=False)
+
+
+class _Generations:
+    """One owner's answers in two texts, a young one that grows and an old one that goes as a whole: nothing is ever taken out of
+    the middle of an index. Each has `max_answers` and `max_tokens` at most."""
+
+    def __init__(self, max_answers: int, max_tokens: int) -> None:
+        self._max_answers = max_answers
+        self._max_tokens = max_tokens
+        self._old = self._young = GramIndex(*SIZES)
+        self._num_old = self._num_young = 0  # answers
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self._texts()))
+
+    @property
+    def num_answers(self) -> int:
+        return self._num_old + self._num_young
+
+    def _texts(self) -> list[GramIndex]:
+        return [self._young] if self._old is self._young else [self._young, self._old]
+
+    def indexed(self) -> list[GramIndex]:
+        texts = self._texts()
+        for index in texts:
+            index.index(TOKENS_INDEXED)
+        return texts
+
+    def add(self, ids: Several[int]) -> None:
+        """Of a very long answer the end."""
+        ids = (*ids[1 - self._max_tokens :], _BORDER)
+        if self._num_young == self._max_answers or len(self._young) + len(ids) > self._max_tokens:
+            self._old, self._num_old = self._young, self._num_young
+            self._young, self._num_young = GramIndex(*SIZES), 0
+        self._young.extend(ids)
+        self._num_young += 1
