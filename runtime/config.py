@@ -10,6 +10,9 @@ from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout
 from runtime.options import EngineOptions
 from runtime.policy import POLICIES, Policy
+from runtime.speculate.config import SpeculativeConfig
+from runtime.speculate.methods import speculation_of
+from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget, Goals, StepBudget, TimedBudget
 from runtime.step_cost import StepCost
 
@@ -79,13 +82,16 @@ class EnginePlan:
     enable_prefix_caching: bool
     policy: Callable[[], Policy]
     steps_in_flight: int
+    speculative: SpeculativeConfig | None
     notes: tuple[str, ...]  # what was cut to fit, for people
+    draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
 
     def timed(
         self, config: EngineConfig, base_s: float, token_s: float, weights_bytes: int, *, longest_itl_s: float, least: int
     ) -> EnginePlan:  # fmt: skip
         """With what was timed: a step with next to nothing in it, and a token of a long prompt. `least`: tokens of prompts below
         which a step does not pay."""
+        self = replace(self, draft_share=token_s / base_s)
         if config.max_num_mixed_tokens is not None:
             return self
         kv_bytes = self.layout.block_bytes / self.layout.block_size
@@ -98,6 +104,9 @@ class EnginePlan:
         )
         budget = partial(TimedBudget, cost, goals, least=min(least, self.max_num_batched_tokens))
         return replace(self, step_budget=budget, notes=(*self.notes, note))
+
+    def speculation(self) -> Speculation | None:
+        return None if self.speculative is None else speculation_of(self.speculative, self.draft_share)
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -141,6 +150,10 @@ class EnginePlan:
             notes.append(layout.describe())
         if config.enable_prefix_caching and layout.no_prefix_reason:
             notes.append(f"prefix caching is off: {layout.no_prefix_reason}")
+        speculative = config.speculation
+        if speculative is not None and layout.num_state_tables:
+            notes.append("speculative decoding is off: recurrent layers cannot take a draft back")
+            speculative = None
         capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:
@@ -164,6 +177,7 @@ class EnginePlan:
             enable_prefix_caching=config.enable_prefix_caching and layout.no_prefix_reason is None,
             policy=POLICIES[config.scheduling_policy],
             steps_in_flight=config.steps_in_flight,
+            speculative=speculative,
             notes=tuple(notes),
         )
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from runtime.speculate.config import MAX_DRAFTS, SpeculativeConfig
+
 MODEL, ENGINE, HTTP = "model", "engine", "HTTP"  # groups of --help
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -36,7 +38,7 @@ def option(
     group: str = "",
     minimum: float | None = None,
     maximum: float | None = None,
-    parse: Callable[[str], Any] | None = None,
+    parse: Callable[[Any], Any] | None = None,
     metavar: str | None = None,
     secret: bool = False,
     aliases: tuple[str, ...] = (),
@@ -153,6 +155,28 @@ class EngineOptions:
     steps_in_flight: int = option(
         2, "2 schedules a step while the one before runs, 1 waits for it", group=ENGINE, minimum=1, maximum=2
     )
+    speculative_config: SpeculativeConfig | None = option(
+        None,
+        'guess several tokens and check them in one step, such as {"method": "ngram", "num_speculative_tokens": 3}; other keys are '
+        "in runtime/speculate/README.md",
+        group=ENGINE,
+        parse=SpeculativeConfig.parse,
+        metavar="JSON",
+    )
+    speculative_method: Literal["ngram", "suffix"] | None = option(
+        None,
+        "guess tokens from what stands in prompt and answer (ngram), or in past answers too (suffix); never changes an answer",
+        group=ENGINE,
+        aliases=("--spec-method",),
+    )
+    num_speculative_tokens: int | None = option(
+        None,
+        "tokens guessed for a sequence in one step at most (default: 8, suffix 16); fewer where fewer bring more",
+        group=ENGINE,
+        minimum=1,
+        maximum=MAX_DRAFTS,
+        aliases=("--spec-tokens",),
+    )
     stream_interval: int = option(
         1,
         "tokens that a stream gathers before they are sent, but for the first: more cost less CPU a token, and come less evenly",
@@ -202,3 +226,12 @@ class EngineOptions:
         maximum=86400,
         metavar="SECONDS",
     )
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """As the one option says, or the plain ones."""
+        if self.speculative_method is None:
+            return self.speculative_config
+        return SpeculativeConfig.of(
+            {"method": self.speculative_method, "num_speculative_tokens": self.num_speculative_tokens}
+        )

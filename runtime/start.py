@@ -121,7 +121,7 @@ def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runn
     limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids)
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups)
     scheduler = Scheduler(
-        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), step_budget=plan.step_budget()
+        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), plan.speculation(), plan.step_budget()
     )
     return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids))
 
@@ -144,4 +144,5 @@ def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -
         max_num_seqs=plan.max_num_seqs,
         pooler=model.spec.pooler_info,
         generates=model.spec.generates,
+        speculative="" if plan.speculative is None else str(plan.speculative),
     )

@@ -256,6 +256,8 @@ class ServerConfig(EngineOptions):
         ("kv_cache_bytes", "num_kv_blocks"),
         ("max_num_mixed_tokens", "max_itl"),
         ("max_num_mixed_tokens", "target_ttft"),
+        ("speculative_config", "speculative_method"),
+        ("speculative_config", "num_speculative_tokens"),
     )
 
     def __post_init__(self) -> None:
@@ -271,6 +273,10 @@ class ServerConfig(EngineOptions):
                 return f"{flag_of(names[one])} and {flag_of(names[other])} say the same thing twice; give one of them"
         if seqs is not None and tokens is not None and tokens <= seqs:
             return f"--max-num-batched-tokens {tokens} has to be more than --max-num-seqs {seqs}"
+        if self.num_speculative_tokens is not None and self.speculative_method is None:
+            return (
+                "--num-speculative-tokens says how many, and --speculative-method has to say by what they are guessed"
+            )
         if self.load_format in ("safetensors", "dummy") and is_file:
             return f"--load-format {self.load_format} contradicts --model {self.model}, which is a GGUF file"
         if self.load_format == "gguf" and Path(self.model).is_dir():
@@ -362,7 +368,7 @@ class _Option:
 
     name: str
     field: str
-    kind: type  # str, int, float, bool or tuple
+    kind: type  # str, int, float, bool, tuple, or what `parse` makes of text or of what YAML made
     choices: tuple[str, ...]
     default: Any
     metadata: Mapping[str, Any]
@@ -374,6 +380,8 @@ class _Option:
             if self.metadata["secret"] and not items:
                 raise ConfigError(f"{source} is empty")  # whoever wrote it does not want an open server
             return tuple(self._read_text(item, source) for item in items)
+        if self.kind not in (str, int, float, bool):
+            return self._read_other(value, source)
         number = self._read_number(value, source) if self.kind in (int, float) else None
         if number is not None:
             return self._in_range(number, source)
@@ -400,6 +408,12 @@ class _Option:
         if text in _FALSE:
             return False
         raise ConfigError(f"{source}: {value!r} is neither true nor false")
+
+    def _read_other(self, value: Any, source: str) -> Any:
+        try:
+            return value if isinstance(value, self.kind) else self.metadata["parse"](value)
+        except ValueError as error:
+            raise ConfigError(f"{source}: {error}") from None
 
     def _read_number(self, value: Any, source: str) -> int | float:
         parse = self.metadata["parse"] or self.kind

@@ -83,6 +83,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
             f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks hold {model.max_concurrency:,.1f} sequences "
             f"of {model.max_model_len:,} tokens; prefix caching {caching}",
         ),
+        *((("drafts", model.speculative),) if model.speculative else ()),
         ("responses", _stored_responses(config)),
         *(("endpoints" if number == 0 else "", line) for number, line in enumerate(ENDPOINTS)),
         ("started", f"in {total_s:.1f} s ({phases})" if phases else f"in {total_s:.1f} s"),

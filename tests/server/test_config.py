@@ -14,8 +14,9 @@ import pytest
 from runtime.config import CACHE_TYPES, ELEMENT_BYTES, EngineConfig
 from runtime.options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy
 from runtime.policy import POLICIES
+from runtime.speculate.config import SpeculativeConfig
 from server import __version__
-from server.config import ConfigError, ServerConfig, flag_of, parse, parse_size, variable_of
+from server.config import ConfigError, ServerConfig, flag_of, from_keywords, parse, parse_size, variable_of
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "starlette", "uvicorn", "tokenizers", "transformers", "jinja2", "msgspec", "yaml", "numpy", "asyncio")
@@ -57,6 +58,8 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "gpu_memory_utilization": 0.5, "attention_backend": "triton",
         "enforce_eager": True,
         "num_kv_blocks": 9, "enable_prefix_caching": False, "scheduling_policy": "priority", "steps_in_flight": 1,
+        "speculative_config": SpeculativeConfig.of({"method": "ngram"}), "speculative_method": "suffix",
+        "num_speculative_tokens": 4,
         "stream_interval": 3,
         "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1,
         "max_queue_time": 1.5, "max_queued_tokens": 4, "max_num_seqs_per_key": 3, "request_timeout": 2.5,
@@ -75,11 +78,16 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
     assert set(values) | {"config"} == set(fields)
     for name, value in values.items():
         text = value[0] if isinstance(value, tuple) else str(value)
+        if name == "speculative_config":
+            text = '{"method": "ngram"}'
         if isinstance(value, bool):
             flags = [flag_of(name) if value else "--no-" + name.replace("_", "-")]
         else:
             flags = [flag_of(name), text]
-        needed = ["--cors-origin", "https://a.example"] if name == "cors_credentials" else []
+        needed = {
+            "cors_credentials": ["--cors-origin", "https://a.example"],
+            "num_speculative_tokens": ["--speculative-method", "ngram"],
+        }.get(name, [])
         assert getattr(parse(flags + needed, {}), fields[name]) == value
         assert getattr(parse(needed, {variable_of(name): text}), fields[name]) == value
 
@@ -94,6 +102,14 @@ def test_the_file_takes_yaml_types_and_both_spellings(config_file):
     assert config.kv_cache_bytes == 2**30
     assert config.drain_timeout == 5.0
     assert config.seed is None
+
+
+def test_the_file_and_a_program_may_say_an_object(config_file):
+    path = config_file("speculative-config: {method: ngram, num_speculative_tokens: 3}")
+    said = SpeculativeConfig.of({"method": "ngram", "num_speculative_tokens": 3})
+    assert parse(["--config", path], {}).speculative_config == said
+    given = {"method": "ngram", "num_speculative_tokens": 3}
+    assert from_keywords({"speculative_config": given}).speculative_config == said
 
 
 def test_a_repeated_served_name_collects_and_the_first_is_first():
@@ -116,6 +132,9 @@ def test_sizes_are_read_with_their_units(text, size):
 
 REFUSALS = [
     (["--prot", "80"], {}, ["--prot", "did you mean --port"]),
+    (["--speculative-config", '{"method": "ngran"}'], {}, ["--speculative-config", "did you mean ngram"]),
+    (["--num-speculative-tokens", "3"], {}, ["--num-speculative-tokens", "--speculative-method"]),
+    (["--spec-method", "ngram", "--speculative-config", '{"method": "ngram"}'], {}, ["say the same thing twice"]),
     (["--no-prefix-caching"], {}, ["--no-prefix-caching"]),
     (["--no-enable-prefix-cachin"], {}, ["did you mean --no-enable-prefix-caching"]),
     (["serve"], {}, ["serve"]),

@@ -1,0 +1,127 @@
+"""SpeculativeConfig: what a user asks of speculative decoding, by vLLM's names. Standard library only: `--help` reads it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Self
+
+METHODS: Final = ("ngram", "suffix")
+_ELSEWHERE: Final = (
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "extract_hidden_states",
+    "medusa",
+    "mlp_speculator",
+    "mtp",
+    "ngram_gpu",
+)
+MAX_DRAFTS: Final = 64  # a row's in one step
+_DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 16}
+_DEFAULT_LOOKUP: Final = (2, 5)  # tokens
+_LOOKUP, _SUFFIX = "prompt_lookup_", "suffix_decoding_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """`num_speculative_tokens`: drafts of a row in one step at most; `adaptive`: fewer where fewer bring more, and none where they
+    cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram): how many last tokens are looked for.
+    `suffix_decoding_*` (suffix): how many last tokens are looked for at most, how many past answers are kept, how many drafts
+    there are at most for each token found again, and how likely all drafts up to one must be right.
+    `synthetic_acceptance`: drafts are accepted by this chance and not by truth, so answers are nonsense: to measure speed.
+
+    Raises ValueError, which names what is wrong."""
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int = _DEFAULT_LOOKUP[0]
+    prompt_lookup_max: int = _DEFAULT_LOOKUP[1]
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    adaptive: bool = True
+
+    @classmethod
+    def parse(cls, given: object) -> Self:
+        """From JSON, or from what JSON says. Raises ValueError."""
+        if isinstance(given, str):
+            try:
+                given = json.loads(given)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"is not JSON: {error.msg} at character {error.pos + 1}") from None
+        if not isinstance(given, Mapping):
+            raise ValueError('is not a JSON object such as {"method": "ngram", "num_speculative_tokens": 3}')
+        return cls.of(given)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """What is None is as if it were not there. Raises ValueError."""
+        known = [field.name for field in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise ValueError(
+                    f"unknown key {key!r}{_did_you_mean(str(key), known)}; the keys are {', '.join(known)}"
+                )
+        values = {key: value for key, value in given.items() if value is not None}
+        method = values.get("method")
+        if method is None:
+            raise ValueError(f"method is missing: one of {', '.join(METHODS)}")
+        _check_method(method)
+        if "prompt_lookup_max" in values and "prompt_lookup_min" not in values:
+            values["prompt_lookup_min"] = values["prompt_lookup_max"]  # as vLLM has it
+        elif "prompt_lookup_min" in values and "prompt_lookup_max" not in values:
+            values["prompt_lookup_max"] = values["prompt_lookup_min"]
+        for key in values:
+            for prefix, owner in ((_LOOKUP, "ngram"), (_SUFFIX, "suffix")):
+                if key.startswith(prefix) and method != owner:
+                    raise ValueError(f"{key} is for method {owner}, not {method}")
+        values.setdefault("num_speculative_tokens", _DEFAULT_DRAFTS[method])
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        _check_method(self.method)
+        _check_count("num_speculative_tokens", self.num_speculative_tokens, MAX_DRAFTS)
+        for name in ("prompt_lookup_min", "prompt_lookup_max"):
+            _check_count(name, getattr(self, name), MAX_DRAFTS)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min {self.prompt_lookup_min} is more than prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        _check_count("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 256, least=2)
+        _check_count("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 10**7, least=0)
+        _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0.0, 64.0)
+        _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0.0, 1.0)
+        if not isinstance(self.adaptive, bool):
+            raise ValueError(f"adaptive {self.adaptive!r} is neither true nor false")
+
+    def __str__(self) -> str:
+        """For people."""
+        length = "up to " if self.adaptive else ""
+        return f"{self.method}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"
+
+
+def _check_method(method: object) -> None:
+    if method not in METHODS:
+        served = f"{' and '.join(METHODS)} are"
+        if method in _ELSEWHERE or str(method).endswith("_mtp"):
+            raise ValueError(f"method {method!r} is not served yet; {served}")
+        raise ValueError(f"unknown method {method!r}{_did_you_mean(str(method), METHODS)}; {served} served")
+
+
+def _check_count(name: str, value: object, most: int, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} {value!r} is not a whole number from {least} to {most}")
+
+
+def _check_number(name: str, value: object, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ValueError(f"{name} {value!r} is not a number from {least:g} to {most:g}")
+
+
+def _did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""

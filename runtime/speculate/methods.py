@@ -1,0 +1,34 @@
+"""Methods: how a SpeculativeConfig becomes a Proposer. A method of another kind is a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from runtime.speculate.config import SpeculativeConfig
+from runtime.speculate.ngram import Ngram
+from runtime.speculate.proposer import Proposer
+from runtime.speculate.speculation import Speculation
+from runtime.speculate.suffix import Suffix
+from runtime.speculate.verification_cost import VerificationCost
+
+
+def _ngram(config: SpeculativeConfig) -> Proposer:
+    return Ngram(config.prompt_lookup_min, config.prompt_lookup_max)
+
+
+def _suffix(config: SpeculativeConfig) -> Proposer:
+    return Suffix(
+        config.suffix_decoding_max_tree_depth,
+        config.suffix_decoding_max_cached_requests,
+        config.suffix_decoding_max_spec_factor,
+        config.suffix_decoding_min_token_prob,
+    )
+
+
+PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {"ngram": _ngram, "suffix": _suffix}
+
+
+def speculation_of(config: SpeculativeConfig, draft_share: float) -> Speculation:
+    """`draft_share`: what a draft is assumed to take, in steps of a single row."""
+    cost = VerificationCost(draft_share) if config.adaptive else None
+    return Speculation(PROPOSERS[config.method](config), config.num_speculative_tokens, cost)

@@ -1,0 +1,64 @@
+"""SpeculativeConfig: vLLM's names, and what is wrong named."""
+
+from __future__ import annotations
+
+from typing import get_args, get_type_hints
+
+import pytest
+
+from runtime.config import EngineConfig
+from runtime.options import EngineOptions
+from runtime.speculate.config import METHODS, SpeculativeConfig
+from runtime.speculate.methods import PROPOSERS, speculation_of
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("{", "is not JSON: .* at character 2"),
+        ("[1]", "is not a JSON object"),
+        ({}, "method is missing: one of ngram"),
+        ({"method": "ngam"}, r"unknown method 'ngam' \(did you mean ngram\?\); ngram and suffix are served"),
+        ({"method": "eagle3"}, "'eagle3' is not served yet"),
+        ({"method": "deepseek_mtp"}, "'deepseek_mtp' is not served yet"),
+        ({"method": ["ngram"]}, r"unknown method \['ngram'\]"),
+        ({"method": "ngram", "num_spec_tokens": 3}, r"unknown key 'num_spec_tokens' \(did you mean num_speculative_tokens\?\)"),
+        ({"method": "ngram", "draft_tensor_parallel_size": 1}, "unknown key 'draft_tensor_parallel_size'"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens 0 is not a whole number from 1 to 64"),
+        ({"method": "ngram", "num_speculative_tokens": 2.0}, "num_speculative_tokens 2.0 is not a whole"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens True is not a whole"),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min 4 is more than"),
+        ({"method": "suffix", "prompt_lookup_max": 3}, "prompt_lookup_max is for method ngram, not suffix"),
+        ({"method": "ngram", "suffix_decoding_max_tree_depth": 3}, "is for method suffix, not ngram"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "1.5 is not a number from 0 to 1"),
+        ({"method": "ngram", "adaptive": 1}, "adaptive 1 is neither true nor false"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(given, named):
+    with pytest.raises(ValueError, match=named):
+        SpeculativeConfig.parse(given)
+
+
+def test_one_of_two_lengths_says_both():
+    for name in ("prompt_lookup_max", "prompt_lookup_min"):
+        config = SpeculativeConfig.of({"method": "ngram", name: 4})
+        assert (config.prompt_lookup_min, config.prompt_lookup_max) == (4, 4)
+    config = SpeculativeConfig.of({"method": "ngram", "prompt_lookup_max": None})
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == (2, 5)
+
+
+def test_the_plain_options_say_the_same():
+    config = EngineConfig(speculative_method="suffix", num_speculative_tokens=5)
+    assert config.speculation == SpeculativeConfig.parse('{"method": "suffix", "num_speculative_tokens": 5}')
+    assert EngineConfig(speculative_method="ngram").speculation == SpeculativeConfig.of({"method": "ngram"})
+    assert EngineConfig().speculation is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_an_option_and_has_a_proposer(method):
+    (choices, _) = get_args(get_type_hints(EngineOptions)["speculative_method"])
+    assert get_args(choices) == METHODS == tuple(PROPOSERS)
+    for adaptive in (True, False):
+        config = SpeculativeConfig.of({"method": method, "num_speculative_tokens": 3, "adaptive": adaptive})
+        assert speculation_of(config, 0.1).most == 3
+        assert str(config) == f"{method}, {'up to ' if adaptive else ''}3 drafts of a sequence in a step"
