@@ -17,8 +17,8 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def releases() -> dict[str, Version]:
-    lines = (ROOT / "requirements" / "constraints.txt").read_text().splitlines()
+def releases(file: str = "constraints.txt") -> dict[str, Version]:
+    lines = (ROOT / "requirements" / file).read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {plain(name): Version(version) for name, version in pairs}
 
@@ -44,3 +44,13 @@ def test_the_machines_builds_are_not_constrained():
 def test_ci_and_docker_install_these_releases():
     for file in (".ci/run", "Dockerfile"):
         assert re.search(r"PIP_CONSTRAINT=\S*/requirements/constraints\.txt", (ROOT / file).read_text()), file
+
+
+def test_ci_runs_every_client_that_has_a_test_at_a_release():
+    """Without them tests/e2e/clients collects nothing, which pytest ends with an error."""
+    tested = {plain(path.stem.removeprefix("test_")) for path in (ROOT / "tests/e2e/clients").glob("test_*.py")}
+    assert tested
+    assert {"langchain-openai" if name == "langchain" else name for name in tested} <= releases("clients.txt").keys()
+    run = (ROOT / ".ci/run").read_text()
+    assert re.search(r"pip install .*--no-deps -r \S*/requirements/clients\.txt", run)
+    assert re.search(r"pytest .*tests/e2e/clients\S*\)$", run, re.MULTILINE)
