@@ -20,7 +20,7 @@ from server.responses.body import render
 from server.responses.compact import compacted
 from server.responses.prepare import PreparedResponse, caller_of, counted, prepare
 from server.responses.query import InputItemsQuery, RetrieveQuery, read_query
-from server.responses.replay import Replay, ReplayResponse
+from server.responses.replay import Replay
 from server.responses.store import Entry, ResponseStore
 from server.responses.streaming import AnnouncedStream, EventFrames
 from server.responses.wire import COMPACT, COUNT, RESPONSES
@@ -157,6 +157,8 @@ async def _stop(entry: Entry) -> None:
 
 
 def _replay(service: Service, entry: Entry, first: int) -> ASGIApp:
+    from server.responses.replay_response import ReplayResponse  # few ask, and nobody else shall pay
+
     assert entry.events is not None, "who asks has looked"
     return ReplayResponse(Replay(entry.events, first, entry.ongoing), service.config.ping_interval)
 
