@@ -213,6 +213,10 @@ class Tokenizer:
         """What one token stands for inside a text; b"" outside the vocabulary."""
         return self._table.token_bytes(id)
 
+    def all_token_bytes(self) -> list[bytes]:
+        """`token_bytes` of every id of the vocabulary; off the event loop, for a table of it."""
+        return self._table.all_token_bytes(self._vocab_size)
+
     def token_string(self, id: int) -> str:
         """The token as the vocabulary spells it ("Ġthe", "▁the"); "" outside it."""
         return (self._backend.id_to_token(id) or "") if 0 <= id < self._vocab_size else ""

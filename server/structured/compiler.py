@@ -276,7 +276,7 @@ class _Vocabulary:
         self._tokenizer = tokenizer
         self.eos_token_id = eos_token_id
         self.bos_token_id = tokenizer.bos_token_id
-        self.tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.tokens = tokenizer.all_token_bytes()
         self.special_token_ids = sorted(tokenizer.special_ids)
 
     def __call__(self, text: bytes | str) -> list[int]:

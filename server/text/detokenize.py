@@ -80,6 +80,12 @@ class TokenTable:
         """The bytes this one token stands for inside a text, special tokens by their name; b"" outside the vocabulary."""
         return self._all.token_bytes(id)
 
+    def all_token_bytes(self, num_ids: int) -> list[bytes]:
+        """The bytes of each of the first `num_ids` tokens, in less time than one by one."""
+        if isinstance(self._all, _ByteTokens):
+            return self._all.all_token_bytes(num_ids)  # which skip none
+        return [self._all.token_bytes(id) for id in range(num_ids)]
+
     def _skipping(self, skip_ids: frozenset[int]) -> _Tokens:
         found = self._by_skipped.get(skip_ids)
         if found is None:
@@ -200,6 +206,16 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_TO_LATIN_1 = dict.fromkeys(range(256), "\uffff") | {ord(char): chr(byte) for char, byte in _BYTE_OF.items()}
+
+
+def _bytes_of(token: str) -> bytes:
+    if token.isascii():  # in the alphabet or not, it stands for itself
+        return token.encode()
+    try:
+        return token.translate(_TO_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:  # not written in the byte alphabet: an added token, taken as it is
+        return token.encode()
 
 
 class _ByteTokens:
@@ -225,15 +241,17 @@ class _ByteTokens:
         text = self.texts.get(id)
         return self.broken[id] if text is None else text.encode()
 
+    def all_token_bytes(self, num_ids: int) -> list[bytes]:
+        """Learns nothing: a table of texts is for the tokens that are met."""
+        first = self._pieces.first
+        tokens = map(self._backend.id_to_token, range(num_ids))
+        return [b"" if token is None else _bytes_of(first(token)) for token in tokens]
+
     def _bytes_of(self, id: int) -> bytes:
         token = _token_string(self._backend, id)
         if token is None or id in self._skip_ids:
             return b""
-        token = self._pieces.first(token)
-        try:
-            return bytes([_BYTE_OF[char] for char in token])
-        except KeyError:  # not written in the byte alphabet: an added token, taken as it is
-            return token.encode()
+        return _bytes_of(self._pieces.first(token))
 
 
 class _ByteDetokenizer:

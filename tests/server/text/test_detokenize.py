@@ -186,3 +186,17 @@ def test_token_bytes_are_the_bytes_of_the_text():
         assert b"".join(table(name).token_bytes(id) for id in ids) == text.encode()
     end = made("byte level").token_to_id("<|end|>")
     assert table("byte level").token_bytes(end) == b"<|end|>"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_bytes_of_all_tokens_are_those_of_each(name):
+    size = past_the_end(made(name))
+    assert table(name).all_token_bytes(size) == [table(name).token_bytes(id) for id in range(size)]
+
+
+def test_a_token_outside_the_byte_alphabet_is_its_own_text():
+    tokenizer = Tokenizer.from_str(made("byte level").to_str())
+    added = {"<｜end｜>": "<｜end｜>", "a b": "a b", "\xa0é": "\xa0é", "Ġx": " x"}
+    tokenizer.add_tokens(list(added))
+    written = TokenTable(tokenizer)
+    assert [written.token_bytes(tokenizer.token_to_id(token)) for token in added] == [*map(str.encode, added.values())]
