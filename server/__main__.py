@@ -7,6 +7,7 @@ a typing error must not wait for them."""
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -119,6 +120,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     """Serves on `sock` until a signal; the exit code. `started_s`: `time.monotonic()` when the process began."""
+    # Hundreds of modules that stay would be gone through again and again; `Process` turns it on once the model is there.
+    gc.disable()
     import asyncio
 
     import uvloop

@@ -46,17 +46,21 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
         # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
         tokenizer, template, chat_format = await asyncio.to_thread(load_text, config, files, fetch, report)
-        # Beside the engine, which leaves the interpreter alone most of the time.
         ends = files.eos_token_ids | tokenizer.eos_token_ids | chat_format.stop_ids
         style = JsonStyle(config.structured_outputs_whitespace, config.structured_outputs_closed)
         grammars = Grammars(tokenizer, ends, style)
-        warming = asyncio.create_task(asyncio.to_thread(grammars.warm))
+        imported = asyncio.Event()
+        warming = asyncio.create_task(_warm(grammars, imported))
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
         # So does what begins somebody else's turn.
         options = EngineConfig.of(config, end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids)
-        engine = await start_engine(options, files, report)
-        report(LoadProgress("grammars"))
-        await warming
+        try:
+            engine = await start_engine(options, files, _noting_weights(report, imported))
+            imported.set()
+            report(LoadProgress("grammars"))
+            await warming
+        finally:
+            warming.cancel()
     except (WeightsError, TokenizerError, PromptError, PlanError) as error:
         raise LoadError(str(error)) from error
     if tokenizer.vocab_size > engine.model.vocab_size:
@@ -71,6 +75,24 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
         engine, tokenizer, template, defaults, config.served_names, chat_format,
         grammars=grammars, allow_special_tokens=config.allow_special_tokens,
     )  # fmt: skip
+
+
+async def _warm(grammars: Grammars, imported: asyncio.Event) -> None:
+    """Both hold the interpreter for some tenths of a second: importing the engine, and this. Reading the weights does not."""
+    await imported.wait()
+    await asyncio.to_thread(grammars.warm)
+
+
+def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
+    """`report`, which sets `imported` once weights are read. Called from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def noting(progress: LoadProgress) -> None:
+        if progress.phase == "weights":
+            loop.call_soon_threadsafe(imported.set)
+        report(progress)
+
+    return noting
 
 
 def check_sizes(config: ServerConfig) -> None:
@@ -105,7 +127,10 @@ def check_sizes(config: ServerConfig) -> None:
 
 
 def import_engine() -> None:
-    """Imports the engine, in a thread: from then on importing its names costs the event loop nothing."""
+    """Imports the engine but for torch, in a thread: from then on importing its names costs the event loop nothing."""
+    from runtime.preload import preload_torch
+
+    preload_torch()
     import runtime.start  # noqa: F401
 
 

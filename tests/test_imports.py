@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from runtime.preload import preload_torch
+
 ROOT = Path(__file__).parent.parent
-HEAVY = ("transformers", "accelerate", "safetensors", "triton")  # safetensors.torch is for tests and for transformers
+# safetensors.torch is for tests and for transformers, sse_starlette for who asks for events that were stored.
+HEAVY = ("transformers", "accelerate", "safetensors", "triton", "sse_starlette")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 2,
@@ -58,3 +61,27 @@ def test_a_native_start_on_a_cpu_loads_no_other_backend(tmp_path):
     loaded = loaded_by(START, str(tmp_path))
     assert {"torch", "runtime", "server"} <= loaded
     assert not loaded & set(HEAVY)
+
+
+PRELOAD = """
+import sys
+from pathlib import Path
+from runtime.preload import preload_torch
+thread = preload_torch()
+thread.join()
+assert "torch" not in sys.modules
+print("MAPPED", "libtorch_cpu" in Path("/proc/self/maps").read_text())
+import torch
+assert float(torch.ones(2).sum()) == 2.0
+"""
+
+
+def test_the_libraries_of_torch_are_loaded_ahead_of_it():
+    done = subprocess.run([sys.executable, "-c", PRELOAD], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "MAPPED True\n"
+
+
+def test_where_there_is_no_torch_nothing_is_loaded_ahead(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert preload_torch() is None

@@ -1,0 +1,82 @@
+"""Loading in order: what holds the interpreter comes one after the other, and nothing is left behind where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+
+from runtime.api import LoadProgress
+from runtime.config import PlanError
+from server import load as loading
+from server.config import ServerConfig
+from server.loaded.chat_format import ChatFormat
+from server.loaded.lifecycle import LoadError
+from tests.fakes import FakeEngine, fake_model
+from tests.server.tiny import EOS, VOCAB_SIZE, chatml
+
+FILES = SimpleNamespace(eos_token_ids=frozenset({EOS}), generation_config={})
+
+
+@pytest.fixture
+def load(tokenizer, monkeypatch):
+    """Loads with that in the place of `start_engine`; the phases that were reported, and the warm-up of the grammars among them."""
+    phases: list[str] = []
+    warmed = Event()
+
+    def warm(grammars) -> None:
+        phases.append("warm")
+        warmed.set()
+
+    async def with_engine(start):
+        monkeypatch.setattr("runtime.weights.fetch.resolve", lambda *args, **options: FILES)
+        monkeypatch.setattr("runtime.start.start_engine", start)
+        monkeypatch.setattr(loading, "import_engine", lambda: None)
+        monkeypatch.setattr(loading, "load_text", lambda *args: (tokenizer, chatml(tokenizer), ChatFormat()))
+        monkeypatch.setattr("server.structured.compiler.Grammars.warm", warm)
+        return await loading.load(ServerConfig(), lambda progress: phases.append(progress.phase), Event())
+
+    return with_engine, phases, warmed
+
+
+async def test_grammars_are_warmed_while_weights_are_read_and_not_before(load):
+    with_engine, phases, warmed = load
+    engine = FakeEngine(lambda request: [EOS], model=fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})))
+
+    async def start(config, files, report):
+        await asyncio.to_thread(report, LoadProgress("import"))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(report, LoadProgress("weights"))
+        await asyncio.to_thread(warmed.wait)
+        report(LoadProgress("warm-up"))
+        return engine
+
+    loaded = await with_engine(start)
+    assert loaded.engine is engine
+    assert phases == ["import", "files", "import", "weights", "warm", "warm-up", "grammars"]
+
+
+async def test_grammars_are_warm_where_no_weights_were_read(load):
+    with_engine, phases, _ = load
+
+    async def start(config, files, report):
+        return FakeEngine(lambda request: [EOS], model=fake_model(vocab_size=VOCAB_SIZE))
+
+    await with_engine(start)
+    assert phases[-1] == "warm"
+
+
+async def test_an_engine_that_does_not_start_leaves_nobody_waiting(load):
+    with_engine, phases, _ = load
+
+    async def start(config, files, report):
+        raise PlanError("no room")
+
+    before = asyncio.all_tasks()
+    with pytest.raises(LoadError, match="no room"):
+        await with_engine(start)
+    await asyncio.sleep(0)
+    assert "warm" not in phases
+    assert asyncio.all_tasks() == before
