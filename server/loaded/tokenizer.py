@@ -15,6 +15,7 @@ from typing import Any, Self
 import tokenizers
 
 from server.loaded.control_tokens import ControlTokens
+from server.loaded.framing import Framing
 from server.loaded.text_pieces import PIECE_CHARS, TextPieces
 from server.offload import Pieces
 from server.text.detokenize import Detokenizer, TokenTable
@@ -47,7 +48,6 @@ class Tokenizer:
     names for filling in the middle ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")."""
 
     __slots__ = (
-        "_around",
         "_backend",
         "_pieces",
         "_table",
@@ -59,6 +59,7 @@ class Tokenizer:
         "eos_token",
         "eos_token_id",
         "eos_token_ids",
+        "framing",
         "infill_ids",
         "named_tokens",
     )  # fmt: skip
@@ -76,7 +77,7 @@ class Tokenizer:
         self._backend = backend
         self._table = TokenTable(backend)
         self._pieces = TextPieces(backend)
-        self._around = _around(backend)
+        self.framing = Framing.of(backend)
         self.control = ControlTokens(backend)
         self.infill_ids = infill_ids
         self._vocab_size = max(
@@ -149,14 +150,27 @@ class Tokenizer:
         control tokens (`control_tokens`).
 
         Raises ValueError for text that is not Unicode (lone surrogates)."""
+        (ids,) = self.encode_batch([text], add_special_tokens, plain)
+        return ids
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, plain: bool = False
+    ) -> list[list[int]]:
+        """`encode` of each of `texts`, which costs less than calls for each. Raises ValueError as that does."""
         backend = self.control.plain.backend if plain else self._backend
+        # To what is plain the tokens around a text have other ids, so they come last.
+        framed = plain and add_special_tokens and self.framing.single is not None
         try:
-            # Not `encode`: only the batch call releases the GIL, and the fast one leaves out the offsets.
-            encoding = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+            # Not `encode_batch`, nor `encode`: only the batch calls release the GIL, and the fast one leaves out the offsets.
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens and not framed)
         except TypeError as error:
             raise ValueError("the text contains a lone surrogate; it is not valid Unicode") from error
-        ids: list[int] = self.control.plain.ids(encoding.ids) if plain else encoding.ids
-        return self._with_one_bos(text, ids, add_special_tokens, plain)
+        found: list[list[int]] = []
+        for text, encoding in zip(texts, encodings, strict=True):
+            ids: list[int] = self.control.plain.ids(encoding.ids) if plain else encoding.ids
+            ids = self.framing.framed(ids) if framed else ids
+            found.append(self._with_one_bos(text, ids, add_special_tokens, plain))
+        return found
 
     def encode_pieces(
         self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None, plain: bool = False
@@ -164,9 +178,9 @@ class Tokenizer:
         """The ids of `encode`, in pieces where there are places for that.
 
         Raises TooManyTokens as soon as `text` has more than `max_tokens`, at the cost of these, or ValueError as `encode` does."""
-        if len(text) <= PIECE_CHARS or self._around is None:
+        if len(text) <= PIECE_CHARS or self.framing.single is None:
             return self.encode(text, add_special_tokens, plain)
-        before, after = self._around if add_special_tokens else ([], [])
+        before, after = self.framing.single if add_special_tokens else ([], [])
         ids, start = [*before], 0
         for end in self._pieces.ends(text):
             if max_tokens is not None and end - start > max(2 * PIECE_CHARS, max_tokens):
@@ -231,15 +245,6 @@ class Tokenizer:
     def id_of(self, token: str | None) -> int | None:
         """The id of a token as the vocabulary spells it, None for one that it lacks."""
         return None if token is None else self._backend.token_to_id(token)
-
-
-def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids that are put before and behind every text; None where that is not to be seen."""
-    with_them, without = (backend.encode("a", add_special_tokens=add).ids for add in (True, False))
-    for start in range(len(with_them) - len(without) + 1):
-        if without and with_them[start : start + len(without)] == without:
-            return with_them[:start], with_them[start + len(without) :]
-    return None
 
 
 # --- Hugging Face folders -----------------------------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""Framing: the ids that a tokenizer puts around one text, or around and between two, and the token types by which a model
+tells the two apart.
+
+Read off what the tokenizer does, so that texts can be cut by tokens first and framed afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """`single`: the ids before and behind one text; None where that is not to be seen. `pair`: those before, between and behind
+    two; a tokenizer that knows no pairs has none. `pair_types`: the types of the tokens before, of the first text, between, of the
+    second, and behind."""
+
+    single: tuple[list[int], list[int]] | None
+    pair: tuple[list[int], list[int], list[int]]
+    pair_types: tuple[int, int, int, int, int]
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer) -> Framing:
+        pair = backend.encode("a", "b")
+        places = pair.sequence_ids
+        if 0 not in places or 1 not in places:  # of a vocabulary without letters
+            return cls(_single(backend), ([], [], []), (0, 0, 0, 0, 0))
+        start, stop = places.index(0), len(places) - places[::-1].index(0)
+        other, end = places.index(1), len(places) - places[::-1].index(1)
+        ids, types = pair.ids, pair.type_ids
+        before, behind = types[:start], types[end:]
+        between = types[stop:other]
+        return cls(
+            _single(backend),
+            (ids[:start], ids[stop:other], ids[end:]),
+            (
+                before[0] if before else 0, types[start], between[0] if between else 0, types[other],
+                behind[0] if behind else 0,
+            ),
+        )  # fmt: skip
+
+    @property
+    def num_single(self) -> int:
+        return 0 if self.single is None else sum(map(len, self.single))
+
+    @property
+    def num_pair(self) -> int:
+        return sum(map(len, self.pair))
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """One text, framed."""
+        before, behind = self.single or ([], [])
+        return [*before, *ids, *behind]
+
+    def framed_pair(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int] | None]:
+        """Two texts, framed, and the types of their tokens, None where all are 0."""
+        before, between, behind = self.pair
+        ids = [*before, *first, *between, *second, *behind]
+        if not any(self.pair_types):
+            return ids, None
+        lengths = (len(before), len(first), len(between), len(second), len(behind))
+        types: list[int] = []
+        for kind, length in zip(self.pair_types, lengths, strict=True):
+            types += [kind] * length
+        return ids, types
+
+
+def _single(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    with_them, without = (backend.encode("a", add_special_tokens=add).ids for add in (True, False))
+    for start in range(len(with_them) - len(without) + 1):
+        if without and with_them[start : start + len(without)] == without:
+            return with_them[:start], with_them[start + len(without) :]
+    return None
