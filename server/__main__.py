@@ -61,6 +61,10 @@ def check_early(config: ServerConfig) -> None:
             from server.loaded.chat_format import check_names
 
             check_names(*names)
+        if config.pooler_config is not None:
+            from server.loaded.pooling import PoolerConfig
+
+            PoolerConfig.read(config.pooler_config)
         if sizes != (None, None, None):
             from server.load import check_sizes
 

@@ -79,6 +79,23 @@ class ServerConfig(EngineOptions):
         "allow_special_tokens",
         group=MODEL,
     )
+    runner: Literal["auto", "generate", "pooling"] = option(
+        "auto",
+        "what the model is served for: auto is to be pooled (embeddings, scores, classes) if it cannot generate or its files are "
+        "sentence-transformers', else to generate",
+        group=MODEL,
+    )
+    convert: Literal["auto", "none", "embed", "classify"] = option(
+        "auto",
+        "what a pooled model is for: embed leaves its classifier out, classify refuses one that has none",
+        group=MODEL,
+    )
+    pooler_config: str | None = option(
+        None,
+        """how it is pooled, where its files are not to say, as vLLM has it: '{"pooling_type": "CLS", "use_activation": false}'""",
+        group=MODEL,
+        metavar="JSON",
+    )
     generation_config: Literal["auto", "none"] = option(
         "auto", "sampling defaults: auto takes the model's generation_config, none OpenAI's", group=MODEL
     )

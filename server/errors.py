@@ -4,6 +4,7 @@
     ├── InvalidRequest             400  the request is at fault; `param` names the field
     │   ├── UnknownParameter       400  a field nobody knows
     │   ├── UnsupportedParameter   400  a field we know and do not implement, set to something that asks for it
+    │   ├── TaskNotSupported       400  embeddings, scores, chats …, of a model that is not served for them
     │   ├── TextOnly               400  a picture, sound or file, where the model reads text
     │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
     │   ├── StorageFull            400  there is no room for another file
@@ -122,6 +123,17 @@ class UnsupportedParameter(InvalidRequest):
     def __init__(self, name: str, *, param: str | None = None, instead: str | None = None) -> None:
         advice = "leave it out" if instead is None else f"use {instead} instead"
         super().__init__(f"{name} is not supported by this server; {advice}", param=param or name)
+
+
+class TaskNotSupported(InvalidRequest):
+    """`model` is what it is about: a request cannot ask for it otherwise."""
+
+    code = "task_not_supported"
+
+    def __init__(self, architecture: str, task: str, tasks: Sequence[str], *, hint: str = "") -> None:
+        super().__init__(
+            f"This model ({architecture}) is not served to {task}; it is to {', '.join(tasks)}{hint}", param="model"
+        )
 
 
 class TextOnly(InvalidRequest):

@@ -12,13 +12,14 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-from runtime.api import LoadProgress
+from runtime.api import LoadProgress, ModelInfo
 from server.config import ServerConfig
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.json_style import JsonStyle
 from server.loaded.lifecycle import LoadError, Report
 from server.loaded.model import LoadedModel
+from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
 from server.loaded.prompt import ChatTemplate, PromptError
 from server.loaded.tokenizer import Tokenizer, TokenizerError
 from server.structured.compiler import Grammars
@@ -69,11 +70,16 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {engine.model.vocab_size}: "
             "they do not belong together"
         )
+    try:
+        pooling = served_pooling(config, files, engine.model, tokenizer)
+    except ValueError as error:
+        await engine.close()
+        raise LoadError(str(error)) from error
     generation_config = files.generation_config if config.generation_config == "auto" else {}
     defaults = SamplingDefaults.from_generation_config(generation_config)
     return LoadedModel(
         engine, tokenizer, template, defaults, config.served_names, chat_format,
-        grammars=grammars, allow_special_tokens=config.allow_special_tokens,
+        grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,
     )  # fmt: skip
 
 
@@ -93,6 +99,25 @@ def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
         report(progress)
 
     return noting
+
+
+def served_pooling(
+    config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer
+) -> ServedPooling | None:
+    """What the model is served for in place of generating; None where it generates.
+
+    Raises ValueError where it cannot do what the options say."""
+    folder = None if files.gguf is not None else files.tokenizer_path
+    embeds = folder is not None and (folder / "modules.json").is_file()
+    chosen = PoolerConfig.read(config.pooler_config)
+    if served_runner(config.runner, model, embeds=embeds) == "generate":
+        if config.convert in ("embed", "classify") or config.pooler_config is not None:
+            raise ValueError("--convert and --pooler-config are for models that are pooled: add --runner pooling")
+        return None
+    prompts = Prompts() if folder is None else Prompts.read(folder)
+    served = ServedPooling.of(model, tokenizer, chosen, config.convert, prompts)
+    logger.info("served to %s", ", ".join(served.tasks))
+    return served
 
 
 def check_sizes(config: ServerConfig) -> None:

@@ -25,6 +25,7 @@ class ModelCard(Struct):
     root: str
     parent: str | None
     max_model_len: int
+    tasks: list[str]  # "generate", or what its prompts are pooled to: "embed", "classify" …
     type: Literal["model"]  # from here on as Anthropic has it
     display_name: str
     created_at: str
@@ -49,6 +50,7 @@ def card(loaded: LoadedModel, name: str) -> Json:
         "root": loaded.name,
         "parent": None,
         "max_model_len": loaded.engine.model.max_model_len,
+        "tasks": ["generate"] if loaded.pooling is None else list(loaded.pooling.tasks),
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(loaded.created, UTC),

@@ -24,7 +24,7 @@ from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCa
 from server.text.stop import StopStrings
 
 TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
-_FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.TIMEOUT)
+FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.TIMEOUT)
 _NO_STOPS = StopStrings(())
 
 
@@ -100,8 +100,8 @@ class Choice:
             self._note(ids, output.logprobs)
             text = self._detokenizer.feed(ids)
             return text if self._stops is None else self._pass(text, self._stops, output)
-        if output.finish in _FAILED:
-            raise _failure(output, self._options.constrained_by)
+        if output.finish in FAILED:
+            raise failure_of(output, self._options.constrained_by)
         if self._stops is not None:
             return "".join(self._by_token(output, self._stops))
         shown = self._shown(output)
@@ -146,8 +146,8 @@ class Choice:
         if codec is None:
             text = self.feed(output)
             return [Text(text)] if text else []
-        if output.finish in _FAILED:
-            raise _failure(output, self._options.constrained_by)
+        if output.finish in FAILED:
+            raise failure_of(output, self._options.constrained_by)
         self.num_cached_tokens = output.num_cached_tokens
         shown: list[Event] = []
         before = self.num_tokens
@@ -278,7 +278,9 @@ class PromptChoice(Choice):
         return [(first, None), *zip(others, self._source._prompt_logprobs, strict=True)]
 
 
-def _failure(output: Output, constrained_by: str | None) -> Exception:
+def failure_of(output: Output, constrained_by: str | None = None) -> Exception:
+    """What a client, or the log, is told of a request that ended without its answer. `constrained_by`: the field whose constraint it
+    was to be held to."""
     if output.finish is FinishReason.INVALID:
         words = output.error or "the answer cannot be held to it"
         return InvalidRequest(words if constrained_by is None else f"{constrained_by}: {words}", param=constrained_by)

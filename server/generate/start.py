@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -24,14 +23,12 @@ from server.generate.matchers import matchers_for
 from server.generate.preprocess import echoed, infill_ids, prompt_ids, truncated
 from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
+from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
-from server.offload import SHORT_CHARS, Offload
+from server.offload import Offload
 
 logger = logging.getLogger("oneloop.http")
-
-PRIORITY = Field("priority")
-LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much work as to tokenise so many characters
 
 
 async def start(
@@ -42,6 +39,7 @@ async def start(
     log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them.
 
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
+    loaded.check_generates()
     _check(config, loaded, request)
     fits = request.truncation is None
     output_parser: OutputParser | None = None
@@ -58,8 +56,8 @@ async def start(
         prompts = await prompt_ids(loaded, offload, request.prompt, fits=fits)
     matchers = await matchers_for(loaded, request, output_parser)
     beams = _beams(request, loaded.engine.model)
-    deadline_s = _deadline_s(config, request, arrival)
-    cache_salt = _cache_salt(config, request, arrival)
+    ends_s = deadline_s(config, request.timeout_s, arrival)
+    salt = cache_salt(config, request.cache_salt, arrival)
     requests: list[api.Request] = []
     echoes: list[Echo] = []
     for number, given in enumerate(prompts):
@@ -70,18 +68,18 @@ async def start(
             echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
         choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model)
         first = len(requests)
-        prepared = await _prepared(loaded, offload, ids, cache_salt)
+        made = await prepared(loaded, offload, ids, salt)
         requests += (
             api.Request(
                 id=f"{id}-{first + choice}",
                 prompt_ids=ids,
                 params=params,
                 priority=request.priority,
-                cache_salt=cache_salt,
+                cache_salt=salt,
                 arrival_s=arrival.time_s,
                 caller=CALLER.get(),
-                deadline_s=deadline_s,
-                prepared=prepared,
+                deadline_s=ends_s,
+                prepared=made,
             )
             for choice, params in enumerate(choices)
         )
@@ -108,20 +106,6 @@ def _ending_with_the_middle(loaded: LoadedModel, request: GenerateRequest) -> Ge
     return replace(request, sampling=replace(sampling, stop_token_ids=stop_token_ids))
 
 
-def _deadline_s(config: ServerConfig, request: GenerateRequest, arrival: Arrival) -> float | None:
-    """Of body and header the shorter counts; the server's own only where neither is there."""
-    given = [timeout_s for timeout_s in (request.timeout_s, arrival.timeout_s) if timeout_s is not None]
-    timeout_s = min(given, default=config.request_timeout)
-    return None if timeout_s is None else arrival.time_s + timeout_s
-
-
-def _cache_salt(config: ServerConfig, request: GenerateRequest, arrival: Arrival) -> str | None:
-    """Clients divide what is theirs by their own salts, in which there is no slash."""
-    if arrival.tenant is None or config.shared_prefix_cache:
-        return request.cache_salt
-    return f"{arrival.tenant}/{request.cache_salt or ''}"
-
-
 def _check(config: ServerConfig, loaded: LoadedModel, request: GenerateRequest) -> None:
     """Raises InvalidRequest where not even an empty queue would take all sequences, so that waiting would not help, or where the
     scheduler knows no priorities."""
@@ -134,8 +118,7 @@ def _check(config: ServerConfig, loaded: LoadedModel, request: GenerateRequest) 
             f"this server takes at most {limit}",
             param=field if width > 1 else request.prompt_field,
         )  # fmt: skip
-    if request.priority and config.scheduling_policy != "priority":
-        raise InvalidRequest(PRIORITY, " needs a server started with --scheduling-policy priority", param=PRIORITY)
+    check_priority(config, request.priority)
 
 
 def _fitted(loaded: LoadedModel, request: GenerateRequest, given: Sequence[int]) -> Sequence[int]:
@@ -147,16 +130,6 @@ def _fitted(loaded: LoadedModel, request: GenerateRequest, given: Sequence[int])
         return given
     max_tokens = request.default_max_tokens if request.max_tokens is None else request.max_tokens
     return truncated(given, request.truncation, max_tokens, loaded.engine.model.max_model_len)
-
-
-async def _prepared(
-    loaded: LoadedModel, offload: Offload, ids: Sequence[int], cache_salt: str | None
-) -> api.PreparedPrompt | None:
-    """A long prompt checked and hashed on a thread, so that `Generation.open` costs the loop next to nothing; None for a short
-    one."""
-    if len(ids) <= LONG_PROMPT:
-        return None
-    return await offload.run(len(ids), partial(loaded.engine.prepare, ids, cache_salt))
 
 
 def _text_options(

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from runtime.api import EngineClient, MatcherFactory, ModelInfo
-from server.errors import ModelNotFound
+from server.errors import ModelNotFound, TaskNotSupported
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.infill import InfillFormat, infill_format
 from server.loaded.json_style import JsonStyle
+from server.loaded.pooling import ServedPooling
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
 from server.version import __version__
@@ -39,7 +40,8 @@ class GrammarCompiler(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers.
-    `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise."""
+    `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise. `pooling`: what it is
+    served for in place of generating, None where it generates."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -49,6 +51,7 @@ class LoadedModel:
     chat_format: ChatFormat = field(default_factory=ChatFormat)
     grammars: GrammarCompiler = field(kw_only=True)
     allow_special_tokens: bool = field(default=False, kw_only=True)
+    pooling: ServedPooling | None = field(default=None, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     infill: InfillFormat | None = field(init=False)  # None: the model does not fill in the middle
@@ -61,6 +64,18 @@ class LoadedModel:
         """Raises ModelNotFound unless `wanted` is one of the names, or None, which is the model there is."""
         if wanted is not None and wanted not in self.names:
             raise ModelNotFound(wanted, self.names)
+
+    def require_pooling(self, task: str) -> ServedPooling:
+        """What prompts are pooled to. Raises TaskNotSupported where the model generates; `task`: what was asked for."""
+        if self.pooling is None:
+            hint = "; start the server with --runner pooling for that"
+            raise TaskNotSupported(self.engine.model.architecture, task, ("generate",), hint=hint)
+        return self.pooling
+
+    def check_generates(self) -> None:
+        """Raises TaskNotSupported where the model is served to be pooled."""
+        if self.pooling is not None:
+            raise TaskNotSupported(self.engine.model.architecture, "generate", self.pooling.tasks)
 
     @property
     def name(self) -> str:
