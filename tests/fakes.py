@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, pairwise
 
 from runtime.api import (
     Busy,
@@ -18,6 +20,7 @@ from runtime.api import (
     Metric,
     ModelInfo,
     PoolerInfo,
+    PoolingParams,
     PreparedPrompt,
     ProbeFailed,
     Request,
@@ -26,6 +29,7 @@ from runtime.api import (
 from runtime.token_stream import EngineTokenStream
 
 Script = Callable[[Request], Sequence[int]]
+Pooler = Callable[[Request], memoryview]
 
 
 def echo_prompt(request: Request) -> Sequence[int]:
@@ -48,6 +52,31 @@ def fake_prompt_logprobs(request: Request) -> list[TokenLogprobs] | None:
         return None
     top = tuple((other, -float(other)) for other in range(count))
     return [TokenLogprobs(-token_id / 1000, 3, top) for token_id in request.prompt_ids[1:]]
+
+
+def pool_ids(pooler: PoolerInfo) -> Pooler:
+    """Numbers that tell of the prompt's ids: of each token its id and the one before it over and over, of all their means, and of
+    those the first `dimensions`. Embeddings are normalised, as a model's are."""
+
+    def pooled(request: Request) -> memoryview:
+        params, ids = request.params, list(request.prompt_ids)
+        embeds = params.task.endswith("embed")
+        labels = len(params.label_token_ids) or len(pooler.labels)
+        width = (params.dimensions or pooler.embedding_size) if embeds else labels
+        rows = [
+            [float((id, before)[place % 2] + place) for place in range(width)] for before, id in pairwise([1, *ids])
+        ]
+        if not params.task.startswith("token_"):
+            rows = [[sum(column) / len(rows) for column in zip(*rows, strict=True)]]
+        if params.use_activation is not False:
+            lengths = [math.hypot(*row) if embeds else sum(row) for row in rows]
+            rows = [[number / length for number in row] for row, length in zip(rows, lengths, strict=True)]
+        numbers = memoryview(array("f", [number for row in rows for number in row]))
+        if not params.task.startswith("token_"):
+            return numbers
+        return numbers.cast("B").cast("f", (len(rows), width))
+
+    return pooled
 
 
 def fake_model(**changes) -> ModelInfo:
@@ -76,11 +105,20 @@ class _Live:
 class FakeEngine:
     """With `paused`, tokens come only when `step` is called; otherwise one per request and round of the event loop.
 
+    A request that is to be pooled becomes what `pooler` makes of it, in one step.
     A script is repeated until max_tokens; an end-of-sequence id or stop token id in it ends the request, as the params say.
     `refuse` is raised by the next `submit`s. `ended` tells how each request ended, in order: (id, reason)."""
 
-    def __init__(self, script: Script = echo_prompt, *, model: ModelInfo | None = None, paused: bool = False) -> None:
+    def __init__(
+        self,
+        script: Script = echo_prompt,
+        *,
+        model: ModelInfo | None = None,
+        paused: bool = False,
+        pooler: Pooler | None = None,
+    ) -> None:
         self.model = model or fake_model()
+        self.pooler = pooler or pool_ids(self.model.pooler)
         self.script = script
         self.refuse: EngineError | None = None
         self.unhealthy: str | None = None
@@ -110,11 +148,13 @@ class FakeEngine:
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> EngineTokenStream:
         if self.refuse is not None:
             raise self.refuse
+        for each in requests:
+            self.model.check(each)
         assert all(each.prepared is None or each.prepared.token_ids is each.prompt_ids for each in requests)
         live: list[_Live] = []
         stream = EngineTokenStream(len(requests), lambda index, reason: self._end(live[index], reason))
         live += [
-            _Live(request, stream, index, self._events(request, self.script(request)))
+            _Live(request, stream, index, self._events(request, self._script(request)))
             for index, request in enumerate(requests)
         ]
         self.submitted += requests
@@ -227,7 +267,15 @@ class FakeEngine:
             await asyncio.sleep(0)
         self._task = None
 
+    def _script(self, request: Request) -> Sequence[int]:
+        return () if isinstance(request.params, PoolingParams) else self.script(request)
+
     def _give(self, live: _Live) -> None:
+        if isinstance(live.request.params, PoolingParams):
+            self._end(live, FinishReason.STOP)
+            numbers = self.pooler(live.request)
+            live.stream.put(live.index, [], self.num_cached_tokens, FinishReason.STOP, pooled=numbers)
+            return
         token, finish, stop_token_id = next(live.events)
         if finish is not None:
             self._end(live, finish)

@@ -16,7 +16,7 @@ SERVER_ROOMS = (
     ("app",),
     ("endpoints",),
     ("openapi",),
-    ("responses",),
+    ("responses", "pooling"),
     ("openai", "anthropic", "ollama", "llamacpp", "route"),
     ("generate", "load"),
     ("structured", "service", "terminal", "field_names", "batches"),
@@ -99,7 +99,11 @@ def test_server_sees_only_the_border_of_runtime():
 
 
 def test_server_knows_no_torch():
-    assert not offences(lambda m: within(m, "server"), lambda m, n: within(n, "torch", "triton", "numpy"))
+    assert not offences(lambda m: within(m, "server"), lambda m, n: within(n, "torch", "triton"))
+    # Vectors become text here: the engine gives arrays, and has brought numpy along by then.
+    assert not offences(
+        lambda m: within(m, "server") and m != "server.pooling.vectors", lambda m, n: within(n, "numpy")
+    )
 
 
 def room_of(module: str, wing: str) -> str:
@@ -137,7 +141,7 @@ def test_every_room_of_the_server_has_its_floor():
 
 def test_the_server_stays_a_house_of_few_floors_and_arrows():
     assert len(SERVER_ROOMS) <= 12
-    assert len(arrows("server")) <= 145  # an API of its own is a room, and some ten arrows
+    assert len(arrows("server")) <= 160  # an API of its own is a room, and some ten arrows
 
 
 def test_text_codecs_know_neither_http_nor_engine():

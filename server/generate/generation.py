@@ -279,8 +279,8 @@ class PromptChoice(Choice):
 
 
 def failure_of(output: Output, constrained_by: str | None = None) -> Exception:
-    """What a client, or the log, is told of a request that ended without its answer. `constrained_by`: the field whose constraint it
-    was to be held to."""
+    """What a client, or the log, is told of a request that ended without its answer. `constrained_by`: the field whose constraint
+    it was to be held to."""
     if output.finish is FinishReason.INVALID:
         words = output.error or "the answer cannot be held to it"
         return InvalidRequest(words if constrained_by is None else f"{constrained_by}: {words}", param=constrained_by)

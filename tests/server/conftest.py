@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import anthropic
@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from runtime.api import PoolerInfo
 from server.__main__ import listen
 from server.app import stop_batches
 from server.config import ServerConfig
@@ -21,6 +22,7 @@ from server.http.clients import Clients
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle
+from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
 from server.loaded.tokenizer import Tokenizer
 from server.process import HttpServer, http_server
 from server.service import Service
@@ -199,18 +201,30 @@ def tokenizer() -> Tokenizer:
     return tiny_tokenizer()
 
 
+Lasting = tuple[asyncio.Runner, Running]
+
+
 @pytest.fixture(scope="module")
-def lasting(tokenizer: Tokenizer) -> Iterator[tuple[asyncio.Runner, Running]]:
+def lasting(tokenizer: Tokenizer) -> Iterator[Lasting]:
     """One server for many examples, in a loop that turns only while the runner runs something: for tests that are no coroutines,
     as hypothesis' are."""
+    with lasting_server(tokenizer) as server:
+        yield server
+
+
+@contextmanager
+def lasting_server(tokenizer: Tokenizer, pooler: PoolerInfo | None = None) -> Iterator[Lasting]:
     ids = [*tokenizer.encode("Hello there"), EOS]
-    model = fake_model(vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=512)
+    facts = {} if pooler is None else {"pooler": pooler, "generates": False}
+    model = fake_model(vocab_size=tokenizer.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=512, **facts)
     engine, lifecycle, template = FakeEngine(lambda request: ids, model=model), Lifecycle(), chatml(tokenizer)
     config = ServerConfig(served_model_name=("tiny",), access_log=False)
     chat_format = ChatFormat.choose(
         tokenizer.chat_template, template, tokenizer, tool_parser="auto", reasoning_parser="auto"
     )
-    lifecycle.ready(loaded_model(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format))
+    loaded = loaded_model(engine, tokenizer, template, SamplingDefaults(), ("tiny",), chat_format)
+    pooling = None if pooler is None else ServedPooling.of(model, tokenizer, PoolerConfig(), "auto", Prompts())
+    lifecycle.ready(dataclasses.replace(loaded, pooling=pooling))
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         yield runner, runner.run(stack.enter_async_context(running(engine, tokenizer, lifecycle, config)))
@@ -220,7 +234,7 @@ def lasting(tokenizer: Tokenizer) -> Iterator[tuple[asyncio.Runner, Running]]:
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
     """`await serve(says="...")`: a server whose model says that and ends. `script` for more, `loaded=False` for less, `speaks`
-    for another tokenizer and its chat template; other options are the server's."""
+    for another tokenizer and its chat template, `pooler` for a model that is pooled; other options are the server's."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -232,13 +246,17 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             defaults: SamplingDefaults | None = None,
             max_model_len: int = 512,
             chat: bool = True,
+            pooler: PoolerInfo | None = None,
+            generates: bool = False,
+            prompts: Prompts | None = None,
             speaks: Tokenizer | None = None,
             **options: Any,
         ) -> Running:
             spoken = speaks or tokenizer
             ids = [*spoken.encode(says or ""), EOS]
+            facts = {} if pooler is None else {"pooler": pooler, "generates": generates, "architecture": "FakeModel"}
             model = fake_model(
-                vocab_size=spoken.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=max_model_len
+                vocab_size=spoken.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=max_model_len, **facts
             )
             engine = FakeEngine(script or (lambda request: ids), model=model, paused=paused)
             lifecycle = Lifecycle()
@@ -252,7 +270,11 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             if loaded:
                 loaded = loaded_model(engine, spoken, template, defaults or SamplingDefaults(), names, chat_format)
                 allowed = config.allow_special_tokens
-                lifecycle.ready(dataclasses.replace(loaded, allow_special_tokens=allowed))
+                pooling = None
+                if pooler is not None:
+                    asked = PoolerConfig.read(config.pooler_config)
+                    pooling = ServedPooling.of(model, spoken, asked, config.convert, prompts or Prompts())
+                lifecycle.ready(dataclasses.replace(loaded, allow_special_tokens=allowed, pooling=pooling))
             return await stack.enter_async_context(running(engine, spoken, lifecycle, config))
 
         yield start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from server import schema
 from server.http import body, json_values
 from server.http.json_values import has_more_values
 from tests.server.conftest import MESSAGES
+from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER
 from tests.server.test_refusals import error_of
 
 BODIES = {
@@ -24,8 +26,23 @@ BODIES = {
     "/v1/messages/count_tokens": {"model": "tiny", "messages": MESSAGES},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5]},
+    "/v1/embeddings": {"input": "Hi"},
+    "/pooling": {"input": "Hi"},
+    "/classify": {"input": "Hi"},
+    "/score": {"text_1": "Hi", "text_2": "Ho"},
+    "/rerank": {"query": "Hi", "documents": ["Ho"]},
+    "/v2/embed": {"texts": ["Hi"]},
 }
+POOLED = {
+    "/v1/embeddings": EMBEDDER, "/pooling": EMBEDDER, "/score": EMBEDDER, "/rerank": EMBEDDER, "/v2/embed": EMBEDDER,
+    "/classify": CLASSIFIER,
+}  # fmt: skip
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")
+
+
+def served(path: str) -> dict[str, Any]:
+    """The options of a server that answers `path`."""
+    return {"pooler": POOLED[path]} if path in POOLED else {}
 
 
 def complaint(path: str, response) -> str:
@@ -46,7 +63,7 @@ async def post_text(server, path: str, text: str | bytes):
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_large_bodies_are_decoded_off_the_loop_and_small_ones_where_they_are(serve, monkeypatch, path):
-    server = await serve(max_model_len=10_000)
+    server = await serve(max_model_len=10_000, **served(path))
     decoded = []
     decode = schema.Wire.decode
 
@@ -63,7 +80,7 @@ async def test_large_bodies_are_decoded_off_the_loop_and_small_ones_where_they_a
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_body_of_very_many_values_is_413_before_any_is_built(serve, monkeypatch, path):
-    server = await serve()
+    server = await serve(**served(path))
     monkeypatch.setattr(body, "MAX_VALUES", 1000)
     monkeypatch.setattr(body, "UNCOUNTED_BYTES", 0)
     assert (await server.post(path, BODIES[path])).status_code == 200
@@ -115,7 +132,7 @@ async def test_a_name_longer_than_any_fields_is_compared_with_none(serve, monkey
         return nearest(name, *args, **more)
 
     monkeypatch.setattr(difflib, "get_close_matches", noted)
-    lenient, strict = await serve(), await serve(strict_fields=True)
+    lenient, strict = await serve(**served(path)), await serve(strict_fields=True, **served(path))
     given = {**BODIES[path], "a" * 50_000: 1}
     answered = await lenient.post(path, given)
     assert answered.status_code == 200
@@ -131,7 +148,7 @@ async def test_a_field_with_a_letter_too_many_is_still_guessed(serve):
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_very_many_unknown_fields_are_refused_by_the_first_without_a_look_at_the_others(serve, path):
-    server = await serve()
+    server = await serve(**served(path))
     given = {**BODIES[path], **{f"unknown{number}": None for number in range(5000)}}
     message = complaint(path, await server.post(path, given))
     assert "unknown0 " in message
@@ -144,7 +161,7 @@ async def test_very_many_unknown_fields_are_refused_by_the_first_without_a_look_
 @pytest.mark.parametrize("depth", [800, 1000, 20_000])
 @pytest.mark.parametrize("path", BODIES)
 async def test_an_unknown_field_of_any_depth_is_the_clients_fault(serve, path, depth):
-    server = await serve()
+    server = await serve(**served(path))
     deep = '{"a":' * depth + "1" + "}" * depth
     response = await post_text(server, path, json.dumps(BODIES[path])[:-1] + f', "zz": {deep}}}')
     assert response.status_code == 200 if depth == 800 else "too deeply" in complaint(path, response)

@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from server.anthropic import wire as anthropic
 from server.errors import ApiError
 from server.openai import wire
+from server.pooling import cohere
+from server.pooling import wire as pooling
 from server.responses.wire import RESPONSES
-from tests.server.test_costly_bodies import ANTHROPIC, BODIES
+from tests.server.test_costly_bodies import ANTHROPIC, BODIES, served
 
 WIRES = {
     "/v1/chat/completions": wire.CHAT, "/v1/completions": wire.COMPLETION, "/v1/responses": RESPONSES,
     "/v1/messages": anthropic.MESSAGES, "/v1/messages/count_tokens": anthropic.COUNT, "/tokenize": wire.TOKENIZE,
-    "/detokenize": wire.DETOKENIZE,
+    "/detokenize": wire.DETOKENIZE, "/v1/embeddings": pooling.EMBEDDINGS, "/pooling": pooling.POOLING,
+    "/classify": pooling.CLASSIFY, "/score": pooling.SCORE, "/rerank": pooling.RERANK, "/v2/embed": cohere.EMBED,
 }  # fmt: skip
 TEXTS = st.sampled_from(
     ["", "a", "\0", "é", "<|im_end|>", "{", '{"$ref": "#"}', "auto", "required", "text", "json_object", "a" * 3000, "{{ 1/0 }}"]
@@ -83,7 +86,7 @@ def bodies() -> dict[str, list[dict]]:
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_no_body_is_a_500_and_the_server_goes_on(serve, bodies, path):
-    server = await serve("ok", max_model_len=4096)
+    server = await serve("ok", max_model_len=4096, **served(path))
     wanted = [{**body, "stream": False} if "stream" in body else body for body in bodies[path]]
     answers = await asyncio.gather(*(server.post(path, body) for body in wanted))
     for body, answer in zip(bodies[path], answers, strict=True):

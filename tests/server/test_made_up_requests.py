@@ -12,6 +12,9 @@ from schemathesis import GenerationMode
 
 from server import openapi
 from server.app import ROUTES
+from tests.server.conftest import lasting_server
+from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER
+from tests.server.test_costly_bodies import POOLED
 
 DOCUMENT = json.loads(openapi.document(ROUTES, user_key=False, admin_key=False))
 OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()]
@@ -22,10 +25,25 @@ bounded = settings(
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def embedding(tokenizer):
+    with lasting_server(tokenizer, EMBEDDER) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def classifying(tokenizer):
+    with lasting_server(tokenizer, CLASSIFIER) as server:
+        yield server
+
+
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
-def test_no_made_up_request_ends_in_a_fault_of_ours(lasting, operation, mode):
-    runner, server = lasting
+def test_no_made_up_request_ends_in_a_fault_of_ours(request, operation, mode):
+    pooled = operation.path in POOLED or "Pooling" in operation.definition.raw["tags"]
+    runner, server = request.getfixturevalue(
+        "classifying" if operation.path == "/classify" else "embedding" if pooled else "lasting"
+    )
 
     @bounded
     @given(operation.as_strategy(generation_mode=mode))

@@ -1,0 +1,37 @@
+"""POST /v2/embed: vectors of texts, as Cohere has it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.field_names import FieldNames
+from server.http.body import body_cost, note_ignored, read_request
+from server.pooling import api_types, cohere
+from server.pooling.answer import pooled_for, written
+from server.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.service import Service
+
+NAMES = FieldNames({"truncate_prompt_tokens": "max_tokens"})
+
+
+@route(
+    "POST",
+    "/v2/embed",
+    Operation(
+        "cohereEmbed", "Pooling", "Vectors of texts, as Cohere has it", {JSON: api_types.CohereEmbeddings},
+        cohere.EmbedRequest, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+async def embed(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, cohere.EMBED, service.config, service.offload)
+    loaded.check_name(given.model)
+    served, context = loaded.require_pooling("embed"), loaded.engine.model.max_model_len
+    request, has_prompt = await service.offload.run(body_cost(http), lambda: cohere.of_embed(given, served, context))
+    note_ignored(http, [] if has_prompt else ["input_type"], service.config)
+    with NAMES.spoken():
+        envelope, results = await pooled_for(service, loaded, http, request, prefix="embd-")
+    cohere.check_lengths(given, results)
+    parts = cohere.embed_parts(given, envelope, results)
+    return await written(service, parts, results, len(given.written_types))

@@ -1,0 +1,35 @@
+"""POST /pooling: what the model's own pooling gives, be it a vector, one for each token, or a head's numbers, as vLLM has it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.http.body import body_cost, read_request
+from server.pooling import answers, api_types, wire
+from server.pooling.answer import pooled_for, written
+from server.pooling.prepare import of_embeddings
+from server.pooling.vectors import base64_of, json_of
+from server.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.service import Service
+
+
+@route(
+    "POST",
+    "/pooling",
+    Operation(
+        "pool", "Pooling", "What the model's pooling gives of each text: of all tokens, or a head's numbers",
+        {JSON: api_types.PooledList}, wire.PoolingRequest, GENERATION_REFUSALS,
+    ),
+)  # fmt: skip
+async def pool(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, wire.POOLING, service.config, service.offload)
+    loaded.check_name(given.model)
+    served = loaded.require_pooling(given.task or "embed")
+    task = given.task or served.task
+    request = await service.offload.run(body_cost(http), lambda: of_embeddings(given, served, task))
+    envelope, results = await pooled_for(service, loaded, http, request, prefix="pool-")
+    write = base64_of if given.encoding_format == "base64" else json_of
+    items = answers.vectors(results, write, kind="pooling", name="data")
+    return await written(service, envelope.listed(results, items), results)

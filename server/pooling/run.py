@@ -1,0 +1,146 @@
+"""Running: a request's inputs through the engine, span by span, however many they are.
+
+Two spans are under way at a time: while one is computed the next is encoded and handed in. So the engine always has the next
+step's work, a request of thousands never holds more than that of the queue, and others' requests are admitted between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from runtime import api
+from runtime.api import FinishReason, TokenStream
+from server.arrival import CALLER, Arrival
+from server.config import ServerConfig
+from server.errors import InvalidRequest, Unavailable
+from server.generate.generation import FAILED, failure_of
+from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
+from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
+from server.loaded.model import LoadedModel
+from server.offload import Offload
+from server.pooling.encode import Encoded, cost_of, encoded
+from server.pooling.request import MAX_NUMBERS, PoolingRequest
+
+LANES = 2
+SPAN_INPUTS = 128
+SPAN_CHARS = 65_536  # some 16 thousand tokens
+
+
+class Pooled(NamedTuple):
+    """What one input became: float32 numbers, in the shape of its task."""
+
+    numbers: memoryview
+    num_tokens: int
+    num_cached_tokens: int
+
+
+async def pooled(
+    config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, *, id: str, arrival: Arrival
+) -> list[Pooled]:
+    """What each input became, in order.
+
+    Raises ApiError, in which fields are Fields, EngineError where the engine takes nothing, and EngineFailed."""
+    return await _Run(config, offload, loaded, request, id, arrival).results()
+
+
+class _Run:
+    def __init__(
+        self, config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, id: str, arrival: Arrival
+    ) -> None:  # fmt: skip
+        check_priority(config, request.priority)
+        self._offload = offload
+        self._loaded = loaded
+        self._served = loaded.require_pooling(request.params.task)
+        self._request = request
+        self._id = id
+        self._arrival = arrival
+        self._salt = cache_salt(config, request.cache_salt, arrival)
+        self._deadline_s = deadline_s(config, request.timeout_s, arrival)
+        # All lanes together stay within what one client may have.
+        self._span_inputs = min(SPAN_INPUTS, max(1, (config.max_num_seqs_per_key or LANES * SPAN_INPUTS) // LANES))
+        self._found: list[Pooled | None] = [None] * len(request.inputs)
+        self._num_numbers = 0
+        self._is_admitted = False
+
+    async def results(self) -> list[Pooled]:
+        spans = list(self._spans())
+        if len(spans) == 1:  # the usual case needs no tasks
+            await self._run(spans[0])
+        else:
+            await self._run_all(iter(spans))
+        return [found for found in self._found if found is not None]
+
+    async def _run_all(self, spans: Iterator[range]) -> None:
+        async def lane() -> None:
+            for span in spans:
+                await self._run(span)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(LANES):
+                    group.create_task(lane())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _spans(self) -> Iterator[range]:
+        """Neighbours, as many as one `submit` takes."""
+        inputs = self._request.inputs
+        start = num_chars = 0
+        for number, given in enumerate(inputs):
+            cost = cost_of(given)
+            if number > start and (number - start >= self._span_inputs or num_chars + cost > SPAN_CHARS):
+                yield range(start, number)
+                start, num_chars = number, 0
+            num_chars += cost
+        yield range(start, len(inputs))
+
+    async def _run(self, span: range) -> None:
+        prompts = await encoded(
+            self._loaded, self._offload, self._request, self._request.inputs[span.start : span.stop]
+        )
+        self._count(prompts)
+        requests = [await self._engine_request(number, prompt) for number, prompt in zip(span, prompts, strict=True)]
+        async with self._submit(requests) as stream:
+            async for outputs in stream:
+                for output in outputs:
+                    self._settle(span[output.index], len(requests[output.index].prompt_ids), output)
+
+    def _count(self, prompts: Sequence[Encoded]) -> None:
+        """Raises InvalidRequest where the answer would be larger than any should be."""
+        params = self._request.params
+        self._num_numbers += sum(self._served.num_numbers(params, len(prompt.ids)) for prompt in prompts)
+        if self._num_numbers > MAX_NUMBERS:
+            raise InvalidRequest(
+                f"the answer would have more than {MAX_NUMBERS} numbers; send fewer inputs at a time",
+                param=self._request.field,
+            )
+
+    async def _engine_request(self, number: int, prompt: Encoded) -> api.Request:
+        params, types = self._request.params, prompt.token_type_ids
+        return api.Request(
+            id=f"{self._id}-{number}",
+            prompt_ids=prompt.ids,
+            params=params if types is None else replace(params, token_type_ids=types),
+            priority=self._request.priority,
+            cache_salt=self._salt,
+            arrival_s=self._arrival.time_s,
+            caller=CALLER.get(),
+            deadline_s=self._deadline_s,
+            prepared=await prepared(self._loaded, self._offload, prompt.ids, self._salt),
+        )
+
+    def _submit(self, requests: Sequence[api.Request]) -> TokenStream:
+        """What has been admitted goes on; otherwise the queue might take one half of a request and not the other."""
+        stream = self._loaded.engine.submit(requests, continues=self._is_admitted)
+        self._is_admitted = True
+        return stream
+
+    def _settle(self, number: int, num_tokens: int, output: api.Output) -> None:
+        if output.finish in FAILED:
+            raise failure_of(output)
+        if output.finish is FinishReason.ABORT:
+            raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
+        assert output.pooled is not None, "a pooled request ends with its numbers"
+        self._found[number] = Pooled(output.pooled, num_tokens, output.num_cached_tokens)
