@@ -135,6 +135,14 @@ class EnginePlan:
         budget = config.max_num_batched_tokens or max(defaults.max_num_batched_tokens, max_num_seqs + 1)
         if config.max_num_batched_tokens is not None and config.max_num_seqs is None:
             max_num_seqs = min(max_num_seqs, budget - 1)
+        needed = (config.max_model_len or model_len) if layout.in_one_step else 0
+        if config.max_num_batched_tokens is None:
+            budget = max(budget, needed)
+        elif budget < needed:
+            raise PlanError(
+                f"--max-num-batched-tokens ({budget}) is less than the model's longest text ({needed}), which it computes in one "
+                "step: raise it, or lower --max-model-len"
+            )
         if not 0 < max_num_seqs < budget:
             raise PlanError(f"--max-num-batched-tokens ({budget}) must be above --max-num-seqs ({max_num_seqs})")
         if config.max_model_len is not None and config.max_model_len > model_len:

@@ -63,6 +63,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int  # budget of one step; more than max_num_seqs, so a prompt moves on beside any decodes
     eos_token_ids: frozenset[int]
     max_num_mixed_tokens: int | None = None  # of prompts in a step that decodes share: they never wait long for one
+    in_one_step: bool = False  # a prompt is never cut: no longer one than a step holds may be added
 
     def __post_init__(self) -> None:
         if not 0 < self.max_num_seqs < self.max_num_batched_tokens:
@@ -526,7 +527,8 @@ class Scheduler:
             if candidate is None:
                 return
             cost = scored_cost if candidate.scores_prompt else 1
-            if budget >= cost and self._reserve(candidate):
+            least = cost * (candidate.num_tokens if self.limits.in_one_step else 1)
+            if budget >= least and self._reserve(candidate):
                 budget -= cost * self._start(rows, candidate, budget // cost)
             elif prompts:
                 may_start = False

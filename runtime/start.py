@@ -118,7 +118,9 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
 
 def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner) -> EngineParts:
     """Books and facts around a runner."""
-    limits = SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids)
+    limits = SchedulerLimits(
+        plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
+    )
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups)
     scheduler = Scheduler(
         limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), plan.speculation(), plan.step_budget()

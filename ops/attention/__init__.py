@@ -104,7 +104,8 @@ def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: A
 def _attend_packed_in_parts(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
     q, k, v = _turned(qkv, heads, positions)
     mixed = reference.packed_attention(
-        q, k, v, meta, heads.scale, heads.window, heads.softcap, heads.sinks, heads.alibi, heads.mask
+        q, k, v, meta, heads.scale, heads.window, heads.softcap, heads.sinks, heads.alibi, heads.mask,
+        heads.relative_bias,
     )  # fmt: skip
     return mixed.flatten(1)
 

@@ -15,7 +15,8 @@ class AttentionHeads:
 
     `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm.
     cos_sin [max_pos, D_rot] float32: D_rot / 2 cosines, then as many sines; D_rot 0 rotates nothing. `scale` multiplies q k^T;
-    `window`, `softcap`, `sinks`, `alibi` and `mask` as for `ops.paged_attention`."""
+    `window`, `softcap`, `sinks`, `alibi` and `mask` as for `ops.paged_attention`. `relative_bias` [Hq, 2 * R - 1] float32, for
+    `ops.attend_packed` alone: the score of a key that stands d behind its query, d > -R and < R, gains entry R - 1 + d."""
 
     num_heads: int
     num_kv_heads: int
@@ -29,6 +30,7 @@ class AttentionHeads:
     sinks: Tensor | None = None
     alibi: Tensor | None = None
     mask: str = CAUSAL
+    relative_bias: Tensor | None = None
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """qkv [T, *] -> views q [T, Hq, D], k and v [T, Hkv, D]."""

@@ -35,7 +35,7 @@ def paged_attention(
 
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, scale: float, window: int | None, softcap: float | None,
-    sinks: Tensor | None, alibi: Tensor | None, mask: str,
+    sinks: Tensor | None, alibi: Tensor | None, mask: str, relative_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [T, Hq, D], k and v [T, Hkv, D], all that a row has -> [T, Hq, D]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -43,7 +43,9 @@ def packed_attention(
     for start, end, prefix in zip(starts, starts[1:], prefixes, strict=False):
         if start < end:
             keys, values = (each[start:end].transpose(0, 1) for each in (k, v))
-            out[start:end] = _attend_row(q[start:end], keys, values, scale, window, softcap, sinks, alibi, mask, prefix)
+            out[start:end] = _attend_row(
+                q[start:end], keys, values, scale, window, softcap, sinks, alibi, mask, prefix, relative_bias
+            )
     return out
 
 
@@ -60,7 +62,7 @@ def _prefixes(meta: AttentionMeta, mask: str) -> list[int]:
 
 def _attend_row(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None,
-    sinks: Tensor | None, alibi: Tensor | None, mask: str, prefix_len: int,
+    sinks: Tensor | None, alibi: Tensor | None, mask: str, prefix_len: int, relative_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [n, Hq, D], beside the last n of keys and values [Hkv, context, D] -> [n, Hq, D].
 
@@ -83,9 +85,13 @@ def _attend_row(
             hidden &= (positions >= prefix_len) | (key_positions >= prefix_len)
         if window is not None:
             hidden |= key_positions <= positions - window
+            if mask == FULL:
+                hidden |= key_positions >= positions + window
         bias = None
         if alibi is not None:
             bias = -alibi.to(torch.promote_types(q.dtype, torch.float32))[:, None, None] * (positions - key_positions)
+        if relative_bias is not None:
+            bias = relative_bias[:, key_positions - positions + relative_bias.shape[1] // 2]
         chunk = q[first - begin : stop - begin]
         out[first - begin : stop - begin] = _attend(
             chunk, keys[:, low:], values[:, low:], hidden, scale, softcap, sinks, bias

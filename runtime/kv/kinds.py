@@ -89,6 +89,7 @@ class _Kind:
     order: ClassVar[int] = 0  # of a kind's tables among those of a step
     grows: ClassVar[bool] = False  # a sequence takes more blocks as it gets longer
     no_prefix_reason: ClassVar[str | None] = None  # why no cached block is ever a hit
+    in_one_step: ClassVar[bool] = False  # a sequence must be computed whole
 
     @property
     def num_kv_tensors(self) -> int:
@@ -239,6 +240,7 @@ class Nothing(_Kind):
 
     order = 3
     no_prefix_reason = "layers without memory see nothing that was computed before"
+    in_one_step = True
 
     @property
     def num_kv_tensors(self) -> int:

@@ -131,6 +131,11 @@ class KVLayout:
         return next((reason for group in self.groups if (reason := group.kind.no_prefix_reason)), None)
 
     @property
+    def in_one_step(self) -> bool:
+        """Whether a sequence must be computed whole, since some layer sees only what is in its step."""
+        return any(kind.in_one_step for kind in self.kinds)
+
+    @property
     def block_bytes(self) -> int:
         return self.num_kv_tensors * self.page_bytes
 

@@ -119,7 +119,7 @@ class Decoder:
         """One step, up to the last layer. The tokens' keys and values are written where the step's slot mappings say, then
         attended to."""
         x = self.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
-        residual = self._vocabulary.add_positions(x, step.positions)
+        residual = self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
         return Hidden(self._stack.forward(residual, step), residual)
 
     def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:

@@ -20,8 +20,8 @@ class ForwardStep:
     cache, [T], -1 for nowhere; of a table of recurrent states, where each row's state is, [R]. attn_metadata: for each block
     table, what attention needs. kv_caches: one entry for each that the model's spec tells of, in its order.
 
-    input_embeds [T, H], of the model's dtype, in place of the embeddings of input_ids: scaled already, learned positions still
-    to be added; left as it is."""
+    token_type_ids [T] int64: which kind each token is of, None where all are of kind 0. input_embeds [T, H], of the model's dtype,
+    in place of the embeddings of input_ids: scaled already, learned positions still to be added; left as it is."""
 
     input_ids: Tensor
     positions: Tensor
@@ -29,6 +29,7 @@ class ForwardStep:
     attn_metadata: Sequence[ops.AttentionMeta]
     kv_caches: Sequence[LayerKV]
     input_embeds: Tensor | None = None
+    token_type_ids: Tensor | None = None
 
     def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:
         """The tensors of `kv_caches[index]`, and of the block table that tells where in them: slot mapping and metadata."""

@@ -95,8 +95,8 @@ class ParameterReader:
 def _plan(spec: DecoderSpec, source: TensorSource) -> list[Load]:
     whole = spec if spec.shard_of is None else spec.shard_of.whole
     parameters = tuple(whole.parameters())
-    # Some checkpoints carry a second copy of a tied embedding.
-    ignored = (*spec.ignored, f"{HEAD}.weight") if spec.tied_embedding else spec.ignored
+    # Some checkpoints carry a second copy of a tied embedding, or a head that is not asked for.
+    ignored = spec.ignored if spec.generates and not spec.tied_embedding else (*spec.ignored, f"{HEAD}.weight")
     rules = fitting(parameters, (spec.rules, *spec.other_rules), source.shapes)
     loads = plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
     held = cuts(spec)

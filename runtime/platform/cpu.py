@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 import ops
+from runtime.batch import SAMPLE
 from runtime.config import GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
@@ -18,7 +19,7 @@ from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.runner import ModelRunner, NoGraphs
-from runtime.runner.warmup import next_tokens, prompts
+from runtime.runner.warmup import POOLED, next_tokens, prompts
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
@@ -88,7 +89,7 @@ class CpuPlatform:
             NoGraphs(),
             DraftRules.of(plan.layout),
         )
-        base_s, token_s = _warm_up(runner, plan)
+        base_s, token_s = _warm_up(runner, plan, generates=model.spec.generates)
         return runner, plan.timed(
             config, base_s, token_s, model.weights_bytes, longest_itl_s=LONGEST_ITL_S, least=_LEAST_TOKENS
         )
@@ -109,13 +110,16 @@ def _weights(config: EngineConfig) -> WeightPolicy:
     )
 
 
-def _warm_up(runner: ModelRunner, plan: EnginePlan) -> tuple[float, float]:
-    """One prompt of two blocks, then a token; and the same on the clock. Seconds of a step with one token, and of each further one.
-    Times scatter: a prompt takes at least a hundredth of its step, whatever the other one took."""
+def _warm_up(runner: ModelRunner, plan: EnginePlan, *, generates: bool) -> tuple[float, float]:
+    """One prompt of two blocks, then a token, or a text of one where no tokens are made; and the same on the clock. Seconds of a
+    step with one token, and of each further one. Times scatter: a prompt takes at least a hundredth of its step, whatever the other
+    one took."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
-    batch = prompts([length], plan.layout, plan.num_kv_blocks)
+    work = SAMPLE if generates else POOLED
+    batch = prompts([length], plan.layout, plan.num_kv_blocks, work)
+    after = next_tokens(batch) if generates else prompts([1], plan.layout, plan.num_kv_blocks, work)
     times = []
-    for step in (batch, next_tokens(batch)) * 2:
+    for step in (batch, after) * 2:
         began_s = time.perf_counter()
         runner.run(step)
         times.append(time.perf_counter() - began_s)

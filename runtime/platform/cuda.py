@@ -81,6 +81,8 @@ class CudaPlatform:
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
         """Quantised weights become numbers, so how they are stored does not matter."""
+        if any(kind.in_one_step for kind in spec.memory_kinds()):
+            raise PlanError(f"{spec.architecture} sees both ways, and runs on a CPU only: say --device cpu")
         dtype = _dtype(config)
         return self._plan(config, spec, spec.weights_bytes(dtype))
 

@@ -20,8 +20,8 @@ from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import TableUpdates
-from runtime.runner.step_inputs import StepInputs, inputs_with_drafts
-from runtime.transfer import is_remote
+from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, token_types
+from runtime.transfer import index_on, is_remote
 
 _Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 _UPDATES = 1 << 14  # table entries of one upload; a step that has more takes several
@@ -134,6 +134,7 @@ class DeviceInputs:
         tensors, num_tokens, num_rows = self._tensors, shape.num_tokens, shape.num_rows
         first_state = len(tensors.slot_mapping) - tensors.num_state_tables
         spans = None if rows is None else spans_of(rows)
+        kinds = None if rows is None else token_types(rows)
         query_start_loc, seq_lens, table_rows = (
             tensors.query_start_loc[: num_rows + 1], tensors.seq_lens[:num_rows], tensors.rows[:num_rows]
         )  # fmt: skip
@@ -158,6 +159,7 @@ class DeviceInputs:
                 for table in tensors.block_tables
             ),
             kv_caches=self._kv_caches,
+            token_type_ids=None if kinds is None else index_on(self._device_packed.device, kinds),
         )
         return StepInputs(
             forward=forward,

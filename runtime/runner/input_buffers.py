@@ -18,7 +18,7 @@ from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import HostTables, Int64s
-from runtime.runner.step_inputs import StepInputs, inputs_with_drafts
+from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, token_types
 
 
 class InputBuffers:
@@ -67,6 +67,7 @@ class InputBuffers:
                 for table in self._tables.entries
             ),
             kv_caches=self._kv_caches,
+            token_type_ids=None if (kinds := token_types(rows)) is None else _int64(kinds),
         )
         if longest > 1 and any(row.draft_ids for row in rows):
             return inputs_with_drafts(forward, rows, self.num_computed)

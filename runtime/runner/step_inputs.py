@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ops.sampling.tables import Drafts
-from runtime.batch import Sample, ScheduledRow
+from runtime.batch import Pool, Sample, ScheduledRow
 from runtime.models.forward_step import ForwardStep
 from runtime.transfer import index_on
 
@@ -51,6 +51,17 @@ class Inputs(Protocol):
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
         """A step of these rows, arranged, as they are: the result is valid until the next step is filled."""
         ...
+
+
+def token_types(rows: Sequence[ScheduledRow]) -> list[int] | None:
+    """The kind of each of the step's tokens, None where all are of kind 0."""
+    given = [row.work.params.token_type_ids if type(row.work) is Pool else None for row in rows]
+    if not any(given):
+        return None
+    kinds: list[int] = []
+    for row, own in zip(rows, given, strict=True):
+        kinds.extend(own[row.start : row.end] if own else (0,) * row.num_tokens)
+    return kinds
 
 
 class LogitsRows(NamedTuple):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from itertools import count
 
-from runtime.api import SamplingParams
-from runtime.batch import SAMPLE, RowBinding, ScheduledBatch, ScheduledRow
+from runtime.api import PoolingParams, SamplingParams
+from runtime.batch import SAMPLE, Pool, RowBinding, ScheduledBatch, ScheduledRow, Work
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout
 
 # Asks for everything that a sampler can do. Not for log-probabilities: the kernels behind them are 200 MiB of host memory.
 _PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_p=0.01, presence_penalty=0.1, seed=0)
 
+POOLED = Pool(PoolingParams(pooling="mean", use_activation=True))  # what a model without a head can be asked
 
-def prompts(lengths: list[int], layout: KVLayout, num_blocks: int) -> ScheduledBatch:
+
+def prompts(lengths: list[int], layout: KVLayout, num_blocks: int, work: Work = SAMPLE) -> ScheduledBatch:
     """One step of whole prompts, in rows 0 and on. With more blocks than there are, they share them."""
     blocks, rows = count(), []
     for row, length in enumerate(lengths):
@@ -22,7 +24,7 @@ def prompts(lengths: list[int], layout: KVLayout, num_blocks: int) -> ScheduledB
             num = group.num_blocks(length + 1, layout.block_size)
             new.append(NewBlocks(index, 0, tuple(next(blocks) % num_blocks for _ in range(num))))
         binding = RowBinding(_PARAMS, 0, ids, ())
-        rows.append(ScheduledRow(row, row, 0, length, ids, new_blocks=tuple(new), work=SAMPLE, binding=binding))
+        rows.append(ScheduledRow(row, row, 0, length, ids, new_blocks=tuple(new), work=work, binding=binding))
     return ScheduledBatch(tuple(rows), sum(lengths), 0)
 
 

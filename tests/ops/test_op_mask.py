@@ -69,6 +69,24 @@ def test_a_query_sees_what_its_mask_shows(mask, cached):
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [1, 7, 256, 400])
+def test_a_window_of_a_full_mask_reaches_both_ways_and_relative_biases_go_by_distance(window):
+    qkv, positions, meta, _ = step()
+    biases = torch.randn(HEADS, 2 * 300 - 1, generator=torch.Generator().manual_seed(2))
+    ours = replace(heads("full"), window=window, relative_bias=biases)
+    wanted, start = torch.empty(len(qkv), HEADS, D, dtype=torch.float64), 0
+    for length, _ in ROWS:
+        q, k, v = qkv[start : start + length].double().view(length, -1, D).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
+        behind = torch.arange(length) - torch.arange(length)[:, None]
+        scores = torch.einsum("ihd,jhd->hij", q, k) * 0.3 + biases.double()[:, 299 + behind]
+        scores = scores.masked_fill(behind.abs() >= window, -torch.inf)
+        wanted[start : start + length] = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
+        start += length
+    got = ops.attend_packed(qkv, ours, positions, meta)
+    torch.testing.assert_close(got.double(), wanted.flatten(1), rtol=0, atol=1e-5)
+
+
 def test_a_prefix_may_lie_in_an_earlier_step_but_not_across_two():
     qkv, positions, meta, slot_mapping = step()
     wanted = expected(qkv.double(), "prefix_full", 0.3)[-9:]

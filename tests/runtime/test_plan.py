@@ -76,6 +76,16 @@ def test_a_model_without_memory_takes_no_blocks_and_its_whole_context():
     assert plan.max_concurrency == plan.max_num_seqs
 
 
+def test_a_step_holds_the_longest_text_of_a_model_that_computes_it_whole():
+    layers = (Nothing(),) * 12
+    assert resolve(layers=layers, model_len=8192).max_num_batched_tokens >= 8192
+    assert resolve(layers=layers, model_len=8192, max_model_len=600).max_num_batched_tokens < 8192
+    with pytest.raises(
+        PlanError, match=r"--max-num-batched-tokens \(1024\) is less than the model's longest text \(8192\)"
+    ):
+        resolve(layers=layers, model_len=8192, max_num_batched_tokens=1024)
+
+
 def test_layers_with_a_dtype_of_their_own_keep_it():
     plan = resolve(layers=(*LAYERS, full(3, 64, BFLOAT16)), kv_cache_dtype="float32")
     assert [kind.kv.known_dtype.name for kind in plan.layout.kinds] == ["float32"] * 30 + ["bfloat16"]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Request, SamplingParams
-from runtime.batch import NOT_FINITE, BlockCopy, Sample, ScheduledBatch, ScheduledRow
+from runtime.batch import NOT_FINITE, BlockCopy, Pool, Sample, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.kinds import AttentionKVSpec, Full, Nothing, RecurrentStateSpec, State, Window
 from runtime.kv.layout import LayerGroup
@@ -828,6 +828,25 @@ def test_a_prompt_is_pooled_with_its_last_chunk_and_ends_with_its_vector():
         (bad, [], FinishReason.ERROR, None),
     ]
     check_pool(scheduler)
+
+
+def test_a_prompt_that_must_be_whole_waits_for_a_step_that_holds_it_and_is_not_overtaken():
+    limits = SchedulerLimits(8, 10, frozenset({EOS}), in_one_step=True)
+    groups = (LayerGroup(Nothing()),)
+    scheduler = Scheduler(limits, BlockPool(0), PrefixCache(BLOCK, False, groups), POLICIES["fcfs"]())
+    for number, length in enumerate((4, 5, 10, 1, 2), start=1):
+        scheduler.add(pooling_sequence(number, range(5, 5 + length), params=OF_ALL))
+    steps = [scheduler.schedule() for _ in range(4)]
+    assert [[(row.number, row.num_tokens) for row in batch.rows] for batch in steps[:3]] == [
+        [(1, 4), (2, 5)],
+        [(3, 10)],
+        [(4, 1), (5, 2)],
+    ]
+    assert steps[3] is None
+    assert all(row.work == Pool(OF_ALL) for batch in steps[:3] for row in batch.rows)
+    for batch in steps[:3]:
+        scheduler.settle(batch, [], [memoryview(b"....").cast("f")] * len(batch.rows))
+    assert not scheduler.running
 
 
 def test_blocks_of_a_prompt_are_promised_at_once_taken_step_by_step_and_nobody_else_s_meanwhile():

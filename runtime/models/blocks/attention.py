@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,7 @@ import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.attention import Attention, AttentionTemperature, NormScope, QKNorm
+from runtime.models.spec.attention import Attention, AttentionTemperature, NormScope, QKNorm, RelativeBias
 from runtime.models.spec.norm import LayerNorm, RMSNorm
 
 
@@ -42,7 +43,7 @@ class AttentionBlock:
         self._heads = ops.AttentionHeads(
             attention.num_heads, attention.num_kv_heads, attention.head_size, attention.scale, cos_sin, norms, norm_eps,
             attention.window, attention.softcap, weights.tensors.get(f"{layer}.self_attn.sinks"), alibi,
-            attention.mask.value,
+            attention.mask.value, _relative_bias(attention.relative_bias, weights, cos_sin.shape[0]),
         )  # fmt: skip
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
@@ -65,6 +66,19 @@ class AttentionBlock:
         else:  # a layer without memory
             mixed = ops.attend_packed(qkv, self._heads, step.positions, attn_metadata)
         return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
+
+
+def _relative_bias(bias: RelativeBias | None, weights: Weights, num_positions: int) -> Tensor | None:
+    """[Hq, 2 * num_positions - 1] float32, by how far a key stands behind its query."""
+    if bias is None:
+        return None
+    half = bias.num_buckets // 2
+    exact = half // 2
+    distances = torch.arange(1 - num_positions, num_positions)
+    far = torch.log(distances.abs().clamp(min=1).float() / exact) / math.log(bias.max_distance / exact)
+    shared = (exact + (far * (half - exact)).long()).clamp(max=half - 1)
+    buckets = torch.where(distances.abs() < exact, distances.abs(), shared) + half * (distances > 0)
+    return weights.derive(f"{bias.name}.weight", lambda table: table[buckets.to(table.device)].T.contiguous())
 
 
 def _query_factors(growth: AttentionTemperature, num_positions: int) -> Tensor:

@@ -27,6 +27,7 @@ from runtime.models.spec.layer import (
 )
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.moe import MoE
+from runtime.models.spec.norm import Norm
 
 
 class LayerBlock(Protocol):
@@ -39,17 +40,17 @@ class SequentialBlock:
     def __init__(
         self, layer: Layer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
     ) -> None:
-        def norms(names: tuple[str, str] | None) -> tuple[NormBlock, NormBlock] | None:
+        def norms(names: tuple[str, str] | None, first: Norm) -> tuple[NormBlock, NormBlock] | None:
             if names is None:
                 return None
             return (
-                build_norm(layer.norm, f"{name}.{names[0]}", weights),
+                build_norm(first, f"{name}.{names[0]}", weights),
                 build_norm(layer.norm, f"{name}.{names[1]}", weights),
             )
 
-        before = norms(layer.before)
+        before = norms(layer.before, layer.norm if layer.mixer_norm is None else layer.mixer_norm)
         self._before_mixer, self._before_mlp = (NoNormBlock(), NoNormBlock()) if before is None else before
-        self._after = norms(layer.after)
+        self._after = norms(layer.after, layer.norm)
         self._multiplier = layer.multiplier
         self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables, first_cache)
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)

@@ -1,4 +1,4 @@
-"""The two ends of a decoder: ids to vectors, and vectors to logits. A tied embedding is one matrix in memory."""
+"""The two ends of a model: ids to vectors, and vectors to logits. A tied embedding is one matrix in memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torch import Tensor
 import ops
 from runtime.models.blocks.norm import build_norm
 from runtime.models.blocks.weights import Weights
-from runtime.models.spec.decoder import EMBEDDING, EMBEDDING_NORM, FINAL_NORM, POSITIONS, DecoderSpec
+from runtime.models.spec.decoder import EMBEDDING, EMBEDDING_NORM, FINAL_NORM, POSITIONS, TOKEN_TYPES, DecoderSpec
 
 
 class VocabularyBlock:
     def __init__(self, spec: DecoderSpec, weights: Weights, dtype: str) -> None:
-        self._head = weights.linears[spec.head.name]
+        self._head = weights.linears[spec.head.name] if spec.generates else None
+        self._num_logits, self._dtype = spec.vocab_rows, getattr(torch, dtype)
         prepared = weights.linears.get(EMBEDDING)  # the head itself, if they are tied
         self._table = weights.tensors[f"{EMBEDDING}.weight"] if prepared is None else prepared
         # Rounded as the embeddings are, which is how Gemma was trained.
@@ -23,6 +24,7 @@ class VocabularyBlock:
         self._positions: Tensor | None = None
         if spec.positions is not None:
             self._positions = weights.tensors[f"{POSITIONS}.weight"][spec.positions.offset :]
+        self._token_types: Tensor | None = weights.tensors.get(f"{TOKEN_TYPES}.weight")
         projections: Sequence[ops.LinearWeight | None] = [weights.linears[each.name] for each in spec.projections]
         self._project_in, self._project_out = projections or (None, None)
         self._embedding_norm = (
@@ -38,8 +40,11 @@ class VocabularyBlock:
             x *= self._multiplier
         return x if self._project_in is None else ops.linear(x, self._project_in)
 
-    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [T, H] += the learned vectors of positions [T] int64, in place, if the model has any -> x, or its norm."""
+    def add_positions(self, x: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
+        """x [T, H] += the learned vectors of positions and token_types [T] int64, None for all 0, in place, as far as the model has
+        any -> x, or its norm."""
+        if self._token_types is not None:
+            x += self._token_types[0] if token_types is None else ops.embedding(token_types, self._token_types)
         if self._positions is not None:
             x += ops.embedding(positions, self._positions)
         return x if self._embedding_norm is None else self._embedding_norm.forward(x)
@@ -49,7 +54,9 @@ class VocabularyBlock:
         return self._norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`final_hidden` [S, H] -> [S, V], in the model's dtype."""
+        """`final_hidden` [S, H] -> [S, V], in the model's dtype; zeros of a model without a head, from which nobody samples."""
+        if self._head is None:
+            return torch.zeros((len(hidden), self._num_logits), dtype=self._dtype, device=hidden.device)
         if self._project_out is not None:
             hidden = ops.linear(hidden, self._project_out)
         logits = ops.linear(hidden, self._head)

@@ -50,10 +50,23 @@ class AttentionTemperature:
 
 
 @dataclass(frozen=True, slots=True)
+class RelativeBias:
+    """Scores gain a learned number of each head for how far, and on which side, the key stands of the query: `num_buckets` of them,
+    half on each side; beyond a quarter of them distances share one, and from `max_distance` on all do (T5, Raffel et al. 2020).
+
+    `name`: of the matrix [num_buckets, num_heads], which layers may share."""
+
+    num_buckets: int
+    max_distance: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Attention over the paged context, grouped queries, each of which sees what `mask` shows it.
 
-    `rope` None: no rotary embedding. `window`: a query sees itself and the `window - 1` tokens before it, None for all.
+    `rope` None: no rotary embedding. `window`: a query sees itself and the `window - 1` tokens before it, and behind it where the
+    mask shows these; None for all.
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) where `softcap` is given. `clip` bounds q, k
     and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
     takes its share of the softmax and adds nothing. `alibi`: each head's slope, which scores lose for every token
@@ -76,11 +89,16 @@ class Attention:
     output_gate: bool = False
     alibi: tuple[float, ...] | None = None
     mask: Mask = Mask.CAUSAL
+    relative_bias: RelativeBias | None = None
     latent: ClassVar[bool] = False  # values are part of the keys
 
     def __post_init__(self) -> None:
-        if self.mask is not Mask.CAUSAL and (self.window is not None or self.alibi is not None or self.latent):
-            raise ValueError(f"no kernel has a {self.mask.value} mask with a window, linear biases or latent keys")
+        if self.mask is not Mask.CAUSAL and (self.alibi is not None or self.latent):
+            raise ValueError(f"no kernel has a {self.mask.value} mask with linear biases or latent keys")
+        if self.mask is Mask.PREFIX_FULL and self.window is not None:
+            raise ValueError("no kernel has a prefix_full mask with a window")
+        if self.relative_bias is not None and self.mask is not Mask.FULL:
+            raise ValueError("relative biases are for attention without a cache")
 
     @property
     def scale(self) -> float:
@@ -109,6 +127,9 @@ class Attention:
             yield from self.qk_norm.parameters(f"{layer}.self_attn.k_norm", self.num_kv_heads, self.head_size)
         if self.sinks:
             yield Parameter(f"{layer}.self_attn.sinks", (self.num_heads,), float32=True)
+        if self.relative_bias is not None:
+            shape = (self.relative_bias.num_buckets, self.num_heads)
+            yield Parameter(f"{self.relative_bias.name}.weight", shape, float32=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""DecoderSpec: a model that our own decoder computes, and how its checkpoints are written."""
+"""DecoderSpec: a model that our own decoder computes, and how its checkpoints are written.
+
+An encoder is one, too: its attention sees both ways, it has no head, and it may tell kinds of tokens apart."""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from runtime.weights.rules import Parameter, Rule, merge, rename
 EMBEDDING = "model.embed_tokens"
 EMBEDDING_NORM = "model.embed_norm"
 POSITIONS = "model.embed_positions"
+TOKEN_TYPES = "model.embed_token_types"
 FINAL_NORM = "model.norm"
 HEAD = "lm_head"
 PROJECT_IN, PROJECT_OUT = "model.project_in", "model.project_out"
@@ -62,7 +65,8 @@ class DecoderSpec:
     matrix each leads from there to the hidden size and back. `embedding_norm`: of what the first layer is given. Embeddings are
     multiplied by `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
     `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
-    they may be. `pooler`: of prompts that are pooled. `shard_of`: where this is what one of several devices computes; it holds
+    they may be. `pooler`: of prompts that are pooled. `num_token_types`: kinds of tokens, whose vectors are added to the embedding.
+    `generates`: there is a head that makes logits. `shard_of`: where this is what one of several devices computes; it holds
     `vocab_rows` of the vocabulary."""
 
     architecture: str
@@ -85,6 +89,8 @@ class DecoderSpec:
     ignored_below: tuple[str, ...] = ()
     shard_of: ShardOf | None = None
     pooler: PoolerSpec = POOLS_LAST
+    num_token_types: int = 0
+    generates: bool = True
 
     def with_mixers(self, change: Callable[[int, Attention], Mixer]) -> DecoderSpec:
         """The same with the attention of each layer, by index, changed, or something recurrent put in its place."""
@@ -140,7 +146,8 @@ class DecoderSpec:
         for name, block in self.blocks():
             yield from block.linears(name, self.hidden_size)
         yield from self.projections
-        yield self.head
+        if self.generates:
+            yield self.head
         yield from self.pooler.linears()
 
     def experts(self) -> Iterator[Experts]:
@@ -155,27 +162,26 @@ class DecoderSpec:
 
     def parameters(self) -> Iterator[Parameter]:
         """All of them once, in the order of their use; the head, with a tied embedding, last."""
-        if not self.tied_embedding:
+        if not (self.tied_embedding and self.generates):
             yield Parameter(f"{EMBEDDING}.weight", (self.vocab_rows, self.embedding_size or self.hidden_size))
         if self.embedding_norm is not None:
             yield from self.embedding_norm.parameters(EMBEDDING_NORM, self.hidden_size)
         if self.positions is not None:
             yield Parameter(f"{POSITIONS}.weight", (self.positions.rows, self.hidden_size))
+        if self.num_token_types:
+            yield Parameter(f"{TOKEN_TYPES}.weight", (self.num_token_types, self.hidden_size))
         of_layers = (layer.parameters(layer_name(index), self.hidden_size) for index, layer in enumerate(self.layers))
         yield from dict.fromkeys(chain.from_iterable(of_layers))  # layers may share some
         yield from self.norm.parameters(FINAL_NORM, self.hidden_size)
         for linear in self.projections:
             yield from linear.parameters()
-        yield from self.head.parameters()
+        if self.generates:
+            yield from self.head.parameters()
         yield from self.pooler.parameters()
 
     @property
-    def generates(self) -> bool:
-        return True
-
-    @property
     def pooler_info(self) -> PoolerInfo:
-        return self.pooler.info(self.hidden_size)
+        return self.pooler.info(self.hidden_size, self.num_token_types)
 
     def weights_bytes(self, dtype: str) -> int:
         """Bytes of all parameters, stored as `dtype`."""

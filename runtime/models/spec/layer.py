@@ -58,17 +58,20 @@ class _MixerAndMLP:
 class Layer(_MixerAndMLP):
     """x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
 
-    The pairs hold the norms' names. What a block adds is first multiplied by `multiplier`."""
+    The pairs hold the norms' names. What a block adds is first multiplied by `multiplier`. `mixer_norm`: of the norm before the
+    mixer, where it is another kind than the others."""
 
     before: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
     after: tuple[str, str] | None = None
     multiplier: float = 1.0
+    mixer_norm: Norm | None = None
 
     def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
         halves: tuple[tuple[Block, ...], ...] = self.mixers, (self.mlp,)
         for index, blocks in enumerate(halves):
             if self.before is not None:
-                yield from self.norm.parameters(f"{name}.{self.before[index]}", hidden_size)
+                norm = self.norm if index or self.mixer_norm is None else self.mixer_norm
+                yield from norm.parameters(f"{name}.{self.before[index]}", hidden_size)
             for block in blocks:
                 yield from block.parameters(name, hidden_size)
             if self.after is not None:

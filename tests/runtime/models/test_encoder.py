@@ -12,7 +12,7 @@ from runtime.kv.kv_cache import KVCache
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
 from runtime.models.load import load_model
-from runtime.models.spec.attention import Attention, Mask
+from runtime.models.spec.attention import Attention, Mask, RelativeBias
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.layer import PostNormLayer
 from runtime.models.spec.mlp import Activation, PlainMLP
@@ -93,6 +93,8 @@ def test_rows_side_by_side_are_encoded_as_each_alone(theirs, tmp_path, traced):
 
 def test_a_mask_says_what_is_kept_and_what_no_kernel_has():
     assert type(Attention(4, 4, 8, None, mask=Mask.PREFIX_FULL).memory_kind) is Full
-    for mask in (Mask.FULL, Mask.PREFIX_FULL):
-        with pytest.raises(ValueError, match=f"no kernel has a {mask.value} mask with a window"):
-            Attention(4, 4, 8, None, window=16, mask=mask)
+    assert type(Attention(4, 4, 8, None, mask=Mask.FULL, window=16).memory_kind) is Nothing
+    with pytest.raises(ValueError, match="no kernel has a prefix_full mask with a window"):
+        Attention(4, 4, 8, None, window=16, mask=Mask.PREFIX_FULL)
+    with pytest.raises(ValueError, match="relative biases are for attention without a cache"):
+        Attention(4, 4, 8, None, relative_bias=RelativeBias(32, 128, "bias"))
