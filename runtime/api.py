@@ -32,6 +32,11 @@ class TokenMatcher(Protocol):
         """The sequence has drawn `token_id`, one of `allowed`, and goes on; its prompt is never shown."""
         ...
 
+    def checkpoint(self) -> Callable[[], None]:
+        """Remember how far it is: called once, the result takes it back there from whatever it has accepted meanwhile. Guesses
+        are shown to it in between, of which the sequence may draw others."""
+        ...
+
 
 MatcherFactory = Callable[[], TokenMatcher]
 
@@ -79,11 +84,6 @@ class SamplingParams:
     @property
     def penalized(self) -> bool:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
-
-    @property
-    def takes_drafts(self) -> bool:
-        """Whether tokens may be sampled at several positions at once, behind guesses: not where a matcher must have seen each."""
-        return not self.matchers
 
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]

@@ -269,11 +269,21 @@ class Scheduler:
         if sequence.row is not None:
             sequence.num_computed_tokens -= num_tokens
 
-    def defer(self, sampling: ScheduledBatch) -> None:
-        """`sampling`, split off its step, comes later: until then its sequences have nothing to compute and are in no step."""
+    def defer(self, sampling: ScheduledBatch) -> ScheduledBatch:
+        """`sampling`, split off its step, comes later, all steps before that one having settled: until then its sequences have
+        nothing to compute and are in no step. What is to be sampled then: without drafts, which are given up."""
+        rows = []
         for row in sampling.rows:
-            if (sequence := self._sequences.get(row.number)) is not None:
-                sequence.num_in_flight -= 1
+            sequence, work = self._sequences.get(row.number), row.work
+            if sequence is None:
+                continue
+            assert type(work) is Sample
+            sequence.num_in_flight -= 1 + work.num_drafts
+            self._roll_back(sequence, work.num_drafts)
+            num_tokens = row.num_tokens - work.num_drafts
+            start = sequence.num_computed_tokens - num_tokens
+            rows.append(row._replace(start=start, num_tokens=num_tokens, draft_ids=(), work=sequence.work))
+        return replace(sampling, rows=tuple(rows))
 
     def is_current(self, row: ScheduledRow) -> bool:
         """Whether a deferred row may still be sampled. Not where its sequence has ended, or has been preempted: then it is
@@ -413,7 +423,7 @@ class Scheduler:
         known_end = end - len(draft_ids)
         work: Work = sequence.chunk_work
         if known_end == num_known + sequence.num_in_flight:
-            work = Sample(len(draft_ids)) if draft_ids else sequence.work
+            work = Sample(len(draft_ids), sequence.has_matchers) if draft_ids else sequence.work
         row = ScheduledRow(
             sequence.number,
             sequence.row,

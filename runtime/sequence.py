@@ -33,7 +33,7 @@ class Sequence:
         self.seed = seed
         self.sampling = _NOTHING if isinstance(params, PoolingParams) else params
         self.has_matchers = bool(self.sampling.matchers)
-        self.takes_drafts = request.speculative and self.sampling.takes_drafts
+        self.takes_drafts = request.speculative
         # What the row that computes its last known token is for.
         self.work: Sample | Pool = SAMPLE_MASKED if self.has_matchers else SAMPLE
         self.chunk_work: Pool | None = None  # what the rows before that one are for

@@ -57,8 +57,9 @@ class ForwardOutput:
     the logits wait in memory that the next step overwrites.
 
     `sample` enqueues the rest of `batch`, or what `ScheduledBatch.split` left of it, and returns at once; it takes masks for all
-    masked rows that are sampled. `snapshot_logits`, called before it, copies the logits of the rows that were split off: they may
-    be sampled together or in parts, whatever was launched meanwhile, as long as their sequences have their rows. `done`: when
+    masked rows that are sampled. `snapshot_logits`, called before it, copies the logits of the rows that were split off, and gives
+    up their drafts: they may be sampled together or in parts, whatever was launched meanwhile, as long as their sequences have
+    their rows. `done`: when
     the logits are there; only asked for where that matters, since it may cost an event."""
 
     batch: ScheduledBatch

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Several
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from runtime.api import ModelInfo, PoolerInfo
 from runtime.batch import ScheduledBatch, ScheduledRow
-from runtime.constrain.masks import MaskWords, RowMasks, mask_of, num_words
+from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, num_words
 from runtime.engine import Engine
 from runtime.fault import Fault, host_fault
 from runtime.kv.block_pool import BlockPool
@@ -108,13 +109,15 @@ class FakeRunner:
         )
 
     def _sample(self, sampled: list[ScheduledBatch], batch: ScheduledBatch, masks: RowMasks) -> Step:
-        assert masks.rows == tuple(row.row for row in batch.masked_rows)
-        by_row = dict(zip(masks.rows, masks.words, strict=True))
+        assert list(dict.fromkeys(masks.rows)) == [row.row for row in batch.masked_rows]
+        by_row: dict[int, list[MaskWords]] = {}
+        for owner, mask in zip(masks.rows, masks.words, strict=True):
+            by_row.setdefault(owner, []).append(mask)
         event = ManualGpuEvent()
         ids = []
         for row in batch.sampling_rows:
             assert self.tenants[row.row] == row.number, "a row was sampled for whoever had it before"
-            ids.append([self.choose(row, by_row[row.row])] if row.masked else self.accept(row))
+            ids.append(self.accept(row, by_row.get(row.row)))
             self.lengths[row.row] += len(ids[-1])
         vectors = [self.pool(row) for row in batch.pooling_rows]
         sampled.append(batch)
@@ -123,12 +126,14 @@ class FakeRunner:
             event.complete()
         return Step(batch, event, lambda: StepResult(ids, pooled=vectors), launched_s=self.clock())
 
-    def accept(self, row: ScheduledRow) -> list[int]:
-        """What a row gains: drafts as long as they are what it samples, and one more."""
+    def accept(self, row: ScheduledRow, masks: Several[MaskWords] | None) -> list[int]:
+        """What a row gains: drafts as long as they are what it samples, and one more; no further than its masks go, if any."""
+        assert masks is None or len(masks) <= 1 + len(row.draft_ids)
         length, ids = self.lengths[row.row], []
-        for guess in (*row.draft_ids, None):
+        for guess in (*row.draft_ids, None)[: None if masks is None else len(masks)]:
             here = row._replace(start=length + len(ids) - 1, num_tokens=1)
-            ids.append(self.sample(row if row.end == here.end else here))
+            here = row if row.end == here.end else here
+            ids.append(self.sample(here) if masks is None else self.choose(here, masks[len(ids)]))
             if ids[-1] != guess:
                 break
         return ids
@@ -147,10 +152,6 @@ class FakeRunner:
     async def close(self) -> bool:
         self.closed = True
         return True
-
-
-def allows(mask: MaskWords, token_id: int) -> bool:
-    return bool(mask[token_id // 32] >> (token_id % 32) & 1)
 
 
 def first_allowed(wanted: int, mask: MaskWords) -> int:
@@ -178,6 +179,14 @@ class Rule:
         assert allowed is None or token_id in allowed
         self.ids.append(token_id)
 
+    def checkpoint(self) -> Callable[[], None]:
+        num = len(self.ids)
+
+        def take_back() -> None:
+            del self.ids[num:]
+
+        return take_back
+
 
 class LateMasks:
     """Makes rules whose every mask is late: it is not made before its row is deferred. One a request, under its id."""
@@ -188,13 +197,14 @@ class LateMasks:
         self._deferred: dict[str, threading.Event] = {}
         scheduler.defer = self._note  # type: ignore[method-assign]
 
-    def _note(self, sampling: ScheduledBatch) -> None:
-        self._defer(sampling)
+    def _note(self, sampling: ScheduledBatch) -> ScheduledBatch:
+        deferred = self._defer(sampling)
         for row in sampling.rows:
             sequence = self._scheduler.sequence(row.number)
             # Others' masks are late as well, now and then, where the machine is busy.
             if sequence is not None and sequence.request.id in self._deferred:
                 self._deferred[sequence.request.id].set()
+        return deferred
 
     def rule(self, request_id: str, *rule) -> Callable[[], Rule]:
         deferred = self._deferred[request_id] = threading.Event()

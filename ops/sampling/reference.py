@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ops.sampling import tables as t
 from ops.sampling.noise import gumbel, noise_keys
-from ops.sampling.tables import Drafts, SamplingTables
+from ops.sampling.tables import Drafts, Masks, SamplingTables
 
 LARGEST = torch.finfo(torch.float32).max
 # [256, 8] float32: what the eight tokens of a byte of a mask may score at most.
@@ -21,9 +21,9 @@ _LIMITS = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 
 
 def sample(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables,
-    drafts: Drafts | None = None,
+    drafts: Drafts | None = None, masks: Masks | None = None,
 ) -> Tensor:  # fmt: skip
-    ids = draw(logits, sample_rows, sample_positions, tables, None if drafts is None else drafts.ids)
+    ids = draw(logits, sample_rows, sample_positions, tables, None if drafts is None else drafts.ids, masks)
     if drafts is None:
         note(ids, sample_rows, last_ids)
     else:
@@ -32,8 +32,9 @@ def sample(
 
 
 def draw(
-    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, tables: SamplingTables, guesses: Tensor | None
-) -> Tensor:
+    logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, tables: SamplingTables, guesses: Tensor | None,
+    masks: Masks | None,
+) -> Tensor:  # fmt: skip
     """The ids, with what a row gains counted; NOT_FINITE where that ends before, in rows that ask for more than the largest."""
     rows = sample_rows.tolist()
     row_index = sample_rows.long()
@@ -48,7 +49,8 @@ def draw(
     drawn: dict[int, int] = {}
     for index in special:
         if behind[index] < 0 or behind[index] == drawn.get(index - 1):
-            drawn[index] = _sample_one(logits[index], rows[index], int(sample_positions[index]), tables)
+            mask = tables.masks[rows[index]] if masks is None else masks.words[int(masks.rows[index])]
+            drawn[index] = _sample_one(logits[index], rows[index], int(sample_positions[index]), tables, mask)
         ids[index] = drawn.get(index, t.NOT_FINITE)
     return ids
 
@@ -84,13 +86,13 @@ class _Record:
     floats: list[float]  # the same bits
 
 
-def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables) -> int:
+def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables, mask: Tensor) -> int:
     """The id sampled from logits [V], NOT_FINITE where they are unusable."""
     words = tables.records[row]
     record = _Record(words.tolist(), words.view(torch.float32).tolist())
     flags = record.words[t.FLAGS]
     scores = logits.to(torch.float32, copy=True)
-    adjust(scores, record, position, row, tables)
+    adjust(scores, record, position, row, tables, mask)
     largest, chosen = (float(value) for value in scores.max(dim=-1))
     if not -torch.inf < largest < torch.inf:
         return t.NOT_FINITE
@@ -101,7 +103,7 @@ def _sample_one(logits: Tensor, row: int, position: int, tables: SamplingTables)
     return drawn
 
 
-def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: SamplingTables) -> None:
+def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: SamplingTables, mask: Tensor) -> None:
     """Penalties, bias, bans and mask, in this order, on scores [V] float32 in place."""
     flags = record.words[t.FLAGS]
     if flags & t.PENALIZED:
@@ -117,7 +119,7 @@ def adjust(scores: Tensor, record: _Record, position: int, row: int, tables: Sam
         scores[tables.ban_ids[row, : record.words[t.NUM_BANS]].long()] = -torch.inf
     if flags & t.MASKED:
         # By whole bytes, and by a minimum: filling by a mask of booleans takes eight times as long.
-        limits = _LIMITS.to(scores.device).index_select(0, tables.masks[row].view(torch.uint8).int())
+        limits = _LIMITS.to(scores.device).index_select(0, mask.view(torch.uint8).int())
         torch.minimum(scores, limits.flatten()[: len(scores)], out=scores)
 
 

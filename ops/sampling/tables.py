@@ -88,3 +88,11 @@ class Drafts(NamedTuple):
 
     ids: Tensor
     num_computed: Tensor
+
+
+class Masks(NamedTuple):
+    """Masks of one step, in place of the tables': rows [L] int32, which of words [M, V / 32 up] int32 is each logits row's. It is
+    read only of rows that are MASKED."""
+
+    rows: Tensor
+    words: Tensor

@@ -20,7 +20,7 @@ from torch import Tensor
 from ops import tuning
 from ops.launch import overlap, wait_for_previous
 from ops.sampling import noise, tables
-from ops.sampling.tables import Drafts, SamplingTables
+from ops.sampling.tables import Drafts, Masks, SamplingTables
 from ops.tuning.numbers import SamplingTuning
 
 GROUP = 32  # tokens surveyed together: 64 bytes of bfloat16
@@ -161,11 +161,11 @@ def _adjust(
 @triton.jit
 def _prepare(
     logits_ptr, stride, rows_ptr, positions_ptr, records_ptr, counts_ptr, bias_ids_ptr, bias_values_ptr, ban_ids_ptr,
-    masks_ptr, draft_ids_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr,
+    masks_ptr, mask_rows_ptr, draft_ids_ptr, adjusted_ptr, group_max_ptr, group_mass_ptr,
     V: tl.constexpr, BIASES: tl.constexpr, BANS: tl.constexpr, WORDS: tl.constexpr,
     BIAS_STEPS: tl.constexpr, BAN_STEPS: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
-    DRAFTS: tl.constexpr, PDL: tl.constexpr,
+    DRAFTS: tl.constexpr, MASKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # logits [R, stride]; adjusted [R, V] float32; group_max, group_mass [R, GROUPS] float32: a group's largest
     # logit and its sum of exp((logit - largest) / temperature). Several tiles per program: most rows want none of this, and
@@ -176,6 +176,7 @@ def _prepare(
     if (flags & (_ADJUSTED | _FILTERED)) == 0:
         return
     row = row.to(tl.int64)
+    mask_row = tl.load(mask_rows_ptr + index).to(tl.int64) if MASKS else row
     for tile in range(tl.program_id(0), TILES, tl.num_programs(0)):
         token = tile * TILE + tl.arange(0, TILE)
         inside = token < V
@@ -183,7 +184,7 @@ def _prepare(
         if (flags & _ADJUSTED) != 0:
             x = _adjust(
                 x, token, inside, flags, record_ptr, counts_ptr + row * V, bias_ids_ptr + row * BIASES,
-                bias_values_ptr + row * BIASES, ban_ids_ptr + row * BANS, masks_ptr + row * WORDS,
+                bias_values_ptr + row * BIASES, ban_ids_ptr + row * BANS, masks_ptr + mask_row * WORDS,
                 draft_ids_ptr + index, BIAS_STEPS, BAN_STEPS, DRAFTS,
             )  # fmt: skip
             tl.store(adjusted_ptr + index * V + token, x, mask=inside)
@@ -478,7 +479,7 @@ _EQUAL_LOW_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 def sample(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables,
-    drafts: Drafts | None = None,
+    drafts: Drafts | None = None, masks: Masks | None = None,
 ) -> Tensor:  # fmt: skip
     num_rows, vocab_size = logits.shape
     if logits.stride(1) != 1:
@@ -501,15 +502,16 @@ def sample(
     records = (sample_rows, sample_positions, tables.records)
     has_drafts = drafts is not None
     draft_ids = sample_rows if drafts is None else drafts.ids  # any tensor where none is read
+    mask_rows, words = (sample_rows, tables.masks) if masks is None else masks
     num_biases, num_bans = tables.bias_ids.shape[1], tables.ban_ids.shape[1]
     launch = overlap(logits.device)
     warps = tile // 512  # 16 logits per thread: two 16-byte loads of bfloat16
     _prepare[(min(num_tiles, triton.cdiv(by.prepare_programs, num_rows)), num_rows)](
         logits, logits.stride(0), *records, tables.counts, tables.bias_ids, tables.bias_values, tables.ban_ids,
-        tables.masks, draft_ids, adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
-        WORDS=tables.masks.shape[1],
+        words, mask_rows, draft_ids, adjusted, group_max, group_mass, V=vocab_size, BIASES=num_biases, BANS=num_bans,
+        WORDS=words.shape[1],
         BIAS_STEPS=num_biases.bit_length(), BAN_STEPS=num_bans.bit_length(), GROUPS=num_groups, GROUP=GROUP,
-        TILES=num_tiles, TILE=tile, DRAFTS=has_drafts, num_warps=warps, **launch,
+        TILES=num_tiles, TILE=tile, DRAFTS=has_drafts, MASKS=masks is not None, num_warps=warps, **launch,
     )  # fmt: skip
     _filter[(num_rows,)](
         logits, logits.stride(0), *records, adjusted, group_max, group_mass, lists, thresholds, V=vocab_size,

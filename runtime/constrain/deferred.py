@@ -1,9 +1,12 @@
 """Deferred sampling: rows left out of their step's sampling, since their masks were late, until they can be sampled by themselves.
 
-Their logits are kept, so nothing is computed twice: the state of a recurrent layer could not take it. A row that ends
-or is preempted meanwhile is not sampled: by then its place in the device tables may be another's."""
+Their logits are kept, so nothing is computed twice: the state of a recurrent layer could not take it. But those behind drafts
+are not: a row whose masks are late gains one token. One that ends or is preempted meanwhile is not sampled: by then its place
+in the device tables may be another's."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from runtime.batch import ScheduledBatch
 from runtime.constrain.mask_maker import MaskMaker
@@ -18,8 +21,7 @@ class DeferredSampling:
         self._snapshots: list[ForwardOutput] = []
 
     def add(self, snapshot: ForwardOutput) -> None:
-        self._scheduler.defer(snapshot.batch)
-        self._snapshots.append(snapshot)
+        self._snapshots.append(replace(snapshot, batch=self._scheduler.defer(snapshot.batch)))
 
     def take_ready(self) -> tuple[ForwardOutput, ScheduledBatch] | None:
         """Take those rows of one step whose masks have come, to be sampled now."""

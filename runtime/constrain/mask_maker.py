@@ -4,7 +4,8 @@ Matchers run on threads of their own, side by side where a library lets go of th
 that is slower than the forward pass it is for is late: it is made all the same, and nobody waits for it but its own sequence,
 which ends where it takes longer than LIMIT_S.
 A sequence's drawn tokens are noted as they settle and shown to its matchers when its next mask is wanted, so that what
-was drawn last is never asked about twice and a preempted sequence loses nothing. Knows neither what a matcher means nor steps."""
+was drawn last is never asked about twice and a preempted sequence loses nothing. Where it has drafts, they are shown as well, for
+the masks behind each, and taken back. Knows neither what a matcher means nor steps."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from runtime.api import ConstraintError, FinishReason, ModelInfo, TokenMatcher
 from runtime.batch import ScheduledRow
-from runtime.constrain.masks import MaskWords, RowMasks, mask_of, num_words
+from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, num_words
 from runtime.gpu_event import GpuEvent
 from runtime.sequence import Sequence
 
@@ -67,10 +68,10 @@ class MaskMaker:
         if constraint is not None and constraint.mask is not None:
             constraint.mask.give_up("it has ended")
 
-    async def make(self, numbers: Several[int], computed: Callable[[], GpuEvent]) -> None:
-        """Make masks for what these sequences sample next, everything they sampled having been noted. Returns when all are there,
-        or when what they are for has been `computed` and some are late: those will be there later."""
-        queue = deque(mask for number in numbers if (mask := self._wanted(number)) is not None)
+    async def make(self, rows: Several[ScheduledRow], computed: Callable[[], GpuEvent]) -> None:
+        """Make masks for what these rows sample next, everything their sequences sampled having been noted. Returns when all are
+        there, or when what they are for has been `computed` and some are late: those will be there later."""
+        queue = deque(mask for row in rows if (mask := self._wanted(row)) is not None)
         masks = tuple(queue)
         jobs = [self._run(queue) for _ in range(min(USUAL_THREADS, -(-len(queue) // MASKS_PER_THREAD)))]
         if jobs:
@@ -93,28 +94,35 @@ class MaskMaker:
 
     def take(self, rows: Several[ScheduledRow]) -> tuple[RowMasks, list[Ended]]:
         """The masks of `rows`, all of which are there; and the sequences that sample no more, whose masks allow all."""
-        words = np.full((len(rows), self._num_words), -1, dtype=np.int32)
+        words: list[MaskWords] = []
+        owners: list[int] = []
         ended: list[Ended] = []
-        for row, mask in zip(rows, words, strict=True):
+        for row in rows:
             constraint = self._sequences.get(row.number)
             if constraint is None:
-                continue
-            made = constraint.take()
-            mask[:] = made.words
-            if made.end is not None:
-                ended.append(made.end)
-        return RowMasks(tuple(row.row for row in rows), words), ended
+                masks = self._all()
+            else:
+                mask = constraint.take()
+                masks = mask.behind(row.draft_ids)
+                if mask.end is not None:
+                    ended.append(mask.end)
+            words.append(masks)
+            owners += [row.row] * len(masks)
+        return RowMasks(tuple(owners), np.concatenate(words) if words else self._all()[:0]), ended
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
 
-    def _wanted(self, number: int) -> _Mask | None:
+    def _wanted(self, row: ScheduledRow) -> _Mask | None:
         """One to be made; None where it is being made already, or for nobody."""
-        constraint = self._sequences.get(number)
+        constraint = self._sequences.get(row.number)
         if constraint is None or constraint.mask is not None:
             return None
-        constraint.mask = _Mask(constraint, self._num_words)
+        constraint.mask = _Mask(constraint, row.draft_ids, self._num_words)
         return constraint.mask
+
+    def _all(self) -> MaskWords:
+        return np.full((1, self._num_words), -1, dtype=np.int32)
 
     def _run(self, queue: deque[_Mask]) -> asyncio.Future[None]:
         return asyncio.get_running_loop().run_in_executor(self._threads, _make_all, queue)
@@ -134,28 +142,56 @@ class MaskMaker:
 class _Constraint:
     def __init__(self, sequence: Sequence, words: int, eos_token_ids: frozenset[int]) -> None:
         params = sequence.sampling
-        ends = params.stop_token_ids | (frozenset() if params.ignore_eos else eos_token_ids)
         self.sequence = sequence
         self.fresh_ids: list[int] = []  # settled, and not yet shown to the matchers
         self.mask: _Mask | None = None  # for the next draw, once it is wanted
+        self._num_words = words
         self._matchers: tuple[TokenMatcher, ...] | None = None
         self._allowed = None if params.allowed_token_ids is None else mask_of(params.allowed_token_ids, words)
-        self._not_ends = ~mask_of(ends, words) if params.min_tokens else None
+        self._ends = params.stop_token_ids | (frozenset() if params.ignore_eos else eos_token_ids)
+        self._not_ends = ~mask_of(self._ends, words) if params.min_tokens else None
 
-    def take(self) -> _Made:
-        assert self.mask is not None
-        made, self.mask = self.mask.made, None
-        assert made is not None
-        return made
+    def take(self) -> _Mask:
+        mask, self.mask = self.mask, None
+        assert mask is not None
+        return mask
 
-    def fill(self, mask: MaskWords) -> Ended | None:
-        """Narrow `mask`, which is all ones."""
+    def masks(self, draft_ids: Several[int]) -> list[MaskWords] | Ended:
+        """For the next draw, and for those behind drafts as far as these may be drawn and something may follow."""
         if self._matchers is None:
             self._matchers = tuple(make() for make in self.sequence.sampling.matchers)
         fresh_ids, self.fresh_ids = self.fresh_ids, []
         for matcher in self._matchers:
             for token_id in fresh_ids:
                 matcher.accept(token_id)
+        mask = self._mask(self._matchers, self.sequence.num_output_tokens)
+        if isinstance(mask, Ended):
+            return mask
+        masks = [mask]
+        if draft_ids:
+            take_back = [matcher.checkpoint() for matcher in self._matchers]
+            with contextlib.suppress(Exception):  # about something that the sequence may never draw
+                self._go_on(masks, draft_ids, self._matchers)
+            for checkpoint in take_back:
+                checkpoint()
+        return masks
+
+    def _go_on(self, masks: list[MaskWords], draft_ids: Several[int], matchers: tuple[TokenMatcher, ...]) -> None:
+        """Append those behind drafts to `masks`, which has the one before them."""
+        for num, token_id in enumerate(draft_ids, self.sequence.num_output_tokens + 1):
+            if token_id in self._ends or not allows(masks[-1], token_id):
+                return
+            for matcher in matchers:
+                matcher.accept(token_id)
+            mask = self._mask(matchers, num)
+            if isinstance(mask, Ended):
+                return
+            masks.append(mask)
+
+    def _mask(self, matchers: tuple[TokenMatcher, ...], num_tokens: int) -> MaskWords | Ended:
+        """What may be drawn behind `num_tokens`."""
+        mask = np.full(self._num_words, -1, dtype=np.int32)
+        for matcher in matchers:
             allowed = matcher.allowed()
             if allowed is None:
                 continue
@@ -168,45 +204,56 @@ class _Constraint:
             mask &= self._allowed
         if not mask.any():
             return Ended(self.sequence.number, FinishReason.INVALID, "its constraints leave no token to draw")
-        params = self.sequence.sampling
-        if self._not_ends is not None and self.sequence.num_output_tokens < params.min_tokens:
-            return None if (mask & self._not_ends).any() else Ended(self.sequence.number, FinishReason.STOP)
-        return None
+        if self._not_ends is not None and num_tokens < self.sequence.sampling.min_tokens:
+            return mask if (mask & self._not_ends).any() else Ended(self.sequence.number, FinishReason.STOP)
+        return mask
 
 
 class _Made(NamedTuple):
-    words: MaskWords
-    end: Ended | None  # then `words` allows all
+    words: MaskWords  # [masks, words]
+    end: Ended | None = None  # then `words` allows all
 
 
 class _Mask:
-    """What a sequence may draw next: in the making until `made`. A thread makes it, unless the loop gives it up before."""
+    """What a sequence may draw next, and behind its drafts: in the making until `made`. A thread makes it, unless the loop gives it
+    up before."""
 
-    def __init__(self, constraint: _Constraint, words: int) -> None:
+    def __init__(self, constraint: _Constraint, draft_ids: tuple[int, ...], words: int) -> None:
         self._constraint = constraint
+        self._draft_ids = draft_ids
         self._words = words
         self.begun_s: float | None = None
         self.made: _Made | None = None
+
+    @property
+    def end(self) -> Ended | None:
+        return None if self.made is None else self.made.end
+
+    def behind(self, draft_ids: tuple[int, ...]) -> MaskWords:
+        """[masks, words], once it is made, of a row with these drafts: since it was wanted the row may have been given others."""
+        assert self.made is not None
+        pairs = zip(self._draft_ids, draft_ids, strict=False)
+        num_equal = next((num for num, (one, other) in enumerate(pairs) if one != other), len(draft_ids))
+        return self.made.words[: 1 + min(num_equal, len(self._draft_ids))]
 
     def make(self) -> None:
         if self.made is not None:
             return
         self.begun_s = time.monotonic()
-        words = self._all()
         try:
-            end = self._constraint.fill(words)
+            masks = self._constraint.masks(self._draft_ids)
         except ConstraintError as error:
-            end = Ended(self._constraint.sequence.number, FinishReason.INVALID, str(error))
+            masks = Ended(self._constraint.sequence.number, FinishReason.INVALID, str(error))
         except BaseException as error:  # a library's panic is no Exception
-            end = Ended(self._constraint.sequence.number, FinishReason.ERROR, f"a constraint failed: {error}")
-        self.made = _Made(words if end is None else self._all(), end)
+            masks = Ended(self._constraint.sequence.number, FinishReason.ERROR, f"a constraint failed: {error}")
+        self.made = self._ended(masks) if isinstance(masks, Ended) else _Made(np.stack(masks))
 
     def give_up(self, error: str) -> None:
         """A matcher that is at it goes on for nobody."""
-        self.made = _Made(self._all(), Ended(self._constraint.sequence.number, FinishReason.ERROR, error))
+        self.made = self._ended(Ended(self._constraint.sequence.number, FinishReason.ERROR, error))
 
-    def _all(self) -> MaskWords:
-        return np.full(self._words, -1, dtype=np.int32)
+    def _ended(self, end: Ended) -> _Made:
+        return _Made(np.full((1, self._words), -1, dtype=np.int32), end)
 
 
 def _make_all(queue: deque[_Mask]) -> None:

@@ -64,7 +64,7 @@ class MaskedSampling:
         """The step that samples `output`, but for rows whose masks are late. All before it has settled."""
         batch = output.batch
         masked = batch.masked_rows
-        await self._mask_maker.make([row.number for row in masked], output.done)
+        await self._mask_maker.make(masked, output.done)
         late = {row.row for row in masked if not self._mask_maker.has_mask(row.number)}
         return self._sample(output, self._defer(output, batch, late) if late else batch)
 

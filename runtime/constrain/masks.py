@@ -13,7 +13,8 @@ MaskWords = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """`words` [n, V / 32 up] int32: what each of the device rows `rows` may draw in the step at hand."""
+    """`words` [n, V / 32 up] int32: what each of the device rows `rows` may draw in the step at hand. A row with drafts has several
+    that stand side by side: for its first draw, behind its first draft, and so on, as far as drafts may be drawn."""
 
     rows: tuple[int, ...]
     words: MaskWords
@@ -28,3 +29,7 @@ def mask_of(token_ids: Collection[int], words: int) -> MaskWords:
     bits = np.zeros((words, 32), dtype=np.uint8)
     bits.reshape(-1)[list(token_ids)] = 1
     return np.packbits(bits, axis=1, bitorder="little").view("<i4")[:, 0].copy()
+
+
+def allows(mask: MaskWords, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> (token_id % 32) & 1)

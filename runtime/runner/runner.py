@@ -6,13 +6,15 @@ device: where work runs, and how its end is known, is its lane's."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from ops.sampling.tables import Drafts, Masks
 from runtime.api import TokenLogprobs
 from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks
@@ -27,7 +29,7 @@ from runtime.sample.logprobs import LogprobsState, StepLogprobs
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
 from runtime.step import ForwardOutput, Step, StepResult
-from runtime.transfer import index_on
+from runtime.transfer import index_on, upload
 
 
 class Sampled(NamedTuple):
@@ -39,12 +41,29 @@ class Sampled(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A step up to what its unmasked rows sample. `logits_of`: the row of each of the first logits rows, as in StepInputs."""
+    """A step up to what its unmasked rows sample. `logits_of`: the rows that have the first logits rows, as in StepInputs;
+    `starts`, `stops`: where those of each begin and end. `drafts`: among all logits rows, if any."""
 
     logits_of: tuple[ScheduledRow, ...]
     sampled: Sampled
+    starts: Sequence[int]
+    stops: Sequence[int]
+    drafts: Drafts | None = None
     prompt_logprobs: PromptLogprobs | None = None
     pooled: Pooled | None = None
+
+    @classmethod
+    def of(
+        cls, rows: tuple[ScheduledRow, ...], sampled: Sampled, drafts: Drafts | None = None,
+        prompt_logprobs: PromptLogprobs | None = None, pooled: Pooled | None = None,
+    ) -> Computed:  # fmt: skip
+        """`rows`, in order, have a logits row each, and one more for each draft."""
+        starts: Sequence[int] = range(len(rows))
+        stops: Sequence[int] = range(1, len(rows) + 1)
+        if drafts is not None:
+            stops = list(accumulate(1 + num_drafts(row) for row in rows))
+            starts = [0, *stops[:-1]]
+        return cls(rows, sampled, starts, stops, drafts, prompt_logprobs, pooled)
 
 
 class Graphs(Protocol):
@@ -121,7 +140,8 @@ class ModelRunner:
         pooled = self._pooling.compute(rows, hidden, device)
         logits = self._model.compute_logits(hidden, step.logit_tokens)
         ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids, step.drafts)
-        return Computed(step.logits_of, Sampled(ids, logits, step.sample_positions), prompt_logprobs, pooled)
+        sampled = Sampled(ids, logits, step.sample_positions)
+        return Computed.of(step.logits_of, sampled, step.drafts, prompt_logprobs, pooled)
 
     # --- a step in one part or two --------------------------------------------------------------------------------
 
@@ -165,7 +185,6 @@ class ModelRunner:
         try:
             self._sampler.bind(row.row, binding)
             self._logprobs.bind(row.row, binding)
-            self._drafts.bind(row.row, binding)
             self._pooling.bind(row.row, binding)
         except Exception as error:
             if self.fault(error) is not Fault.STEP:
@@ -191,47 +210,61 @@ class ModelRunner:
     def _computed(self, batch: ScheduledBatch) -> Computed:
         rows = self._bound(batch)
         sampled = self._graphs.replay(rows)
-        return self.compute(self._inputs.fill(rows), rows) if sampled is None else Computed(rows, sampled)
+        return self.compute(self._inputs.fill(rows), rows) if sampled is None else Computed.of(rows, sampled)
 
     @torch.inference_mode()
     def _snapshot(self, batch: ScheduledBatch, computed: Computed) -> Computed:
-        """The logits of `batch`, masked rows that will be sampled later, out of the next step's way."""
-        rows = batch.sampled_by(computed.logits_of)
-        chosen = [index for index, row in _logits_rows(rows) if row.samples]
-        index = index_on(computed.sampled.positions.device, chosen)
-        sampling = tuple(row for row in rows if row.samples)
-        return Computed(sampling, Sampled(*(tensor[index] for tensor in computed.sampled)))
+        """The logits of `batch`, masked rows that will be sampled later, out of the next step's way; but not those behind drafts,
+        which have been computed for nothing."""
+        wanted = {row.row for row in batch.rows}
+        chosen = [
+            (row, start) for row, start in zip(computed.logits_of, computed.starts, strict=True) if row.row in wanted
+        ]
+        rows = tuple(row for row, _ in chosen)
+        num_computed = self._inputs.num_computed
+        index = index_on(num_computed.device, [start for _, start in chosen])
+        if computed.drafts is not None:
+            lost = index_on(num_computed.device, [num_drafts(row) for row in rows], num_computed.dtype)
+            num_computed[index_on(num_computed.device, [row.row for row in rows])] -= lost
+        return Computed.of(rows, Sampled(*(tensor[index] for tensor in computed.sampled)))
 
     def _sampled_masked(self, batch: ScheduledBatch, computed: Computed, masks: RowMasks) -> Computed:
         """Masked rows were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""
         rows = batch.sampled_by(computed.logits_of)
         if not masks.rows:
             return computed._replace(logits_of=rows)
-        masked = set(masks.rows)
         ids, logits, positions = computed.sampled
-        late = [row.row if row.row in masked else -1 for _, row in _logits_rows(rows)]
-        late += [-1] * (len(ids) - len(late))
-        late_rows = index_on(ids.device, late, torch.int32)
-        self._sampler.restrict(masks)
+        device, num_masks = ids.device, Counter(masks.rows)
+        first_masks = dict(zip(num_masks, accumulate(num_masks.values(), initial=0), strict=False))
+        sample_rows, mask_rows, stops = [-1] * len(ids), [0] * len(ids), list(computed.stops)
+        for place, (row, start) in enumerate(zip(rows, computed.starts, strict=True)):
+            if num := num_masks[row.row]:
+                stops[place] = start + num
+                sample_rows[start : start + num] = [row.row] * num
+                mask_rows[start : start + num] = range(first_masks[row.row], first_masks[row.row] + num)
+        late_rows = index_on(device, sample_rows, torch.int32)
+        words = torch.empty(masks.words.shape, dtype=torch.int32, device=device)
+        upload(words, masks.words)
         # As many logits rows as before, of which the sampler skips most: their kernels are compiled, their memory is planned for.
-        drawn = self._sampler.sample(logits, late_rows, positions, self._inputs.last_ids)
+        drawn = self._sampler.sample(
+            logits, late_rows, positions, self._inputs.last_ids, computed.drafts,
+            Masks(index_on(device, mask_rows, torch.int32), words),
+        )  # fmt: skip
         sampled = Sampled(torch.where(late_rows >= 0, drawn, ids), logits, positions)
-        return computed._replace(logits_of=rows, sampled=sampled)
+        return computed._replace(logits_of=rows, sampled=sampled, stops=stops)
 
     # --- results --------------------------------------------------------------------------------------------------
 
     def _outputs(self, batch: ScheduledBatch, computed: Computed) -> Outputs:
-        rows, sampled = computed.logits_of, computed.sampled
-        of_row = _first_logits_rows(rows)
-        num_logits_rows = of_row[-1]
-        ids = self._lane.ids_to_host(sampled.ids[:num_logits_rows])
-        logprobs = self._logprobs.compute(sampled.logits, sampled.ids, rows, of_row)
+        rows, sampled, spans = computed.logits_of, computed.sampled, (computed.starts, computed.stops)
+        ids = self._lane.ids_to_host(sampled.ids[: computed.stops[-1] if rows else 0])
+        logprobs = self._logprobs.compute(sampled.logits, sampled.ids, rows, *spans)
         logprobs = None if logprobs is None else logprobs.to_host()
         prompt_logprobs = None if computed.prompt_logprobs is None else computed.prompt_logprobs.to_host()
         pooled = None if computed.pooled is None else computed.pooled.to_host()
 
         def read() -> StepResult:
-            return _result(batch, rows, of_row, ids, logprobs, pooled)
+            return _result(batch, rows, spans, ids, logprobs, pooled)
 
         def read_prompt_logprobs() -> list[list[TokenLogprobs] | None]:
             assert prompt_logprobs is not None
@@ -242,17 +275,18 @@ class ModelRunner:
 
 
 def _result(
-    batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], of_row: Sequence[int], ids: Tensor,
+    batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], spans: tuple[Sequence[int], Sequence[int]], ids: Tensor,
     logprobs: StepLogprobs | None, pooled: Pooled | None,
 ) -> StepResult:  # fmt: skip
-    """`of_row`: where the logits rows of each of `rows` begin. Reads the tensors, so they must be there."""
+    """`spans`: where the logits rows of each of `rows` begin, and end as far as they were sampled. Reads the tensors, so they must
+    be there."""
     drawn = ids.tolist()
     if len(drawn) == len(rows):
         tokens = {row.row: [token_id] for row, token_id in zip(rows, drawn, strict=True)}
     else:
         tokens = {
-            row.row: accepted_ids(drawn[first:stop], row.draft_ids)
-            for row, (first, stop) in zip(rows, pairwise(of_row), strict=True)
+            row.row: accepted_ids(drawn[start:stop], row.draft_ids)
+            for row, start, stop in zip(rows, *spans, strict=True)
         }
     sampling = batch.sampling_rows
     gained = [tokens[row.row] for row in sampling]
@@ -265,18 +299,6 @@ def _result(
         ]
     vectors = {} if pooled is None else pooled.by_row()
     return StepResult(gained, entries, [vectors[row.row] for row in batch.pooling_rows] if vectors else ())
-
-
-def _first_logits_rows(rows: Sequence[ScheduledRow]) -> Sequence[int]:
-    """The index at which the logits rows of each of `rows` begin; and, last, how many there are."""
-    if not any(row.draft_ids for row in rows):
-        return range(len(rows) + 1)
-    return list(accumulate((1 + num_drafts(row) for row in rows), initial=0))
-
-
-def _logits_rows(rows: Sequence[ScheduledRow]) -> list[tuple[int, ScheduledRow]]:
-    """Each logits row, and whose it is."""
-    return [*enumerate(row for row in rows for _ in range(1 + num_drafts(row)))]
 
 
 def _refuse_encoder_work(batch: ScheduledBatch) -> None:

@@ -2,14 +2,15 @@
 
 A draw depends on (seed, position), on logits and on what was drawn before, which is right where the guesses before are: penalties
 count these as if they had been drawn. So a row that accepts its guesses as long as they equal the draws has exactly the
-tokens that it would have had one by one. `ops.sample` does so on the device, and `accepted_ids` says the same on the host. Not
-yet for rows with matchers, whose masks depend on what was drawn: they take no drafts, see `SamplingParams.takes_drafts`."""
+tokens that it would have had one by one. `ops.sample` does so on the device, and `accepted_ids` says the same on the host. A row
+with matchers brings a mask for each of its draws, made as if the guesses before had been drawn (`constrain/mask_maker.py`), and is
+sampled no further than its masks go: up to a guess that is not allowed, or behind which nothing may follow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.batch import RowBinding, Sample, ScheduledRow
+from runtime.batch import Sample, ScheduledRow
 from runtime.kv.layout import KVLayout
 
 
@@ -26,21 +27,15 @@ def accepted_ids(drawn: Sequence[int], draft_ids: Sequence[int]) -> list[int]:
 
 
 class DraftRules:
-    """Which rows take drafts, and that no other gets some. `layer_refusal`: why no row of this model does."""
+    """That no row has drafts which cannot be checked. `refusal`: why no row of this model may have some."""
 
-    def __init__(self, layer_refusal: str | None = None) -> None:
-        self._layer_refusal = layer_refusal
-        self._refusals: dict[int, str] = {}
+    def __init__(self, refusal: str | None = None) -> None:
+        self._refusal = refusal
 
     @classmethod
     def of(cls, layout: KVLayout) -> DraftRules:
-        """The check for a model whose layers keep what `layout` holds: a recurrent state cannot go back behind a wrong guess."""
+        """The rules for a model whose layers keep what `layout` holds: a recurrent state cannot go back behind a wrong guess."""
         return cls("its recurrent layers cannot take one back" if layout.num_state_tables else None)
-
-    def bind(self, row: int, binding: RowBinding) -> None:
-        self._refusals.pop(row, None)
-        if binding.masked:
-            self._refusals[row] = "what it may draw depends on what it drew"
 
     def check(self, rows: Sequence[ScheduledRow]) -> None:
         """Raises ValueError for drafts that cannot be checked."""
@@ -51,6 +46,5 @@ class DraftRules:
                 raise ValueError(
                     f"row {row.row} has {len(row.draft_ids)} drafts among {row.num_tokens} tokens, and its work says {row.work}"
                 )
-            refusal = self._layer_refusal or self._refusals.get(row.row)
-            if refusal is not None:
-                raise ValueError(f"row {row.row} takes no drafts: {refusal}")
+            if self._refusal is not None:
+                raise ValueError(f"row {row.row} takes no drafts: {self._refusal}")

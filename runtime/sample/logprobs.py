@@ -87,10 +87,9 @@ class LogprobsState:
             self._by_row[row] = (0 if params.logprob_token_ids else params.logprobs, params.logprob_token_ids)
 
     def compute(
-        self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow], first_logits_rows: Sequence[int]
+        self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow], starts: Sequence[int], stops: Sequence[int]
     ) -> StepLogprobs | None:
-        """logits [S, V], ids [S] int64 sampled from them. `first_logits_rows`: where those of each of `rows` begin, and where
-        the last one's end.
+        """logits [S, V], ids [S] int64 sampled from them. `starts`, `stops`: where the logits rows of each of `rows` begin and end.
 
         None where nobody asks, which costs a look at each row at most."""
         if not self._by_row:
@@ -99,9 +98,7 @@ class LogprobsState:
         if not asking:
             return None
         chosen = [
-            (rows[index].row, logits_row)
-            for index in asking
-            for logits_row in range(first_logits_rows[index], first_logits_rows[index + 1])
+            (rows[index].row, logits_row) for index in asking for logits_row in range(starts[index], stops[index])
         ]
         requested = [self._by_row[row] for row, _ in chosen]
         count = min(max(count for count, _ in requested), logits.shape[1])

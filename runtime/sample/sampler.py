@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import ops
-from ops.sampling.tables import Drafts, SamplingTables
+from ops.sampling.tables import Drafts, Masks, SamplingTables
 from runtime.batch import RowBinding
-from runtime.constrain.masks import RowMasks
 from runtime.sample.allowed_tokens import AllowedTokens
 from runtime.sample.draw import Draw
 from runtime.sample.logit_bias import MAX_BIASES, LogitBias
@@ -24,12 +23,11 @@ class Sampler:
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device) -> None:
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
         self._tables = tables = SamplingTables.empty(max_num_seqs, vocab_size, MAX_BIASES, max_bans, device)
-        self._allowed = AllowedTokens(tables.masks)
         self._stages: tuple[Stage, ...] = (
             Penalties(tables.counts),
             LogitBias(tables.bias_ids, tables.bias_values),
             MinTokens(tables.ban_ids, eos_token_ids),
-            self._allowed,
+            AllowedTokens(tables.masks),
             Draw(),
         )
 
@@ -47,17 +45,13 @@ class Sampler:
             stage.bind(row, binding, record)
         upload(self._tables.records[row], record.words)
 
-    def restrict(self, masks: RowMasks) -> None:
-        """What rows with matchers may draw in the next `sample`. Enqueued on the current stream."""
-        self._allowed.restrict(masks)
-
     def sample(
         self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor,
-        drafts: Drafts | None = None,
+        drafts: Drafts | None = None, masks: Masks | None = None,
     ) -> Tensor:  # fmt: skip
         """logits [S, V] -> ids [S] int64, NOT_FINITE where a logits row holds NaN, +inf or nothing above -inf.
 
         Logits row s belongs to row sample_rows[s] (int32), whose token gets index sample_positions[s] (int64); -1 asks for
         nothing, and the id there means nothing. A row has several only where there are `drafts`. last_ids [max_num_seqs] int64:
-        takes the last id that each sampled row gains, 0 for NOT_FINITE."""
-        return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts)
+        takes the last id that each sampled row gains, 0 for NOT_FINITE. `masks`: of rows with matchers, and no other is sampled."""
+        return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts, masks)

@@ -61,3 +61,11 @@ class BadWords:
 
     def accept(self, token_id: int) -> None:
         self._drawn.append(token_id)
+
+    def checkpoint(self) -> Callable[[], None]:
+        drawn = self._drawn.copy()
+
+        def take_back() -> None:
+            self._drawn = drawn
+
+        return take_back

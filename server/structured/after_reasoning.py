@@ -3,7 +3,7 @@ stand in the reasoning, since an answer is wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from runtime.api import Bitmask, MatcherFactory, ModelInfo, TokenMatcher
@@ -75,6 +75,19 @@ class _ReasoningAwareMatcher:
             self._phase, self._matcher = _Phase.REASONING, self._make()
         elif self._matcher is not None:
             self._matcher.accept(token_id)
+
+    def checkpoint(self) -> Callable[[], None]:
+        phase, opens, num_written, tail = self._phase, self._opens, self._num_written, self._tail
+        matcher = self._matcher
+        take_matcher_back = None if matcher is None else matcher.checkpoint()
+
+        def take_back() -> None:
+            self._phase, self._opens, self._num_written, self._tail = phase, opens, num_written, tail
+            self._matcher = matcher
+            if take_matcher_back is not None:
+                take_matcher_back()
+
+        return take_back
 
     def _opened(self, token_id: int) -> bool:
         """Whether an opening marker is whole with this token."""

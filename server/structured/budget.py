@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runtime.api import Bitmask, MatcherFactory
@@ -57,6 +57,7 @@ class _Budget:
         self._longest = max(len(mark) for open, close, _ in pairs for mark in (open, close))
         self._tail = b""
         self._closes = b""  # of the block that is open, else b""
+        self._close_ids: Sequence[int] = ()
         self._forced: list[int] = []  # what has to come next, last first
         if reasoning_open:
             self._open(*pairs[0][1:])
@@ -79,6 +80,16 @@ class _Budget:
             self._inside(paid=not forced)
         elif not self._over:
             self._outside()
+
+    def checkpoint(self) -> Callable[[], None]:
+        left, over, tail, closes, forced = self._left, self._over, self._tail, self._closes, self._forced.copy()
+        close_ids = self._close_ids
+
+        def take_back() -> None:
+            self._left, self._over, self._tail, self._closes, self._forced = left, over, tail, closes, forced
+            self._close_ids = close_ids
+
+        return take_back
 
     def _inside(self, *, paid: bool) -> None:
         if self._tail.endswith(self._closes):

@@ -104,7 +104,7 @@ class Grammars:
         return partial(self._matcher, compiled)
 
     def _matcher(self, compiled: _Compiled) -> TokenMatcher:
-        matcher = GrammarMatcher(compiled.prototype.deep_copy(), self._eos_token_ids, self._num_mask_bytes)
+        matcher = GrammarMatcher(compiled.prototype, self._eos_token_ids, self._num_mask_bytes)
         return matcher if compiled.index is None else UniqueKeys(matcher, compiled.index)
 
     def _enqueue(self, key: bytes, grammar: Grammar) -> _Compilation:
@@ -246,10 +246,12 @@ def _error_of(matcher: llguidance.LLMatcher) -> str:
 class GrammarMatcher:
     """A TokenMatcher over a fresh copy of a compiled grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_token_ids: frozenset[int], num_mask_bytes: int) -> None:
-        self._matcher = matcher
+    def __init__(self, prototype: llguidance.LLMatcher, eos_token_ids: frozenset[int], num_mask_bytes: int) -> None:
+        self._prototype = prototype
+        self._matcher = prototype.deep_copy()
         self._eos_token_ids = eos_token_ids
         self._num_mask_bytes = num_mask_bytes
+        self._consumed: list[int] = []
         self._complete = False
 
     def allowed(self) -> bytes:
@@ -263,8 +265,23 @@ class GrammarMatcher:
     def accept(self, token_id: int) -> None:
         if token_id in self._eos_token_ids:  # which the engine was told to ignore; there is nothing behind it
             self._complete = True
-        elif not self._matcher.consume_token(token_id):
+        elif self._matcher.consume_token(token_id):
+            self._consumed.append(token_id)
+        else:
             raise ConstraintError(_error_of(self._matcher))
+
+    def checkpoint(self) -> Callable[[], None]:
+        num_before, complete = len(self._consumed), self._complete
+
+        def take_back() -> None:
+            self._complete = complete
+            num_more = len(self._consumed) - num_before
+            del self._consumed[num_before:]
+            if (num_more or self._matcher.is_error()) and not self._matcher.rollback(num_more):
+                self._matcher = self._prototype.deep_copy()  # what has failed once does not go back
+                self._matcher.consume_tokens(self._consumed)
+
+        return take_back
 
 
 class _Vocabulary:

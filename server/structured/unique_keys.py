@@ -7,7 +7,7 @@ nothing else is left (keys of which there are only so many), the grammar has its
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from runtime.api import Bitmask, TokenMatcher
 from server.structured.bitmask import has_bit, without_bits
@@ -66,6 +66,15 @@ class UniqueKeys:
             for key in self._text.taken_keys():
                 if found := self._index.with_key(key):
                     self._with_key[key] = found
+
+    def checkpoint(self) -> Callable[[], None]:
+        take_matcher_back, text, with_key = self._matcher.checkpoint(), self._text.copy(), self._with_key.copy()
+
+        def take_back() -> None:
+            take_matcher_back()
+            self._text, self._with_key = text, with_key
+
+        return take_back
 
     def _candidates(self) -> Iterator[int]:
         for found in self._with_key.values():

@@ -14,7 +14,7 @@ import torch
 from ops.native import module
 from ops.sampling import native, reference, triton_sample
 from ops.sampling import tables as t
-from ops.sampling.tables import Drafts, SamplingTables
+from ops.sampling.tables import Drafts, Masks, SamplingTables
 from tests.ops.places import DEVICES
 from tests.ops.sampling_case import RowParams, fill
 
@@ -167,3 +167,22 @@ def test_a_row_gains_nothing_behind_what_it_does_not_ask_for(run, device, temper
     assert last_ids.tolist() == [9, 1]
     assert num_computed.tolist() == [0, -1]
     assert tables.counts[:, 1].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(("run", "device"), RUNS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_each_logits_row_has_a_mask_of_its_own(run, device, temperature):
+    """Row 1 may draw token 2, behind it 40, and then no more; row 0 is not masked by what the tables have of it."""
+    params = RowParams(temperature=temperature, allowed=(60,), presence=0.2)
+    tables, last_ids = fill([params, params], V, device), torch.zeros(2, dtype=torch.int64, device=device)
+    words = torch.zeros(3, -(-V // 32), dtype=torch.int32)
+    for mask, token in enumerate((2, 40, 5)):
+        words[mask, token // 32] = 1 << token % 32
+    drafts = Drafts(torch.tensor([-1, 2, 40, -1], device=device), torch.zeros(2, dtype=torch.int32, device=device))
+    masks = Masks(torch.tensor([0, 1, 0, 2], dtype=torch.int32, device=device), words.to(device))
+    rows, positions = torch.tensor([1, 1, -1, 0], dtype=torch.int32, device=device), torch.arange(4, device=device)
+    scores = torch.randn(4, V, generator=torch.Generator().manual_seed(3)).to(device)
+    ids = run(scores, rows, positions, last_ids, tables, drafts, masks).tolist()
+    assert [ids[0], ids[1], ids[3]] == [2, 40, 5]
+    assert last_ids.tolist() == [5, 40]
+    assert drafts.num_computed.tolist() == [0, -1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -60,6 +61,62 @@ async def test_every_token_obeys_its_matcher_and_the_matcher_sees_every_token(st
     }
     seen = sorted((matcher.ids for matcher in made.matchers), key=len)
     assert seen == [got[1][0][:-1], got[0][0][:-1]]  # the last token ends the sequence: nobody asks what follows
+
+
+class Slipping:
+    """A proposer that knows what is drawn under `from_last` and is wrong about every fourth token."""
+
+    def propose(self, prompt_ids, output_ids):
+        first = len(prompt_ids)
+        right = drawn_by(from_last, len(output_ids) + 3, first)[len(output_ids) :]
+        return [token + (len(output_ids) + place) % 4 // 3 for place, token in enumerate(right)]
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("patient", [True, False])
+async def test_drafts_change_no_token_under_a_matcher_and_save_steps(steps_in_flight, patient):
+    made = Made(from_last)
+    runner = FakeRunner(patient=patient)
+    async with engine_on(runner, steps_in_flight=steps_in_flight, proposer=Slipping()) as engine:
+        requests = [request(max_tokens=24, matchers=(made,)), request((5,) * 9, 17, matchers=(made,))]
+        got = await read(engine.submit(requests))
+        check_pool(engine._scheduler)
+    assert got == {0: (drawn_by(from_last, 24, 3), LENGTH), 1: (drawn_by(from_last, 17, 9), LENGTH)}
+    seen = sorted((matcher.ids for matcher in made.matchers), key=len)
+    assert all(ids == whole[: len(ids)] for ids, whole in zip(seen, (got[1][0], got[0][0]), strict=True))
+    if patient:
+        assert len([row for batch in runner.batches for row in batch.rows if row.number == 1]) < 14
+
+
+async def test_what_a_matcher_says_behind_a_guess_counts_only_once_it_is_drawn():
+    """It raises, or has nothing to add: where nobody draws the guess that ends nobody, and else as if there had been none."""
+
+    class Sevens:
+        def propose(self, prompt_ids, output_ids):
+            return [7, 7]
+
+    def raises(ids: list[int]) -> None:
+        if 7 in ids:
+            raise LookupError("there is a seven")
+
+    def ends(ids: list[int]) -> set[int] | None:
+        return set() if 7 in ids else None
+
+    ended = []
+    for proposer in (None, Sevens()):
+        async with engine_on(FakeRunner(), proposer=proposer) as engine:
+            requests = [request(max_tokens=30, matchers=(partial(Rule, rule),)) for rule in (raises, ends)]
+            ids: list[list[int]] = [[], []]
+            last = [None, None]
+            async with engine.submit(requests) as stream:
+                async for outputs in stream:
+                    for output in outputs:
+                        ids[output.index] += output.token_ids
+                        last[output.index] = output.finish, output.complete, output.error
+            ended.append((ids, last))
+    assert ended[0] == ended[1]
+    assert ended[0][0] == [[3, 4, 5, 6, 7]] * 2
+    assert ended[0][1] == [(ERROR, False, "a constraint failed: there is a seven"), (STOP, True, None)]
 
 
 async def test_the_forward_pass_is_launched_before_the_last_step_has_settled_and_drawn_after():

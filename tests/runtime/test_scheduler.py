@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.api import FinishReason, Request, SamplingParams
-from runtime.batch import NOT_FINITE, BlockCopy, Pool, Sample, ScheduledBatch, ScheduledRow
+from runtime.batch import NOT_FINITE, SAMPLE_MASKED, BlockCopy, Pool, Sample, ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.kinds import AttentionKVSpec, Full, Nothing, RecurrentStateSpec, State, Window
 from runtime.kv.layout import LayerGroup
@@ -122,6 +122,10 @@ class Memory:
             device.num_computed = len(device.text) - 1
             gained.append(ids)
         return gained
+
+    def give_up_drafts(self, batch: ScheduledBatch) -> None:
+        for row in batch.rows:
+            self.rows[row.row].num_computed -= len(row.draft_ids)
 
     def store(self, row: ScheduledRow) -> None:
         if row.binding is not None:
@@ -572,11 +576,13 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
         if batch is not None:
             assert batch.num_tokens <= budget
             if not in_flight:  # as it is when the engine asks for masks
-                late = {row.row for row in batch.sampling_rows if not row.draft_ids and rng.random() < 0.2}
+                late = {row.row for row in batch.sampling_rows if rng.random() < 0.2}
                 batch, sampling = batch.split(late)
-                scheduler.defer(sampling)
-                held.append(sampling)
-            in_flight.append((batch, *memory.run(batch)))
+                held.append(scheduler.defer(sampling))
+                in_flight.append((batch, *memory.run(batch)))
+                memory.give_up_drafts(sampling)
+            else:
+                in_flight.append((batch, *memory.run(batch)))
             copied.update({copy.target: list(memory.blocks[copy.target]) for copy in batch.copies})
         if rng.random() < 0.3:
             resume(scheduler, memory, held, in_flight, 0.5, rng)
@@ -757,11 +763,23 @@ def test_a_state_is_given_no_drafts(groups):
     assert scheduler.schedule().rows[0].draft_ids == ()
 
 
-def test_who_has_matchers_is_given_no_drafts():
+def test_a_row_with_matchers_and_drafts_waits_for_masks_and_keeps_no_draft_where_they_are_late():
     scheduler = make(proposer=Known([50, 51]))
-    scheduler.add(sequence(1, range(10, 16), max_tokens=20, matchers=(lambda: None,)))
+    scheduler.add(first := sequence(1, range(10, 16), max_tokens=20, matchers=(lambda: None,)))
     scheduler.settle(scheduler.schedule(), [[40]])
-    assert scheduler.schedule().rows[0].draft_ids == ()
+    batch = scheduler.schedule()
+    assert batch.rows[0].work == Sample(2, masked=True)
+    rest, sampling = batch.split({batch.rows[0].row})
+    deferred = scheduler.defer(sampling)
+    assert scheduler.settle(rest, []) == []
+    assert scheduler.schedule() is None
+    (row,) = deferred.rows
+    assert (row.start, row.num_tokens, row.draft_ids, row.work) == (6, 1, (), SAMPLE_MASKED)
+    assert scheduler.is_current(row)
+    scheduler.resume(deferred)
+    scheduler.settle(deferred, [[41]])
+    assert first.output_ids == [40, 41]
+    assert (first.num_computed_tokens, first.num_tokens) == (7, 8)
 
 
 def test_a_rejected_draft_is_no_prefix_of_anybody():

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from runtime.api import SamplingParams
-from runtime.batch import NOT_FINITE, SAMPLE, RowBinding, Sample, ScheduledBatch, ScheduledRow
+from runtime.batch import NOT_FINITE, SAMPLE, SAMPLE_MASKED, RowBinding, Sample, ScheduledBatch, ScheduledRow
+from runtime.constrain.masks import RowMasks, mask_of, num_words
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout
 from runtime.runner.runner import ModelRunner
@@ -200,10 +203,86 @@ async def test_unusable_logits_end_what_a_row_gains(make):
     await runner.close()
 
 
-async def test_masked_rows_take_none(make):
-    row = prompt(0)
-    bound = row._replace(binding=RowBinding(row.binding.params, 0, row.token_ids, (), masked=True))
-    await _refused(make(), bound, behind(0, 1, (3,)), "what it may draw depends on what it drew")
+def allowed_behind(ids: list[int]) -> set[int]:
+    """What a matcher of these tests lets follow: some tokens, never the last one again, and nothing behind NUM_TOKENS."""
+    if len(ids) == NUM_TOKENS:
+        return set()
+    return {token for token in range(VOCAB) if (token + len(ids)) % 3 and token != (ids[-1] if ids else None)}
+
+
+def masks_for(row: int, ids: list[int], guesses: tuple[int, ...]) -> RowMasks:
+    """As the mask maker gives them: as far as guesses may be drawn."""
+    words = [mask_of(allowed_behind(ids), num_words(VOCAB))]
+    for num, guess in enumerate(guesses):
+        if guess not in allowed_behind([*ids, *guesses[:num]]) or not allowed_behind([*ids, *guesses[: num + 1]]):
+            break
+        words.append(mask_of(allowed_behind([*ids, *guesses[: num + 1]]), num_words(VOCAB)))
+    return RowMasks((row,) * len(words), np.stack(words))
+
+
+async def generated_masked(
+    runner: ModelRunner, guess: Callable[[int], tuple[int, ...]], *, late: Callable[[int], bool] = lambda num: False
+) -> list[list[int]]:
+    """What row 3, which is masked, and row 1, which is not, gain in steps of both; row 1's guesses are none. `late`: whether the
+    masks come after another step of row 1, behind so many tokens of row 3."""
+    ids: dict[int, list[int]] = {3: [], 1: []}
+    first = prompt(3)
+    assert first.binding is not None
+    masked = first._replace(work=SAMPLE_MASKED, binding=replace(first.binding, masked=True))
+    batch, other = batch_of(masked, prompt(1)), prompt(1)
+
+    async def take(step) -> None:
+        for row, found in zip(step.batch.sampling_rows, (await step.result()).tokens, strict=True):
+            ids[row.row] += found
+
+    while True:
+        (row, *_) = batch.rows
+        output = runner.launch_forward(batch)
+        if late(len(ids[3])):
+            rest, sampling = batch.split({3})
+            snapshot = output.snapshot_logits(sampling)
+            await take(output.sample(rest, RowMasks((), np.empty((0, num_words(VOCAB)), np.int32))))
+            other = behind(1, len(PROMPTS[1]) + len(ids[1]) - 1, ())
+            await take(runner.launch(batch_of(other)))
+            num = len(row.draft_ids)
+            plain = row._replace(num_tokens=row.num_tokens - num, draft_ids=(), work=SAMPLE_MASKED)
+            await take(snapshot.sample(batch_of(plain), masks_for(3, ids[3], ())))
+        else:
+            await take(output.sample(batch, masks_for(3, ids[3], row.draft_ids)))
+        if len(ids[3]) >= NUM_TOKENS:
+            return [ids[3], ids[1]]
+        guesses = guess(len(ids[3]))
+        masked = behind(3, len(PROMPTS[3]) + len(ids[3]) - 1, guesses)
+        other = behind(1, len(PROMPTS[1]) + len(ids[1]) - 1, ())
+        batch = batch_of(masked._replace(work=Sample(len(guesses), masked=True)), other)
+
+
+async def test_guesses_of_masked_rows_leave_the_tokens_as_they_are(make):
+    runner = make()
+    masked, free = await generated_masked(runner, lambda num: ())
+    await runner.close()
+    assert len(masked) == NUM_TOKENS
+    assert all(token in allowed_behind(masked[:num]) for num, token in enumerate(masked))
+    steps = {}
+    for share in (0.0, 0.7, 1.0):
+        for late in (lambda num: False, lambda num: num % 3 == 1):
+            chance, num_steps = random.Random(int(10 * share)), 0
+
+            def guess(num: int, share=share, chance=chance) -> tuple[int, ...]:
+                nonlocal num_steps
+                num_steps += 1
+                right = masked[num : num + 5]
+                return tuple(token if chance.random() < share else chance.randrange(VOCAB) for token in right)
+
+            runner = make()
+            found, other = await generated_masked(runner, guess, late=late)
+            await runner.close()
+            assert found == masked
+            num_same = min(len(other), len(free))
+            assert other[:num_same] == free[:num_same]
+            steps[share, late(1)] = num_steps
+    assert steps[1.0, False] == -(-(NUM_TOKENS - 1) // 6) < steps[0.7, False] < steps[0.0, False]
+    assert steps[1.0, False] < steps[1.0, True] < NUM_TOKENS
 
 
 async def test_a_row_says_how_many_guesses_it_has(make):
