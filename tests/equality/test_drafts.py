@@ -18,16 +18,28 @@ from runtime.sequence import Sequence
 from runtime.speculate.speculation import Speculation
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import engine_parts
+from tests.fake_runner import Rule
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCAB, NUM_TOKENS = 211, 40
-PROMPTS = [(5,), tuple(range(40)), (7, 8, 9), tuple(range(60, 75))]
+PROMPTS = [(5,), tuple(range(40)), (7, 8, 9), tuple(range(60, 75)), (11, 12), tuple(range(80, 99))]
 PARAMS = [
     {"temperature": 0.0, "logprobs": 1},
     {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
     {"temperature": 1.5, "seed": 4, "top_p": 0.9, "logprobs": 3},
     {"temperature": 1.0, "seed": 6, "logit_bias": {9: 3.0}, "min_tokens": 5, "stop_token_ids": frozenset({9})},
+    {"temperature": 0.0, "matchers": (lambda: Rule(unlike_the_last, VOCAB),), "logprobs": 2},
+    {"temperature": 1.2, "seed": 8, "matchers": (lambda: Rule(unlike_the_last, VOCAB),), "presence_penalty": 0.5},
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch):
+    monkeypatch.setattr("runtime.constrain.mask_maker.LIMIT_S", 60.0)
+
+
+def unlike_the_last(ids: list[int]) -> set[int]:
+    return {token for token in range(VOCAB) if (token + len(ids)) % 4 and (not ids or token != ids[-1])}
 
 
 @pytest.fixture(scope="module", params=DEVICES)

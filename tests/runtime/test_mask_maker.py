@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from runtime.api import ConstraintError, FinishReason
+from runtime.speculate.speculation import Speculation
 from tests.fake_runner import FakeRunner, Rule
 from tests.invariants import check_pool, check_tables
 from tests.runtime.test_engine import engine_on, read, request, turns, value
@@ -66,10 +67,13 @@ async def test_every_token_obeys_its_matcher_and_the_matcher_sees_every_token(st
 class Slipping:
     """A proposer that knows what is drawn under `from_last` and is wrong about every fourth token."""
 
-    def propose(self, prompt_ids, output_ids):
-        first = len(prompt_ids)
-        right = drawn_by(from_last, len(output_ids) + 3, first)[len(output_ids) :]
-        return [token + (len(output_ids) + place) % 4 // 3 for place, token in enumerate(right)]
+    def propose(self, sequence, most):
+        num = sequence.num_output_tokens
+        right = drawn_by(from_last, num + most, sequence.num_prompt_tokens)[num:]
+        return [token + (num + place) % 4 // 3 for place, token in enumerate(right)]
+
+    def finished(self, sequence) -> None:
+        pass
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
@@ -77,7 +81,7 @@ class Slipping:
 async def test_drafts_change_no_token_under_a_matcher_and_save_steps(steps_in_flight, patient):
     made = Made(from_last)
     runner = FakeRunner(patient=patient)
-    async with engine_on(runner, steps_in_flight=steps_in_flight, proposer=Slipping()) as engine:
+    async with engine_on(runner, steps_in_flight=steps_in_flight, speculation=Speculation(Slipping(), 3)) as engine:
         requests = [request(max_tokens=24, matchers=(made,)), request((5,) * 9, 17, matchers=(made,))]
         got = await read(engine.submit(requests))
         check_pool(engine._scheduler)
@@ -92,8 +96,11 @@ async def test_what_a_matcher_says_behind_a_guess_counts_only_once_it_is_drawn()
     """It raises, or has nothing to add: where nobody draws the guess that ends nobody, and else as if there had been none."""
 
     class Sevens:
-        def propose(self, prompt_ids, output_ids):
+        def propose(self, sequence, most):
             return [7, 7]
+
+        def finished(self, sequence) -> None:
+            pass
 
     def raises(ids: list[int]) -> None:
         if 7 in ids:
@@ -103,8 +110,8 @@ async def test_what_a_matcher_says_behind_a_guess_counts_only_once_it_is_drawn()
         return set() if 7 in ids else None
 
     ended = []
-    for proposer in (None, Sevens()):
-        async with engine_on(FakeRunner(), proposer=proposer) as engine:
+    for speculation in (None, Speculation(Sevens(), 2)):
+        async with engine_on(FakeRunner(), speculation=speculation) as engine:
             requests = [request(max_tokens=30, matchers=(partial(Rule, rule),)) for rule in (raises, ends)]
             ids: list[list[int]] = [[], []]
             last = [None, None]
