@@ -231,7 +231,8 @@ class Output:
     `pooled`: for a request with PoolingParams, with its only Output: contiguous float32 numbers (format "f") of the shape that its
     task gives, which nobody writes to; `.tolist()` gives (nested) lists, `bytes(…)` what base64 is made of, `numpy.asarray(…)` an
     array without a copy. `retry_after_s`: for one that waited too long to start, when another try would probably fare better;
-    for no other."""
+    for no other. `num_draft_tokens`: tokens of it that were guessed and checked so far; `num_accepted_tokens`: those of them that
+    were right."""
 
     index: int
     token_ids: list[int]
@@ -244,6 +245,8 @@ class Output:
     prompt_logprobs: list[TokenLogprobs] | None = None
     pooled: memoryview | None = None
     retry_after_s: float | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class TokenStream(Protocol):

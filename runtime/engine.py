@@ -500,7 +500,17 @@ class Engine:
                 stop_token_id = token_ids[-1]
         if logprobs is not None:
             logprobs = logprobs[: len(token_ids)]
-        stream.put(index, token_ids, sequence.num_cached_tokens, finish, stop_token_id, error, logprobs)
+        stream.put(
+            index,
+            token_ids,
+            sequence.num_cached_tokens,
+            finish,
+            stop_token_id,
+            error,
+            logprobs,
+            num_draft_tokens=sequence.num_draft_tokens,
+            num_accepted_tokens=sequence.num_accepted_tokens,
+        )
 
     def _hold(self, number: int, entries: list[TokenLogprobs] | None) -> None:
         """Hand over the prompt log-probabilities of a step; None where a logit was no number, which ends the request."""
@@ -539,6 +549,8 @@ class Engine:
                 error=error,
                 complete=complete,
                 retry_after_s=retry_after_s,
+                num_draft_tokens=sequence.num_draft_tokens,
+                num_accepted_tokens=sequence.num_accepted_tokens,
             )
 
     def _end_batch(self, batch: ScheduledBatch) -> None:

@@ -46,6 +46,8 @@ class EngineTokenStream:
         complete: bool = False,
         pooled: memoryview | None = None,
         retry_after_s: float | None = None,
+        num_draft_tokens: int = 0,
+        num_accepted_tokens: int = 0,
     ) -> None:
         """The stream owns both lists from now on."""
         if index not in self._open:
@@ -54,12 +56,13 @@ class EngineTokenStream:
         if output is None:
             self._fresh[index] = Output(
                 index, token_ids, finish, stop_token_id, num_cached_tokens, error, logprobs, complete, None, pooled,
-                retry_after_s,
+                retry_after_s, num_draft_tokens, num_accepted_tokens,
             )  # fmt: skip
         else:
             output.token_ids += token_ids
             output.finish, output.stop_token_id, output.error, output.complete = finish, stop_token_id, error, complete
             output.num_cached_tokens, output.retry_after_s = num_cached_tokens, retry_after_s
+            output.num_draft_tokens, output.num_accepted_tokens = num_draft_tokens, num_accepted_tokens
             if logprobs is not None:
                 output.logprobs = [*(output.logprobs or ()), *logprobs]
         if index in self._prompts:

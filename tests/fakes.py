@@ -123,6 +123,7 @@ class FakeEngine:
         self.refuse: EngineError | None = None
         self.unhealthy: str | None = None
         self.num_cached_tokens = 0
+        self.drafts = (0, 0)  # guessed tokens, and those that were right, of every request
         self.submitted: list[Request] = []
         self.prepared_on: list[threading.Thread] = []
         self.ended: list[tuple[str, FinishReason]] = []
@@ -286,6 +287,7 @@ class FakeEngine:
         live.stream.put(
             live.index, [] if token is None else [token], self.num_cached_tokens, finish, stop_token_id,
             logprobs=None if logprobs is None else [logprobs],
+            num_draft_tokens=self.drafts[0], num_accepted_tokens=self.drafts[1],
         )  # fmt: skip
 
     def _events(self, request: Request, script: Sequence[int]) -> Iterator[_Event]:

@@ -16,6 +16,7 @@ from runtime.metrics.stats import EngineStats, counter, gauge
 from runtime.metrics.throughput_log import ThroughputLog
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
+from runtime.speculate.speculation import Speculation
 from runtime.step import Step
 from runtime.step_budget import StepBudget, TimedBudget
 
@@ -30,7 +31,7 @@ class EngineMeter:
         self._scheduler = scheduler
         self._stats = EngineStats(model.max_model_len)
         self._lag = LoopLag(self._stats.loop_lag.observe)
-        self._throughput = ThroughputLog(self._stats)
+        self._throughput = ThroughputLog(self._stats, scheduler)
         self._cache_facts = (
             ("block_size", str(model.kv_block_size)),
             ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
@@ -86,7 +87,7 @@ class EngineMeter:
 
     def report(self, now: float) -> None:
         """The throughput line in the log, if it is time for one."""
-        self._throughput.maybe(now, self._scheduler)
+        self._throughput.maybe(now)
 
     # --- one sequence ---------------------------------------------------------------------------------------------
 
@@ -154,6 +155,7 @@ class EngineMeter:
             counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", scheduler.num_prefix_queries),
             counter("prefix_cache_hits", "Tokens found in the prefix cache.", scheduler.num_prefix_hits),
             *_step_cost(scheduler.step_budget),
+            *_drafts(scheduler.speculation),
             *self._stats.metrics(),
         ]
 
@@ -172,6 +174,25 @@ def _step_cost(budget: StepBudget) -> list[Metric]:
             "step_cost_seconds", "What a step takes, as learned: at least, and for each of its parts.", "gauge", samples
         ),
         *(gauge(f"{name}_seconds", f"The goal of --{name.replace('_', '-')}.", value) for name, value in goals),
+    ]
+
+
+def _drafts(speculation: Speculation | None) -> list[Metric]:
+    if speculation is None:
+        return []
+    accepted_at = speculation.num_accepted_at
+    return [
+        counter("spec_decode_num_drafts", "Times that tokens of a sequence were guessed.", speculation.num_drafts),
+        counter(
+            "spec_decode_num_draft_tokens", "Guessed tokens that steps have checked.", speculation.num_draft_tokens
+        ),
+        counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", speculation.num_accepted_tokens),
+        Metric(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that were right, by their place in the guess.",
+            "counter",
+            {(("position", str(position)),): float(num) for position, num in enumerate(accepted_at)},
+        ),
     ]
 
 

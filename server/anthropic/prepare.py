@@ -99,6 +99,7 @@ def generate_request(wire: MessagesRequest, prepared: PreparedMessages) -> Gener
         priority=wire.priority or 0,
         cache_salt=wire.cache_salt,
         timeout_s=wire.timeout,
+        speculative=wire.speculative is not False,
     )
 
 

@@ -163,6 +163,7 @@ class MessagesRequest(PromptRequest, kw_only=True):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     timeout: Timeout | None = None
+    speculative: bool | None = None  # False: no token of it is guessed, where the server guesses
 
     @property
     def stops(self) -> list[str]:

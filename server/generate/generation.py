@@ -62,7 +62,9 @@ class Choice:
         "_stops",
         "_token_ids",
         "finish_reason",
+        "num_accepted_tokens",
         "num_cached_tokens",
+        "num_draft_tokens",
         "num_reasoning_tokens",
         "num_tokens",
         "stop_reason",
@@ -87,6 +89,8 @@ class Choice:
         self.num_tokens = 0
         self.num_reasoning_tokens = 0  # of them, its marks included
         self.num_cached_tokens = 0
+        self.num_draft_tokens = 0  # guessed and checked, and those that were right
+        self.num_accepted_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -96,6 +100,7 @@ class Choice:
         Raises EngineFailed, and ApiError where its time was over or its constraints could not be kept."""
         ids = output.token_ids
         self.num_cached_tokens = output.num_cached_tokens
+        self.num_draft_tokens, self.num_accepted_tokens = output.num_draft_tokens, output.num_accepted_tokens
         if output.finish is None and (self._stops is None or len(ids) == 1):
             self._note(ids, output.logprobs)
             text = self._detokenizer.feed(ids)
@@ -149,6 +154,7 @@ class Choice:
         if output.finish in FAILED:
             raise failure_of(output, self._options.constrained_by)
         self.num_cached_tokens = output.num_cached_tokens
+        self.num_draft_tokens, self.num_accepted_tokens = output.num_draft_tokens, output.num_accepted_tokens
         shown: list[Event] = []
         before = self.num_tokens
         for text in self._by_token(output, self._stops or _NO_STOPS):
@@ -392,6 +398,21 @@ class Generation:
     def num_reasoning_tokens(self) -> int:
         """Tokens of the completions that are reasoning."""
         return sum(choice.num_reasoning_tokens for choice in self.choices)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the server guesses tokens, so that there is something to tell of it."""
+        return bool(self._engine.model.speculative)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens of the completions that were guessed and checked."""
+        return sum(choice.num_draft_tokens for choice in self.choices)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Those of them that were right."""
+        return sum(choice.num_accepted_tokens for choice in self.choices)
 
     @property
     def num_completion_tokens(self) -> int:

@@ -44,6 +44,12 @@ async def text_ids(
     )
 
 
+async def predicted_ids(loaded: LoadedModel, offload: Offload, text: str, param: Field) -> list[int]:
+    """The ids of what an answer may be like, as far as an answer can be: special tokens in it are text."""
+    ids = await text_ids(loaded, offload, text, add_special_tokens=False, param=param, fits=False, plain=True)
+    return ids[: loaded.engine.model.max_model_len]
+
+
 def encode(
     loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
 ) -> list[int]:

@@ -209,6 +209,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
     timeout_s: float | None = None  # for the whole answer, from the request's arrival on
+    speculative: bool = True  # its tokens may be guessed, and checked
+    prediction: str | None = None  # what the answers may be like
 
     @property
     def num_prompts(self) -> int:

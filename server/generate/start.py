@@ -20,7 +20,7 @@ from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
 from server.generate.matchers import matchers_for
-from server.generate.preprocess import echoed, infill_ids, prompt_ids, truncated
+from server.generate.preprocess import echoed, infill_ids, predicted_ids, prompt_ids, truncated
 from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
 from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
@@ -30,12 +30,14 @@ from server.offload import Offload
 
 logger = logging.getLogger("oneloop.http")
 
+PREDICTION = Field("prediction")
+
 
 async def start(
     config: ServerConfig, offload: Offload, loaded: LoadedModel, request: GenerateRequest, *, id: str, arrival: Arrival
 ) -> tuple[Generation, tuple[Field, ...]]:
-    """A Generation that is not opened yet, and the fields of `request` that the model's template does not read, which the client
-    has to learn. Of each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with their
+    """A Generation that is not opened yet, and the fields of `request` that mean nothing to this model's template or engine, which
+    the client has to learn. Of each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with their
     log-probabilities by `take_logprobs`; `finish_reason` is set with the last of them.
 
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
@@ -54,6 +56,12 @@ async def start(
         request = _ending_with_the_middle(loaded, request)
     else:
         prompts = await prompt_ids(loaded, offload, request.prompt, fits=fits)
+    prediction: Sequence[int] = ()
+    if request.prediction is not None:
+        if loaded.engine.model.speculative and request.speculative:
+            prediction = await predicted_ids(loaded, offload, request.prediction, PREDICTION)
+        else:
+            ignored = (*ignored, PREDICTION)
     matchers = await matchers_for(loaded, request, output_parser)
     beams = _beams(request, loaded.engine.model)
     ends_s = deadline_s(config, request.timeout_s, arrival)
@@ -80,6 +88,8 @@ async def start(
                 caller=CALLER.get(),
                 deadline_s=ends_s,
                 prepared=made,
+                speculative=request.speculative,
+                prediction=prediction,
             )
             for choice, params in enumerate(choices)
         )

@@ -61,12 +61,12 @@ SAMPLING_FIELDS = (
     "logit_bias", "n", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "add_special_tokens", "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "priority",
     "cache_salt", "logprobs", "prompt_logprobs", "logprob_token_ids", "best_of", "use_beam_search", "length_penalty",
-    "early_stopping", "bad_words", "response_format", "structured_outputs",
+    "early_stopping", "bad_words", "response_format", "structured_outputs", "speculative",
 )  # fmt: skip
 # Those that say what a prompt is made of beside messages, and what may be in an answer.
 CHAT_FIELDS = (
     "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-    "documents", "reasoning_effort", "include_reasoning", "thinking_token_budget",
+    "documents", "reasoning_effort", "include_reasoning", "thinking_token_budget", "prediction",
 )  # fmt: skip
 UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
 

@@ -17,7 +17,11 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    reasoning_tokens: int
+    """`reasoning_tokens` of models that reason, the others of servers that guess: tokens that were guessed and checked."""
+
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):
@@ -25,7 +29,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of models that reason
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class OneToken(Struct):

@@ -120,8 +120,15 @@ def usage(generation: Generation) -> Json:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
     }
+    details: Json = {}
     if generation.reasons:
-        used["completion_tokens_details"] = {"reasoning_tokens": generation.num_reasoning_tokens}
+        details["reasoning_tokens"] = generation.num_reasoning_tokens
+    if generation.guesses:
+        accepted = generation.num_accepted_tokens
+        details["accepted_prediction_tokens"] = accepted
+        details["rejected_prediction_tokens"] = generation.num_draft_tokens - accepted
+    if details:
+        used["completion_tokens_details"] = details
     return used
 
 

@@ -43,6 +43,7 @@ def of_chat(request: ChatRequest) -> GenerateRequest:
         prompt=chat,
         max_tokens=_max_tokens(request) if newer is None else newer,
         thinking_token_budget=request.thinking_token_budget,
+        prediction=None if request.prediction is None else request.prediction.text,
         **_shared(request, reasoning=request.include_reasoning is not False),
     )
 
@@ -114,6 +115,7 @@ def _shared(request: GenerationRequest, *, reasoning: bool = True) -> dict[str, 
         "priority": request.priority or 0,
         "cache_salt": request.cache_salt,
         "timeout_s": request.timeout,
+        "speculative": request.speculative is not False,
     }
 
 

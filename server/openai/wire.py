@@ -132,6 +132,7 @@ class GenerationRequest(ConstrainedOutput, kw_only=True):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     timeout: Timeout | None = None
+    speculative: bool | None = None  # False: no token of it is guessed, where the server guesses
 
     # Harmless: they describe the caller and ask nothing of the answer.
     user: str | None = None
@@ -328,6 +329,15 @@ def check_messages(
         message.check(f"messages[{index}]")
 
 
+class Prediction(Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     messages: Messages
     tools: Tools | None = None
@@ -343,6 +353,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1, le=INT64)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prediction: Prediction | None = None  # what the answer may be like: it comes sooner where it is
 
     @property
     def num_logprobs(self) -> int | None:
@@ -457,7 +468,6 @@ _REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(OTHER_LENGTHS, ()),
     "guided_decoding_backend": ("auto", "guidance"),
     "store": (False,),
-    "prediction": (),
     "prompt_cache_retention": (),
     "spaces_between_special_tokens": (True,),
     "repetition_detection": (),
@@ -487,6 +497,7 @@ _REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
 }
 _REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = _REFUSED_BY_BOTH | {
     "max_completion_tokens": (),
+    "prediction": (),
     "prompt_embeds": (),
 }
 _REFUSED_BY_TOKENIZE: dict[str, tuple[Any, ...]] = {

@@ -57,6 +57,7 @@ def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Too
         priority=wire.priority or 0,
         cache_salt=wire.cache_salt,
         timeout_s=wire.timeout,
+        speculative=wire.speculative is not False,
     )
 
 

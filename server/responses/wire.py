@@ -176,6 +176,7 @@ class ResponsesRequest(ConstrainedOutput, kw_only=True):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     timeout: Timeout | None = None
+    speculative: bool | None = None  # False: no token of it is guessed, where the server guesses
 
     # Harmless: they describe the caller and ask nothing of the answer.
     user: str | None = None

@@ -399,6 +399,32 @@ async def test_drafts_change_no_token_and_save_steps(steps_in_flight):
     assert len(longest) < 16  # for 30 tokens
 
 
+async def test_what_came_of_drafts_is_counted_logged_and_told(caplog):
+    now = 0.0
+    async with engine_on(
+        FakeRunner(clock=lambda: now), speculation=Speculation(CountsUp(), 3), clock=lambda: now
+    ) as engine:
+        async with engine.submit([request(max_tokens=30)]) as stream:
+            async for (output,) in stream:
+                last = output
+        drafts, drafted = value(engine, "spec_decode_num_drafts"), value(engine, "spec_decode_num_draft_tokens")
+        accepted = value(engine, "spec_decode_num_accepted_tokens")
+        assert 0 < drafts < accepted < drafted <= 3 * drafts
+        assert (last.num_draft_tokens, last.num_accepted_tokens) == (drafted, accepted)
+        (by_place,) = [
+            metric for metric in engine.metrics() if metric.name == "spec_decode_num_accepted_tokens_per_pos"
+        ]
+        assert [*by_place.samples] == [(("position", str(place)),) for place in range(3)]
+        assert sum(by_place.samples.values()) == accepted
+        assert by_place.samples[("position", "0"),] == drafts  # the first token of a guess is always right
+        assert len(engine._scheduler.speculation._rows) == 0
+        with caplog.at_level("INFO", "oneloop.engine"):
+            throughput = engine._meter._throughput
+            throughput.maybe(throughput._since_s + 10)
+        share = f"drafts of {drafted / drafts:.1f} tokens accepted {100 * accepted / drafted:.0f} %"
+        assert caplog.messages[-1].endswith(f"prefix hits 0 %, {share}")
+
+
 async def test_a_prefix_cache_that_was_reset_has_no_hits_and_who_runs_goes_on():
     prompt = tuple(range(10, 30))
 

@@ -225,7 +225,10 @@ async def test_what_we_do_not_implement_is_refused_never_ignored(serve, field):
     assert (await server.chat(**{field: None})).status_code == 200
 
 
-@pytest.mark.parametrize(("field", "value"), [("store", True), ("prediction", {}), ("prompt_cache_retention", "24h")])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("store", True), ("prediction", {"type": "content", "content": "x"}), ("prompt_cache_retention", "24h")],
+)
 async def test_what_changes_nothing_of_the_answer_is_named_as_ignored_or_refused(serve, field, value):
     response = await (await serve()).chat(**{field: value})
     assert (response.status_code, response.headers["x-ignored-fields"]) == (200, field)
