@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -13,7 +14,7 @@ from runtime.policy import POLICIES, Policy
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget, Goals, StepBudget, TimedBudget
+from runtime.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
 from runtime.step_cost import StepCost
 
 GIB = 1 << 30
@@ -87,22 +88,24 @@ class EnginePlan:
     draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
 
     def timed(
-        self, config: EngineConfig, base_s: float, token_s: float, weights_bytes: int, *, longest_itl_s: float, least: int
-    ) -> EnginePlan:  # fmt: skip
-        """With what was timed: a step with next to nothing in it, and a token of a long prompt. `least`: tokens of prompts below
-        which a step does not pay."""
+        self, config: EngineConfig, base_s: float, token_s: float, weights_bytes: int, platform: PlatformSteps
+    ) -> EnginePlan:
+        """With what was timed: a step with next to nothing in it, and a token of a long prompt."""
         self = replace(self, draft_share=token_s / base_s)
         if config.max_num_mixed_tokens is not None:
             return self
         kv_bytes = self.layout.block_bytes / self.layout.block_size
         cost = StepCost.assumed(base_s, token_s, kv_bytes / max(1, weights_bytes))
         max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
-        goals = Goals.resolve(max_itl_s, target_ttft_s, token_s, longest_itl_s)
+        goals = Goals.resolve(max_itl_s, target_ttft_s, token_s, platform)
         note = (
             f"a step that answers share takes {1000 * goals.max_itl_s:.0f} ms at most (max-itl), half of it while prompts "
             f"are served in {1000 * goals.target_ttft_s:.0f} ms (target-ttft)"
         )
-        budget = partial(TimedBudget, cost, goals, least=min(least, self.max_num_batched_tokens))
+        if goals.max_slowdown < math.inf:
+            note += f", and never more than {goals.max_slowdown:g} times what the answers alone take"
+        least = min(platform.least_tokens, self.max_num_batched_tokens)
+        budget = partial(TimedBudget, cost, goals, least=least)
         return replace(self, step_budget=budget, notes=(*self.notes, note))
 
     def speculation(self) -> Speculation | None:

@@ -1,14 +1,16 @@
 """Step budget: how much of prompts a step may hold that running answers share. Pure: it is told what there is, and decides.
 
 Whatever a step holds of prompts, those who read answers wait for, and whatever it does not hold, those wait for whose prompts
-these are: at a given throughput the seconds until first tokens and those between tokens have one sum (Little's law), and this says
-who gets them. While prompts are served in time a step takes half of the greatest time between tokens, `max_itl_s`. Where those
-that wait would take longer than `target_ttft_s` at the rate at which prompts are computed alone, it grows with what waits, up to
-all of `max_itl_s`. Decodes that take long themselves leave prompts half as long again as they take, however little time that
-should be: nobody waits for ever."""
+these are: at a given throughput the seconds until first tokens and those between tokens have one sum (Little's law), and this
+says who gets them. While prompts are served in time a step takes half of the greatest time between tokens, `max_itl_s`. Where
+those that wait would take longer than `target_ttft_s` at the rate at which prompts are computed alone, it grows with what
+waits, up to all of `max_itl_s`. Where an operator says nothing of it, a platform may also bound a step by what its decodes take
+alone: so a single stream on a few cores has no gaps of many times its own. Decodes that take long themselves leave prompts half
+as long again as they take, however little time that should be: nobody waits for ever."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -62,19 +64,33 @@ class FixedBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class PlatformSteps:
+    """What steps are like on a platform, and what holds of them where an operator says nothing. `longest_itl_s`: between two
+    tokens. `least_tokens`: of prompts, below which a step does not pay. `max_slowdown`: of a step, by prompts, in times that its
+    decodes take alone."""
+
+    longest_itl_s: float
+    least_tokens: int
+    max_slowdown: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
 class Goals:
     max_itl_s: float
     target_ttft_s: float
+    max_slowdown: float = math.inf
 
     @classmethod
     def resolve(
-        cls, max_itl_s: float | None, target_ttft_s: float | None, token_s: float, longest_itl_s: float
+        cls, max_itl_s: float | None, target_ttft_s: float | None, token_s: float, platform: PlatformSteps
     ) -> Goals:
         """As asked. Else time between tokens for what so many tokens of prompts take, so that computing them is worth its while,
-        but `longest_itl_s` at most; and five times as long until the first."""
+        but what is the platform's at most; and five times as long until the first."""
+        max_slowdown = math.inf
         if max_itl_s is None:
-            max_itl_s = min(max(WORTHWHILE_TOKENS * token_s, SHORTEST_ITL_S), longest_itl_s)
-        return cls(max_itl_s, TTFT_PER_ITL * max_itl_s if target_ttft_s is None else target_ttft_s)
+            max_itl_s = min(max(WORTHWHILE_TOKENS * token_s, SHORTEST_ITL_S), platform.longest_itl_s)
+            max_slowdown = platform.max_slowdown
+        return cls(max_itl_s, TTFT_PER_ITL * max_itl_s if target_ttft_s is None else target_ttft_s, max_slowdown)
 
 
 class TimedBudget:
@@ -90,7 +106,7 @@ class TimedBudget:
         goals, decode_s = self.goals, self.learned.decode_s(load.num_decodes, load.num_context_tokens)
         waiting_s = load.num_waiting_tokens * self.learned.cost.token_s
         in_time_s = 0.5 * goals.max_itl_s * max(1.0, waiting_s / goals.target_ttft_s)
-        return max(min(in_time_s, goals.max_itl_s), 1.5 * decode_s)
+        return max(min(in_time_s, goals.max_itl_s, goals.max_slowdown * decode_s), 1.5 * decode_s)
 
     def prompt_tokens(self, load: Load) -> int | None:
         cost, measured_s = self.learned.cost, self.learned.assumed.token_s

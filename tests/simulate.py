@@ -22,10 +22,11 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
-from runtime.step_budget import FixedBudget, Goals, StepBudget, TimedBudget
+from runtime.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
 from runtime.step_cost import StepCost
 
 STEPS_IN_FLIGHT = 2
+ON_CPU, ON_CUDA = PlatformSteps(0.2, 16, 2.5), PlatformSteps(0.07, 256)  # as the platforms have them
 THINK_S = 0.0005  # a closed loop's client, between two requests
 
 
@@ -45,6 +46,11 @@ class Device:
     budget: int = 8192
     seqs: int = 512
     kv_share: float = 8e-6  # bytes that a token has in the KV cache, in those of the weights
+    on_cpu: bool = False
+
+    @property
+    def platform(self) -> PlatformSteps:
+        return ON_CPU if self.on_cpu else ON_CUDA
 
     def seconds(self, batch: ScheduledBatch) -> float:
         context = pairs = 0.0
@@ -58,14 +64,18 @@ class Device:
         return max(total, self.host * len(batch.sampling_rows)) / 1000
 
     def assumed(self) -> StepCost:
-        """What a start would find: the smallest step launched kernel by kernel, so too slow, and a token of the largest."""
-        return StepCost.assumed(2 * self.base / 1000, (self.token + self.base / self.budget) / 1000, self.kv_share)
+        """What a start would find: the smallest step, which a GPU launches kernel by kernel then, so too slow, and a token of the
+        largest."""
+        base = self.base if self.on_cpu else 2 * self.base
+        return StepCost.assumed(
+            base / 1000, (self.token + (0 if self.on_cpu else self.base / self.budget)) / 1000, self.kv_share
+        )
 
 
 DEVICES = {
     "8b": Device(4.2, 0.0225, 3.05e-5, 9.7e-7),
     "0.6b": Device(0.74, 0.00206, 2.72e-5, 3.96e-7, row=0.0025, host=0.022, kv_share=9e-5),
-    "smollm2-cpu": Device(9.6, 1.1, 4e-4, 1e-4, row=2.5, overlap=1.0, budget=512, seqs=64, kv_share=2e-4),
+    "smollm2-cpu": Device(9.6, 1.1, 4e-4, 1e-4, row=2.5, overlap=1.0, budget=512, seqs=64, kv_share=2e-4, on_cpu=True),
 }
 
 
@@ -214,12 +224,11 @@ def main() -> None:
         device = DEVICES[name]
         for title, traffic in workloads(name).items():
             budgets: dict[str, StepBudget] = {f"{num or 'no limit'}": FixedBudget(num or None) for num in given.fixed}
-            on_cpu = name.endswith("cpu")
             for text in given.goals:
                 itl, _, ttft = text.partition(":")
                 asked = (None, None) if itl == "auto" else (float(itl) / 1000, float(ttft) / 1000 if ttft else None)
-                goals = Goals.resolve(*asked, device.assumed().token_s, 0.2 if on_cpu else 0.07)
-                budgets[text] = TimedBudget(device.assumed(), goals, least=32 if on_cpu else 256)
+                goals = Goals.resolve(*asked, device.assumed().token_s, device.platform)
+                budgets[text] = TimedBudget(device.assumed(), goals, least=device.platform.least_tokens)
             for what, budget in budgets.items():
                 found = simulate(device, budget, traffic)
                 ms = [1000 * value for value in (

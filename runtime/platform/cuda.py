@@ -32,14 +32,14 @@ from runtime.runner.warmup import next_tokens, prompts
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
+from runtime.step_budget import PlatformSteps
 
 log = logging.getLogger("oneloop.start")
 
 # All the memory that --gpu-memory-utilization leaves. 8192 tokens keep any device's matrix units busy.
 DEFAULTS = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
 
-LONGEST_ITL_S = 0.07  # by default, between two tokens of a stream beside other people's prompts
-_LEAST_TOKENS = 256  # of prompts in a step: fewer leave matrix units idle
+STEPS = PlatformSteps(longest_itl_s=0.07, least_tokens=256)  # fewer leave matrix units idle
 _GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
 _MEASURED_KV_BYTES = 256 << 20  # that the first step, which is measured, may take for blocks, of which one must do
 
@@ -141,9 +141,7 @@ class CudaPlatform:
         if captures:
             graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
-        final = final.timed(
-            config, base_s, token_s, model.weights_bytes, longest_itl_s=LONGEST_ITL_S, least=_LEAST_TOKENS
-        )
+        final = final.timed(config, base_s, token_s, model.weights_bytes, STEPS)
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
             _run_each_kind(parts.runner, final, final.num_kv_blocks)
