@@ -1,5 +1,5 @@
-"""The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`
-and `models`.
+"""The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
+`chat`, `complete` and `models`.
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -27,6 +27,14 @@ def main() -> int:
             from server.offline import batch
 
             return batch.main(argv)
+        if command == "chat":
+            from server.offline import chat
+
+            return chat.main(argv)
+        if command == "complete":
+            from server.offline import complete
+
+            return complete.main(argv)
         if command == "models":
             return list_models(argv)
         config = parse(argv, os.environ)

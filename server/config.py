@@ -502,8 +502,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 # --- the three sources --------------------------------------------------------------------------------------------
 
 
-COMMANDS = ("serve", "batch", "models")
-USAGE = "oneloop [serve [MODEL]] [options]\n       oneloop batch IN OUT [--resume] [options]\n       oneloop models"
+COMMANDS = ("serve", "chat", "complete", "batch", "models")
+USAGE = (
+    "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
+    "       oneloop batch IN OUT [--resume] [options]\n       oneloop models"
+)
 
 
 def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
@@ -536,7 +539,8 @@ def _parser(options: Mapping[str, _Option]) -> _Parser:
         prog="oneloop",
         usage=USAGE,
         description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
-        "MODEL is the same as --model. `batch` answers a file of requests, `models` lists what can be served; "
+        "MODEL is the same as --model. `chat` talks at the terminal, `complete` goes on with a text, "
+        "`batch` answers a file of requests, `models` lists what can be served; "
         "`python -m server` is another name of oneloop.",
         epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
         "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "

@@ -437,13 +437,25 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         path = None if model is None else os.fspath(model)
         try:
-            config = dataclasses.replace(from_keywords({**options, "model": path}), max_queue=UNBOUNDED)
+            config = from_keywords({**options, "model": path})
         except ConfigError as error:
             raise ValueError(str(error)) from None
+        self._load(config)
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Self:
+        """With options that were read from a command line. Raises LoadError."""
+        llm = cls.__new__(cls)
+        llm._load(config)
+        return llm
+
+    def _load(self, config: ServerConfig) -> None:
         cancel = threading.Event()
         background = LoopThread("oneloop-llm")
         try:
-            self._core: _Core | None = background.run(_Core.load(config, cancel))
+            self._core: _Core | None = background.run(
+                _Core.load(dataclasses.replace(config, max_queue=UNBOUNDED), cancel)
+            )
         except BaseException:
             cancel.set()
             background.close()

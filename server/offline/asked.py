@@ -1,0 +1,140 @@
+"""What `oneloop chat` and `oneloop complete` are asked at the command line, and who shall answer it.
+
+What is not theirs is an option of the engine, read as `oneloop serve` reads it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from server.config import ConfigError, ServerConfig, parse
+
+if TYPE_CHECKING:
+    from server.offline.answerers import Answerer
+
+KEY_VARIABLES = ("ONELOOP_API_KEY", "OPENAI_API_KEY")  # in this order
+NUMBERS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty",
+           "repetition_penalty")  # fmt: skip
+DESCRIPTIONS = {
+    "chat": "Talk to a model at the terminal. A question on the command line, or by a pipe, is answered once.",
+    "complete": "Go on with a text, given on the command line or by a pipe.",
+}
+
+
+class AskedWrongly(Exception):
+    """The command line cannot be honoured; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names."""
+
+    prompt: str
+    system: str
+    fields: Mapping[str, Any]
+    url: str | None
+    api_key: str | None
+    model: str | None
+    config: ServerConfig | None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise AskedWrongly(message)
+
+
+def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Asked | None:
+    """None where only help was asked for, which has been printed then.
+
+    Raises AskedWrongly."""
+    parser = _Parser(
+        prog=f"oneloop {command}", usage=f"oneloop {command} [PROMPT] [options]", description=DESCRIPTIONS[command],
+        allow_abbrev=False, add_help=False,
+        epilog="Options of `oneloop serve` for model and engine are options here too, where no --url is given.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add(
+        "--model",
+        metavar="MODEL",
+        help="as `oneloop serve` has it; with --url the name it has there (default: the first listed)",
+    )
+    add(
+        "--url",
+        metavar="URL",
+        help="an OpenAI endpoint, such as http://127.0.0.1:8000, in place of a model in this process",
+    )
+    add("--api-key", metavar="KEY", help=f"of the endpoint (default: {' or '.join(KEY_VARIABLES)} in the environment)")
+    if command == "chat":
+        add("--system", default="", metavar="TEXT", help="how the model shall be")
+    for name in NUMBERS[:6]:
+        add("--" + name.replace("_", "-"), metavar="N", help=argparse.SUPPRESS if name in ("top_k", "min_p") else None)
+    add("-h", "--help", action="store_true", help="show this and exit")
+    # What is not known here is the engine's, with its values; so a prompt comes first.
+    num_words = next((number for number, word in enumerate(argv) if word.startswith("-")), len(argv))
+    given, rest = parser.parse_known_args(argv[num_words:])
+    if given.help:
+        parser.print_help()
+        return None
+    fields: dict[str, Any] = {}
+    for name in NUMBERS[:6]:
+        if (value := getattr(given, name)) is not None:
+            fields |= read_value(name, value)
+    prompt, system = " ".join(argv[:num_words]), getattr(given, "system", "")
+    if given.url is not None:
+        if rest:
+            raise AskedWrongly(f"{rest[0]} says nothing to an endpoint")
+        key = given.api_key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
+        return Asked(prompt, system, fields, given.url, key, given.model, None)
+    model = [] if given.model is None else ["--model", given.model]
+    try:
+        config = parse([*model, *rest], environment)
+    except ConfigError as error:
+        raise AskedWrongly(str(error)) from None
+    return Asked(prompt, system, fields, None, None, None, config)
+
+
+def read_value(name: str, text: str) -> dict[str, Any]:
+    """`{name: value}` of a number that a request can have; a value of nothing takes it out again.
+
+    Raises AskedWrongly."""
+    name = name.replace("-", "_")
+    if name not in NUMBERS:
+        raise AskedWrongly(f"there is no {name}; there are {', '.join(NUMBERS)}")
+    try:
+        value = json.loads(text or "null")
+    except ValueError:
+        value = text
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise AskedWrongly(f"{name} is a number, not {text}")
+    return {name: value}
+
+
+@contextlib.contextmanager
+def answering(runner: asyncio.Runner, asked: Asked) -> Iterator[Answerer | None]:
+    """Who answers, as long as the block lasts; None where nobody can, which has been said then."""
+    from server.loaded.lifecycle import LoadError
+    from server.offline.answerers import AnswerFailed, Endpoint, LocalModel
+    from server.offline.llm import LLM
+
+    answerer: Answerer
+    try:
+        if asked.url is not None:
+            answerer = endpoint = Endpoint(asked.url, asked.model, asked.api_key)
+            runner.run(endpoint.find_model())
+        else:
+            assert asked.config is not None
+            answerer = LocalModel(LLM.of(asked.config), asked.config.served_names[0])
+    except (AnswerFailed, ValueError, LoadError) as error:
+        print(f"oneloop: {error}", file=sys.stderr)
+        yield None
+        return
+    try:
+        yield answerer
+    finally:
+        runner.run(answerer.close())
