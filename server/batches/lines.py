@@ -19,7 +19,7 @@ from server.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotFound,
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank")
 LINE_EXTRA_BYTES = 64 * 1024  # of a line around its body
 
 

@@ -15,7 +15,9 @@ Metadata = Annotated[
 
 class CreateBatch(Struct, kw_only=True):
     input_file_id: Name
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal[
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank"
+    ]
     completion_window: Literal["24h"]  # no batch is given up, however long it takes
     metadata: Metadata | None = None
 

@@ -65,26 +65,11 @@ async def version(service: Service, http: Request) -> Response:
     return json_response({"version": VERSION})
 
 
-async def _embed(service: Service, http: Request) -> Response:
-    loaded = service.lifecycle.require_model()
-    given = await read_request(http, wire.EMBED, service.config, service.offload, from_any_program=True)
-    check_name(loaded, given.model)
-    raise InvalidRequest("this model does not support embeddings", param="model")
-
-
 async def _manage(service: Service, http: Request) -> Response:
     raise InvalidRequest(
         "this server has the one model it was started with: it fetches, makes, copies and deletes none; "
         "start it with --model for another"
     )
-
-
-def _embedding(name: str) -> Route:
-    operation = Operation(
-        f"ollama{name.title()}", "Ollama", "Refused: there are no embeddings yet", {JSON: api_types.OllamaEmbeddings},
-        wire.OllamaEmbedRequest, BODY_REFUSALS, api_types.OllamaError,
-    )  # fmt: skip
-    return Route("POST", f"/api/{name}", _embed, operation)
 
 
 def _managing(method: str, name: str) -> Route:
@@ -95,6 +80,5 @@ def _managing(method: str, name: str) -> Route:
     return Route(method, f"/api/{name}", _manage, operation)
 
 
-EMBED, EMBEDDINGS = map(_embedding, ("embed", "embeddings"))
 PULL, PUSH, CREATE, COPY = (_managing("POST", name) for name in ("pull", "push", "create", "copy"))
 DELETE = _managing("DELETE", "delete")

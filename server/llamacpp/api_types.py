@@ -78,3 +78,10 @@ class LlamaSlot(Struct):
     n_ctx: int
     speculative: bool
     is_processing: bool
+
+
+class LlamaEmbedding(Struct):
+    """`embedding`: one vector, or one for each token, of a model that is served for that."""
+
+    index: int
+    embedding: list[list[float]]

@@ -27,6 +27,19 @@ class PromptObject(Struct, kw_only=True, forbid_unknown_fields=True):
 PromptItem = str | TokenId | list[str | TokenId] | PromptObject
 
 
+class LlamaEmbeddingRequest(Struct, kw_only=True):
+    """`content`: as a prompt of /completion, or several; `input` is another name of it."""
+
+    model: Name | None = None
+    content: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)] | None = None
+    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)] | None = None
+    embd_normalize: Literal[-1, 2] | None = None  # 2, as if not given: to Euclidean length 1; -1: not at all
+
+    def check(self) -> None:
+        if (self.content is None) == (self.input is None):
+            raise InvalidRequest("give either content or input", param="content")
+
+
 class ExtraFile(Struct, kw_only=True, forbid_unknown_fields=True):
     text: str
     filename: Name = "tmp"
@@ -153,3 +166,4 @@ _MAY_BE_IGNORED = frozenset(_IGNORED)
 
 COMPLETION: Wire[LlamaCompletionRequest] = Wire(LlamaCompletionRequest, _REFUSED, _MAY_BE_IGNORED)
 INFILL: Wire[LlamaInfillRequest] = Wire(LlamaInfillRequest, _REFUSED, _MAY_BE_IGNORED)
+EMBEDDING: Wire[LlamaEmbeddingRequest] = Wire(LlamaEmbeddingRequest, {"image_data": ([],)})

@@ -102,7 +102,7 @@ class OllamaShow(Struct):
     template: str
     details: OllamaModelDetails
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "tools", "insert", "thinking"]]
+    capabilities: list[Literal["completion", "tools", "insert", "thinking", "embedding"]]
     modified_at: str
 
 
@@ -112,8 +112,18 @@ class OllamaVersion(Struct):
     version: str
 
 
-class OllamaEmbeddings(Struct):
+class OllamaEmbed(Struct):
+    """Nanoseconds, and tokens of all texts."""
+
+    model: str
     embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Struct):
+    embedding: list[float]
 
 
 class OllamaStatus(Struct):

@@ -84,6 +84,8 @@ def shown(loaded: LoadedModel, config: ServerConfig) -> Json:
 
 
 def capabilities(loaded: LoadedModel) -> list[str]:
+    if loaded.pooling is not None:
+        return ["embedding"] if "embed" in loaded.pooling.tasks else []
     found, chats = ["completion"], loaded.chat_format
     if loaded.chat_template and chats.tool_parser is not None:
         found.append("tools")

@@ -156,13 +156,27 @@ class OllamaShowRequest(Struct, kw_only=True):
             raise InvalidRequest("model is required", param="model")
 
 
-class OllamaEmbedRequest(Struct, kw_only=True):
+class OllamaEmbeddingFields(Struct, kw_only=True):
+    """What /api/embed and /api/embeddings share. `options` are about generating, and none changes a vector."""
+
     model: Name
-    input: str | list[str] | None = None
-    prompt: str | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None  # the model stays loaded, whatever this says
 
     def check(self) -> None:
-        pass
+        """Nothing contradicts anything."""
+
+
+class OllamaEmbedRequest(OllamaEmbeddingFields, kw_only=True):
+    input: str | list[str]
+    truncate: bool | None = None  # False: what is too long is refused, not cut
+    dimensions: Annotated[int, Meta(ge=1, le=INT64)] | None = None
+
+
+class OllamaEmbeddingsRequest(OllamaEmbeddingFields, kw_only=True):
+    """The older form: one text, and a vector as the model makes it, of any length."""
+
+    prompt: str
 
 
 class OllamaManageRequest(Struct, kw_only=True):
@@ -213,3 +227,4 @@ SHOW: Wire[OllamaShowRequest] = Wire(
     OllamaShowRequest, {"system": ("",), "template": ("",), "options": ({},)}, {"system", "template", "options"}
 )
 EMBED: Wire[OllamaEmbedRequest] = Wire(OllamaEmbedRequest, {})
+EMBEDDINGS: Wire[OllamaEmbeddingsRequest] = Wire(OllamaEmbeddingsRequest, {})

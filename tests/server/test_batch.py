@@ -149,7 +149,7 @@ def test_a_full_queue_is_waited_for(run):
         ({"custom_id": "bad", "method": "POST", "url": CHAT}, "bad", "body"),
         ({**line("bad"), "extra": 1}, "bad", "extra"),
         ({**line("bad"), "method": "GET"}, "bad", "GET"),
-        (line("bad", "/v1/embeddings"), "bad", "/v1/embeddings"),
+        (line("bad", "/v1/moderations"), "bad", "/v1/moderations"),
         (line("bad", stream=True), "bad", "stream"),
         ("x" * 200_000, None, "larger"),
     ],

@@ -32,9 +32,11 @@ BODIES = {
     "/score": {"text_1": "Hi", "text_2": "Ho"},
     "/rerank": {"query": "Hi", "documents": ["Ho"]},
     "/v2/embed": {"texts": ["Hi"]},
+    "/embedding": {"content": "Hi"},
 }
 POOLED = {
     "/v1/embeddings": EMBEDDER, "/pooling": EMBEDDER, "/score": EMBEDDER, "/rerank": EMBEDDER, "/v2/embed": EMBEDDER,
+    "/embedding": EMBEDDER, "/api/embed": EMBEDDER, "/api/embeddings": EMBEDDER, "/embeddings": EMBEDDER,
     "/classify": CLASSIFIER,
 }  # fmt: skip
 ANTHROPIC = ("/v1/messages", "/v1/messages/count_tokens")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.anthropic import wire as anthropic
 from server.errors import ApiError
+from server.llamacpp import wire as llamacpp
 from server.openai import wire
 from server.pooling import cohere
 from server.pooling import wire as pooling
@@ -23,6 +24,7 @@ WIRES = {
     "/v1/messages": anthropic.MESSAGES, "/v1/messages/count_tokens": anthropic.COUNT, "/tokenize": wire.TOKENIZE,
     "/detokenize": wire.DETOKENIZE, "/v1/embeddings": pooling.EMBEDDINGS, "/pooling": pooling.POOLING,
     "/classify": pooling.CLASSIFY, "/score": pooling.SCORE, "/rerank": pooling.RERANK, "/v2/embed": cohere.EMBED,
+    "/embedding": llamacpp.EMBEDDING,
 }  # fmt: skip
 TEXTS = st.sampled_from(
     ["", "a", "\0", "é", "<|im_end|>", "{", '{"$ref": "#"}', "auto", "required", "text", "json_object", "a" * 3000, "{{ 1/0 }}"]

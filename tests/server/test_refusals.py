@@ -357,7 +357,7 @@ async def test_a_body_over_the_limit_is_413_whether_announced_or_not(serve):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/nothing"), ("POST", "/v1/embeddings"), ("GET", "/v1/chat"), ("GET", "/V1")],
+    [("GET", "/nothing"), ("POST", "/v1/moderations"), ("GET", "/v1/chat"), ("GET", "/V1")],
 )
 async def test_an_unknown_route_is_404_in_the_same_shape(serve, method, path):
     server = await serve()

@@ -18,9 +18,14 @@ from server.batches.folder import BatchFolder
 from server.batches.store import BatchStore
 from server.config import ConfigError
 from tests.server.conftest import MESSAGES
+from tests.server.pooling.embedders import EMBEDDER
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-BODIES = {CHAT: {"messages": MESSAGES}, COMPLETIONS: {"prompt": "Hi"}, RESPONSES: {"input": "Hi"}}
+EMBEDDINGS, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
+BODIES = {
+    CHAT: {"messages": MESSAGES}, COMPLETIONS: {"prompt": "Hi"}, RESPONSES: {"input": "Hi"}, EMBEDDINGS: {"input": ["Hi", "Ho"]},
+    SCORE: {"text_1": "Hi", "text_2": "Ho"}, RERANK: {"query": "Hi", "documents": ["Ho"]},
+}  # fmt: skip
 
 
 def line(custom_id: str | None, url: str = COMPLETIONS, **body) -> dict:
@@ -72,6 +77,18 @@ def folder(tmp_path: Path) -> str:
 
 
 # --- batches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("endpoint", "results"), [(EMBEDDINGS, "data"), (SCORE, "data"), (RERANK, "results")])
+async def test_a_file_of_texts_is_embedded_and_compared(serve, folder, endpoint, results):
+    server = await serve(batch_dir=folder, pooler=EMBEDDER)
+    async with server.openai() as client:
+        lines = [line(str(number), endpoint) for number in range(3)]
+        batch = await ended(client, (await submit(client, *lines, endpoint=endpoint)).id)
+        found = await records(client, batch.output_file_id)
+    assert [each["custom_id"] for each in found] == ["0", "1", "2"]
+    direct = (await server.post(endpoint, BODIES[endpoint])).json()
+    assert all(each["response"]["body"][results] == direct[results] for each in found)
 
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, RESPONSES])
@@ -483,7 +500,7 @@ async def test_without_the_option_there_are_none_and_the_answer_names_it(serve, 
     "fields",
     [
         {"input_file_id": "file-x"},
-        {"endpoint": "/v1/embeddings"},
+        {"endpoint": "/v1/moderations"},
         {"completion_window": "1h"},
         {"metadata": {"a": "x" * 1000}},
     ],

@@ -1,0 +1,51 @@
+"""POST /embedding and /embeddings: vectors of texts, as llama.cpp has it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from server.http.body import body_cost, read_request
+from server.llamacpp import api_types, wire
+from server.pooling import answers
+from server.pooling.answer import pooled_for, written
+from server.pooling.request import PoolingRequest, texts_of
+from server.pooling.vectors import json_of
+from server.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.service import Service
+
+
+async def embed(service: Service, http: Request) -> ASGIApp:
+    loaded = service.lifecycle.require_model()
+    given = await read_request(http, wire.EMBEDDING, service.config, service.offload)
+    loaded.check_name(given.model)
+    served = loaded.require_pooling("embed")
+    field = "input" if given.content is None else "content"
+    normalise = None if given.embd_normalize is None else given.embd_normalize == 2
+
+    def prepare() -> PoolingRequest:
+        params, prefix = served.params(served.task, use_activation=normalise), served.prompts.text(None, field)
+        return PoolingRequest(inputs=texts_of(getattr(given, field), field), params=params, field=field, prefix=prefix)
+
+    request = await service.offload.run(body_cost(http), prepare)
+    _, results = await pooled_for(service, loaded, http, request, prefix="embd-")
+
+    def parts() -> answers.Parts:
+        for index, each in enumerate(results):
+            numbers = json_of(each.numbers)
+            rows = numbers if each.numbers.ndim == 2 else b"[" + numbers + b"]"
+            yield (b"," if index else b"[") + b'{"index":%d,"embedding":%b}' % (index, rows), each.numbers.nbytes // 4
+        yield b"]", 0
+
+    return await written(service, parts(), results)
+
+
+def _embedding(path: str, id: str) -> Route:
+    operation = Operation(
+        id, "llama.cpp", "A vector for each text, as llama.cpp has it", {JSON: list[api_types.LlamaEmbedding]},
+        wire.LlamaEmbeddingRequest, GENERATION_REFUSALS,
+    )  # fmt: skip
+    return Route("POST", path, embed, operation)
+
+
+EMBEDDING, EMBEDDINGS = _embedding("/embedding", "llamaEmbedding"), _embedding("/embeddings", "llamaEmbeddings")
