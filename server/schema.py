@@ -108,6 +108,13 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
                     )
 
 
+class InputGrammar(Struct, kw_only=True):
+    """What the text that a custom tool is called with keeps to."""
+
+    definition: Annotated[str, Meta(min_length=1)]
+    syntax: Literal["lark", "regex"]
+
+
 _GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern")
 _RIVALS = {"regex": "regex", "ebnf": "grammar", "grammar": "grammar", "json_schema": "json"}
 _ONE_TEXT = Annotated[str, Meta(min_length=1)]

@@ -13,7 +13,7 @@ from server.http.middleware import arrival, request_id
 from server.http.sse import while_waited_for
 from server.openai import api_types, requests, wire
 from server.openai.answer import answer
-from server.openai.chat_shape import SHAPE
+from server.openai.chat_shape import SHAPE, ChatShape
 from server.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.service import Service
 
@@ -37,4 +37,5 @@ async def create(service: Service, http: Request) -> ASGIApp:
     )
     if ignored:
         note_ignored(http, ignored, service.config)
-    return await answer(service, loaded, http, given, generation, SHAPE, id=id)
+    custom = wire.custom_names(given.tools)
+    return await answer(service, loaded, http, given, generation, ChatShape(custom) if custom else SHAPE, id=id)

@@ -86,10 +86,19 @@ class Function(Struct):
     arguments: str  # a JSON object
 
 
-class ToolCall(Struct):
+class ToolCall(Struct, tag_field="type", tag="function"):
     id: str
-    type: Literal["function"]
     function: Function
+
+
+class Custom(Struct):
+    name: str
+    input: str
+
+
+class CustomToolCall(Struct, tag_field="type", tag="custom"):
+    id: str
+    custom: Custom
 
 
 class AssistantMessage(Struct, kw_only=True):
@@ -100,7 +109,7 @@ class AssistantMessage(Struct, kw_only=True):
     refusal: str | None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall | CustomToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(TokenIds, kw_only=True):
@@ -124,13 +133,20 @@ class FunctionDelta(Struct):
     arguments: str | UnsetType = UNSET
 
 
+class CustomDelta(Struct):
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class ToolCallDelta(Struct):
-    """The first of a call has its id, type and name; the arguments of all of them, joined, are the call's."""
+    """The first of a call has its id, type and name; the arguments, or of a custom tool the inputs, of all of them, joined, are the
+    call's."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
     function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatDelta(Struct):

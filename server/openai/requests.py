@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, clip
+from server.generate.custom_tools import arguments_of, custom_function
 from server.generate.matchers import one_constraint
 from server.generate.request import (
     Beams,
@@ -68,10 +69,11 @@ def _prompt(request: CompletionRequest) -> Prompts | Infill:
 
 def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
     """The conversation of `request`, to be answered or counted. Raises InvalidRequest where its fields contradict each other."""
+    tools, choice = _chosen(request.tools or [], request.tool_choice)
     chat = Chat(
         messages=_messages(request.messages or []),
-        tools=[_function(tool) for tool in request.tools or []],
-        tool_choice=_tool_choice(request.tool_choice),
+        tools=list(map(_function, tools)),
+        tool_choice=choice,
         parallel_tool_calls=not isinstance(request, ChatRequest) or request.parallel_tool_calls is not False,
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
@@ -149,13 +151,37 @@ def _structural_tag(structured: wire.StructuralTagFormat) -> StructuralTag:
 # --- conversations ------------------------------------------------------------------------------------------------
 
 
-def _function(tool: wire.Tool) -> Function:
+def _function(tool: wire.Tool | wire.CustomTool) -> Function:
+    if isinstance(tool, wire.CustomTool):
+        return custom_function(tool.name, tool.custom.description, tool.grammar)
     spec = tool.function
     return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
 
 
-def _tool_choice(choice: wire.ToolChoice | None) -> ToolChoice | None:
-    return OnlyFunction(choice.function.name) if isinstance(choice, wire.NamedTool) else choice
+def _chosen(
+    tools: Sequence[wire.Tool | wire.CustomTool], choice: wire.ToolChoice | None
+) -> tuple[Sequence[wire.Tool | wire.CustomTool], ToolChoice | None]:
+    """The tools that `choice` leaves, and what it says of them. Raises InvalidRequest where it names one that is not there."""
+    match choice:
+        case wire.NamedTool() | wire.NamedCustomTool():
+            return tools, OnlyFunction(_named(tools, choice).name if tools else choice.name)
+        case wire.AllowedTools(allowed_tools=allowed):
+            names = {_named(tools, each).name for each in allowed.tools}
+            return [tool for tool in tools if tool.name in names], allowed.mode
+    return tools, choice
+
+
+def _named(
+    tools: Sequence[wire.Tool | wire.CustomTool], named: wire.NamedTool | wire.NamedCustomTool
+) -> wire.Tool | wire.CustomTool:
+    kind = wire.CustomTool if isinstance(named, wire.NamedCustomTool) else wire.Tool
+    found = next((tool for tool in tools if isinstance(tool, kind) and tool.name == named.name), None)
+    if found is None:
+        what = "" if kind is wire.Tool else "custom tool "
+        raise InvalidRequest(
+            f"tool_choice names {what}{clip(named.name)!r}, which is none of the tools", param="tool_choice"
+        )
+    return found
 
 
 def _messages(messages: Sequence[wire.Message]) -> list[Message]:
@@ -165,9 +191,9 @@ def _messages(messages: Sequence[wire.Message]) -> list[Message]:
 def _message(message: wire.Message, number: int) -> Message:
     """OpenAI's newer name of the system role, and its older ones around functions, become those of today. A message that is
     nothing but a refusal says that."""
-    calls = [_call(call.id, call.function) for call in message.tool_calls or []]
+    calls = list(map(_call, message.tool_calls or []))
     if message.function_call is not None:
-        calls.append(_call(_legacy_id(number), message.function_call))
+        calls.append(_function_call(_legacy_id(number), message.function_call))
     content = message.content
     if content is None and not calls:
         content = message.refusal
@@ -187,7 +213,14 @@ _ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
 }  # fmt: skip
 
 
-def _call(id: str, function: wire.CalledFunction) -> PastCall:
+def _call(call: wire.PastCall) -> PastCall:
+    if call.custom is not None:
+        return PastCall(call.id, call.custom.name, arguments_of(call.custom.input))
+    assert call.function is not None, "the wire type has checked that it is one or the other"
+    return _function_call(call.id, call.function)
+
+
+def _function_call(id: str, function: wire.CalledFunction) -> PastCall:
     return PastCall(id, function.name, function.arguments)
 
 

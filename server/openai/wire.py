@@ -22,6 +22,7 @@ from server.schema import (
     AnyText,
     CacheSalt,
     ConstrainedOutput,
+    InputGrammar,
     JsonObject,
     Name,
     Priority,
@@ -250,13 +251,28 @@ class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
     arguments: str | dict[str, Any]  # OpenAI's is a string of JSON
 
 
+class CalledCustom(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+    input: str
+
+
 class PastCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool call of an earlier turn, as it came with an answer."""
+    """A tool call of an earlier turn, as it came with an answer: of a function, or of a custom tool."""
 
     id: Name
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
     index: int | None = None  # of a streamed call, which some clients send back
+
+    def check(self, where: str) -> None:
+        other = "custom" if self.type == "function" else "function"
+        if getattr(self, self.type) is None:
+            raise InvalidRequest(f"Missing required parameter: {where}.{self.type}", param=f"{where}.{self.type}")
+        if getattr(self, other) is not None:
+            raise InvalidRequest(
+                f"{where}.{other} is only allowed with type {other}, not {self.type}", param=f"{where}.{other}"
+            )
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -279,6 +295,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"):
             if self.role != "assistant" and getattr(self, name):
                 raise InvalidRequest(f"{where}.{name} is only allowed with role assistant", param=f"{where}.{name}")
+        for number, call in enumerate(self.tool_calls or []):
+            call.check(f"{where}.tool_calls[{number}]")
         if self.tool_call_id is not None and self.role != "tool":
             raise InvalidRequest(f"{where}.tool_call_id is only allowed with role tool", param=f"{where}.tool_call_id")
         if self.tool_call_id is None and self.role == "tool":
@@ -302,17 +320,88 @@ class FunctionSpec(Struct, kw_only=True, forbid_unknown_fields=True):
 class Tool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
     function: FunctionSpec
 
+    @property
+    def name(self) -> str:
+        return self.function.name
 
-class FunctionName(Struct, kw_only=True, forbid_unknown_fields=True):
+    @property
+    def is_constrained(self) -> bool:
+        return bool(self.function.strict)
+
+
+class TextInput(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    pass
+
+
+class Grammar(InputGrammar, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class GrammarInput(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="grammar"):
+    grammar: Grammar
+
+
+class CustomSpec(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: ToolName
+    description: str | None = None
+    format: TextInput | GrammarInput | None = None
+
+
+class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"):
+    """Called with a text, not with arguments."""
+
+    custom: CustomSpec
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self.custom.format.grammar if isinstance(self.custom.format, GrammarInput) else None
+
+    @property
+    def is_constrained(self) -> bool:
+        return self.grammar is not None
+
+
+class ToolRef(Struct, kw_only=True, forbid_unknown_fields=True):
     name: Name
 
 
 class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
-    function: FunctionName
+    function: ToolRef
+
+    @property
+    def name(self) -> str:
+        return self.function.name
 
 
-Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class NamedCustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"):
+    custom: ToolRef
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+class Allowed(Struct, kw_only=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool | NamedCustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    """The others may as well not be there."""
+
+    allowed_tools: Allowed
+
+
+Tools = Annotated[list[Tool | CustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
+
+
+def custom_names(tools: Sequence[Tool | CustomTool] | None) -> frozenset[str]:
+    return frozenset(tool.name for tool in tools or () if isinstance(tool, CustomTool))
 
 
 def check_messages(
@@ -378,7 +467,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def _check_beams(self) -> None:
         fields = {
             "tool_choice": self.tool_choice not in (None, "none", "auto"),
-            "tools": self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or []),
+            "tools": self.tool_choice != "none" and any(tool.is_constrained for tool in self.tools or []),
             "thinking_token_budget": self.thinking_token_budget not in (None, -1),
         }
         for name in fields:

@@ -4,11 +4,11 @@ What a model wrote in one turn is several items here and one message there: its 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal
 
+from server.generate.custom_tools import arguments_of
 from server.generate.request import Message, PastCall
 from server.loaded.prompt import ChatTemplate
 from server.responses.input_items import (
@@ -21,7 +21,7 @@ from server.responses.input_items import (
     Item,
     ReasoningItem,
 )
-from server.responses.tools import INPUT, function_name
+from server.responses.tools import function_name
 
 JOINT = "\n\n"
 SUMMARY = "A summary of the conversation up to here:\n\n"
@@ -100,8 +100,7 @@ def _add(turn: Message, item: Item) -> None:
             call = PastCall(item.call_id, function_name(item.name, item.namespace), item.arguments)
             turn.tool_calls = [*turn.tool_calls, call]
         case CustomToolCall():
-            arguments = json.dumps({INPUT: item.input}, ensure_ascii=False)
-            call = PastCall(item.call_id, function_name(item.name, item.namespace), arguments)
+            call = PastCall(item.call_id, function_name(item.name, item.namespace), arguments_of(item.input))
             turn.tool_calls = [*turn.tool_calls, call]
         case InputMessage():
             assert isinstance(turn.content, str), "it was made here"

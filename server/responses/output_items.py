@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from server.generate.custom_tools import InputReader
 from server.responses.body import rendered
-from server.responses.custom_input import InputReader
 from server.responses.input_items import new_id
 from server.responses.sealed import seal
 from server.schema import Json

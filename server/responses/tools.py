@@ -1,7 +1,7 @@
 """Tools: what of a request's tools the model is given, as functions, and how a call of one is named back to the client.
 
-A namespace's tools are functions whose names begin with the namespace's. A custom tool is a function of one string, `input`, which
-its grammar holds, if it has one. Tools that run elsewhere, at OpenAI's or in what its own models were trained on, are left out
+A namespace's tools are functions whose names begin with the namespace's, a custom tool is one of a single string
+(`generate.custom_tools`). Tools that run elsewhere, at OpenAI's or in what its own models were trained on, are left out
 where the model may answer without them, and named to the client."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from server.errors import InvalidRequest, UnsupportedParameter, clip
+from server.generate.custom_tools import custom_function
 from server.generate.request import Function, OnlyFunction, ToolChoice
 from server.responses.wire import (
     AllowedTools,
@@ -24,17 +25,12 @@ from server.responses.wire import (
     ThisTool,
 )
 from server.schema import MAX_TOOLS, Json, refusal_of
-from server.structured.grammar import Regex, Rules
 
 LEFT_OUT: Final = frozenset({
     "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "file_search", "mcp",
     "code_interpreter", "image_generation", "computer", "computer_use_preview", "local_shell", "shell", "apply_patch",
     "tool_search", "programmatic_tool_calling",
 })  # fmt: skip
-INPUT: Final = "input"
-_SCHEMA: Final = {
-    "type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False,
-}  # fmt: skip
 JOINT: Final = "__"
 T = TypeVar("T", bound="FunctionTool | CustomTool | NamespaceTool")
 
@@ -136,14 +132,8 @@ def _tool(
             unread.append("tools.output_schema")
         function = Function(name, description or None, tool.parameters, bool(tool.strict))
         return Tool(function, tool.name, namespace)
-    grammar = None
-    if isinstance(tool.format, GrammarFormat):
-        definition, syntax = tool.format.definition, tool.format.syntax
-        grammar = Regex(definition) if syntax == "regex" else Rules(definition)
-        words = "a regular expression" if syntax == "regex" else "a grammar in Lark's syntax"
-        description = "\n\n".join(filter(None, (description, f"The input keeps to {words}:\n{definition}")))
-    function = Function(name, description or None, _SCHEMA, strict=grammar is not None, input_grammar=grammar)
-    return Tool(function, tool.name, namespace, is_custom=True)
+    grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
+    return Tool(custom_function(name, description, grammar), tool.name, namespace, is_custom=True)
 
 
 def _shown(tool: FunctionTool) -> Json:

@@ -19,6 +19,7 @@ from server.schema import (
     AnyText,
     CacheSalt,
     ConstrainedOutput,
+    InputGrammar,
     JsonObject,
     Name,
     Priority,
@@ -87,9 +88,8 @@ class TextFormat(Struct, kw_only=True, tag_field="type", tag="text"):
     pass
 
 
-class GrammarFormat(Struct, kw_only=True, tag_field="type", tag="grammar"):
-    definition: Annotated[str, Meta(min_length=1)]
-    syntax: Literal["lark", "regex"]
+class GrammarFormat(InputGrammar, kw_only=True, tag_field="type", tag="grammar"):
+    pass
 
 
 class CustomTool(Struct, kw_only=True, tag_field="type", tag="custom"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.responses.custom_input import InputReader
+from server.generate.custom_tools import InputReader
 from server.structured.chats import ChatGrammar, Function
 from server.structured.grammar import GrammarError, Regex, Rules
 from server.structured.json_quoting import quoted

@@ -1,4 +1,5 @@
-"""InputReader: the text that a call of a custom tool passes, out of the arguments in which the model writes it, as they arrive.
+"""Custom tools: called with a text in place of arguments. To the model each is a function of one string, `input`, which the tool's
+grammar holds, if it has one; here are both ways between the two.
 
 The arguments are {"input": …}. Where a model that nothing held to that wrote others, these are the text, as they are."""
 
@@ -8,6 +9,14 @@ import json
 import re
 from typing import Final
 
+from server.generate.request import Function
+from server.schema import InputGrammar
+from server.structured.grammar import Regex, Rules
+
+_INPUT: Final = "input"
+_SCHEMA: Final = {
+    "type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT], "additionalProperties": False,
+}  # fmt: skip
 _HEAD: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _PLAIN: Final = r'[^"\\]'
 # A pair of surrogates is one character: neither half of it is let out alone.
@@ -16,7 +25,31 @@ _UNITS: Final = re.compile(
 )
 
 
+def custom_function(name: str, description: str | None, given: InputGrammar | None) -> Function:
+    """The function that stands for a custom tool; its description says `given`, the grammar of the input, too."""
+    if given is None:
+        return Function(name, description or None, _SCHEMA)
+    is_regex = given.syntax == "regex"
+    words = "a regular expression" if is_regex else "a grammar in Lark's syntax"
+    description = "\n\n".join(filter(None, (description, f"The input keeps to {words}:\n{given.definition}")))
+    grammar = Regex(given.definition) if is_regex else Rules(given.definition)
+    return Function(name, description, _SCHEMA, strict=True, input_grammar=grammar)
+
+
+def arguments_of(text: str) -> str:
+    """The arguments by which a model passes `text`."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def input_of(arguments: str) -> str:
+    """The text that whole arguments pass."""
+    reader = InputReader()
+    return reader.feed(arguments) + reader.end()
+
+
 class InputReader:
+    """Reads the text out of arguments as they arrive."""
+
     def __init__(self) -> None:
         self._text = ""  # not let out yet
         self._is_inside = False
