@@ -19,6 +19,9 @@ from runtime.models.model import Model
 from runtime.platform.platform import choose_platform
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler
+from runtime.speculate.config import MAX_DRAFTS
+from runtime.speculate.proposer import Proposer
+from runtime.speculate.speculation import Speculation
 from runtime.start import EngineParts, assemble
 
 THREADS = torch.get_num_threads()  # all cores, or one in a worker that shares them
@@ -66,15 +69,18 @@ class Outcome:
     token_ids: list[list[int]]  # by prompt
     num_cached_tokens: int
     num_preemptions: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 
 async def our_greedy(
     model: Model, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
-    rounds: int = 1, preempting: bool = False,
+    rounds: int = 1, preempting: bool = False, proposer: Proposer | None = None,
 ) -> Outcome:  # fmt: skip
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks. `preempting`: the
-    last in line starts over again and again, as if there were not blocks enough."""
+    last in line starts over again and again, as if there were not blocks enough. All guesses of `proposer` are checked."""
     parts = await engine_parts(model, config)
+    speculation = parts.scheduler.speculation = None if proposer is None else Speculation(proposer, MAX_DRAFTS)
     if preempting:
         _preempt_often(parts.scheduler)
     engine = Engine(
@@ -97,7 +103,8 @@ async def our_greedy(
     finally:
         await engine.close()
     assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
-    return Outcome(ids, cached, parts.scheduler.num_preemptions)
+    drafted = (0, 0) if speculation is None else (speculation.num_draft_tokens, speculation.num_accepted_tokens)
+    return Outcome(ids, cached, parts.scheduler.num_preemptions, *drafted)
 
 
 def _preempt_often(scheduler: Scheduler) -> None:

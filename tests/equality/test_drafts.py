@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 import torch
@@ -14,10 +13,10 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
-from runtime.sequence import Sequence
 from runtime.speculate.speculation import Speculation
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import engine_parts
+from tests.equality.oracle import Oracle
 from tests.fake_runner import Rule
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -27,7 +26,14 @@ PARAMS = [
     {"temperature": 0.0, "logprobs": 1},
     {"temperature": 0.9, "seed": 3, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
     {"temperature": 1.5, "seed": 4, "top_p": 0.9, "logprobs": 3},
-    {"temperature": 1.0, "seed": 6, "logit_bias": {9: 3.0}, "min_tokens": 5, "stop_token_ids": frozenset({9})},
+    {
+        "temperature": 1.0,
+        "seed": 6,
+        "logit_bias": {9: 3.0},
+        "min_tokens": 5,
+        "stop_token_ids": frozenset({9}),
+        "logprobs": 2,
+    },
     {"temperature": 0.0, "matchers": (lambda: Rule(unlike_the_last, VOCAB),), "logprobs": 2},
     {"temperature": 1.2, "seed": 8, "matchers": (lambda: Rule(unlike_the_last, VOCAB),), "presence_penalty": 0.5},
 ]
@@ -55,26 +61,6 @@ def decoder(request, tmp_path_factory) -> Model:
     return load_model(
         files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device=request.param
     )
-
-
-class Oracle:
-    """Knows what will be said, and says it up to a slip of the tongue now and then."""
-
-    def __init__(self, outputs: list[tuple[list[int], list]]) -> None:
-        self._outputs = dict(zip(PROMPTS, (ids for ids, _ in outputs), strict=True))
-        self._chance = random.Random(7)
-        self.num_guesses = self.num_right = 0
-
-    def propose(self, sequence: Sequence, most: int) -> list[int]:
-        start = sequence.num_output_tokens
-        right = self._outputs[tuple(sequence.prompt_ids)][start : start + self._chance.randrange(6)]
-        guess = [token if self._chance.random() < 0.8 else self._chance.randrange(VOCAB) for token in right]
-        self.num_guesses += len(guess)
-        self.num_right += sum(a == b for a, b in zip(guess, right, strict=True))
-        return guess[:most]
-
-    def finished(self, sequence: Sequence) -> None:
-        pass
 
 
 async def generate(decoder: Model, proposer: Oracle | None, **options) -> tuple[list[tuple[list[int], list]], int]:
@@ -117,7 +103,7 @@ async def generate(decoder: Model, proposer: Oracle | None, **options) -> tuple[
 @pytest.mark.parametrize("options", [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}], ids=str)
 def test_guesses_change_no_token(decoder, options):
     plain, none = asyncio.run(generate(decoder, None, **options))
-    oracle = Oracle(plain)
+    oracle = Oracle(PROMPTS, [ids for ids, _ in plain], VOCAB)
     guessed, num_drafted = asyncio.run(generate(decoder, oracle, **options))
     assert guessed == plain
     assert none == 0

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from runtime.config import EngineConfig, WeightPolicy
 from runtime.kv.kinds import State
 from runtime.models import implementation
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import Reference, compare, references, run
+from tests.equality.oracle import Oracle
 from tests.runtime.models.paged import Paged
 
 VOCAB, MAX_TOKENS, WINDOW = 128, 12, 20
@@ -447,14 +450,51 @@ def test_greedy_tokens_equal_transformers(case):
         "in chunks, twice": ({"max_num_batched_tokens": 16}, {"together": True, "rounds": 2}),
         "with preemption": ({"max_num_batched_tokens": 80}, {"together": True, "preempting": True}),
     }
-    for way, (options, how) in ways.items():
+    answers: list[list[int]] = []
+    drafting = {
+        "with drafts": ({}, {"together": True}),
+        "with drafts, in chunks, twice, with preemption": (
+            {"max_num_batched_tokens": 40},
+            {"together": True, "rounds": 2, "preempting": True},
+        ),
+    }
+    for way, (options, how) in (ways | drafting).items():
         config = EngineConfig(num_kv_blocks=64, max_model_len=case.longest, **options)
-        outcome = run(case.ours, config, case.prompts, MAX_TOKENS, **how)
+        proposer = Oracle(case.prompts, answers, VOCAB) if way in drafting else None
+        outcome = run(case.ours, config, case.prompts, MAX_TOKENS, **how, proposer=proposer)
+        answers = answers or outcome.token_ids
         expected = expected or case.references(outcome.token_ids)
         ties = compare(outcome, expected)
         print(f"{way}: {ties} of {len(expected)} left at a tie; {outcome.num_cached_tokens} tokens cached")
-        assert (outcome.num_preemptions > 0) == (way == "with preemption")
+        assert (outcome.num_preemptions > 0) == ("preempting" in how)
         assert "rounds" not in how or (outcome.num_cached_tokens > 0) != remembers_whole_sequences
+        takes_drafts = way in drafting and not remembers_whole_sequences
+        assert (0 < outcome.num_accepted_tokens < outcome.num_draft_tokens) == takes_drafts
+        assert takes_drafts or not outcome.num_draft_tokens
+
+
+@pytest.mark.parametrize("case", ["mistral", "gpt-oss", "deepseek v3", "gemma 3"], indirect=True)
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    share=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    longest=st.integers(1, 9),
+    budget=st.integers(17, 60),
+    steps=st.integers(1, 2),
+    preempting=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_drafts_leave_greedy_tokens_as_they_are(case, share, longest, budget, steps, preempting, seed):
+    """Windows, sinks, latent attention and experts."""
+    options = {"num_kv_blocks": 64, "max_model_len": case.longest, "max_num_batched_tokens": budget}
+    plain = run(case.ours, EngineConfig(**options), case.prompts, MAX_TOKENS, together=True)
+    guessed = run(
+        case.ours, EngineConfig(**options, steps_in_flight=steps), case.prompts, MAX_TOKENS, together=True,
+        preempting=preempting, proposer=Oracle(
+            case.prompts, plain.token_ids, VOCAB, share=share, longest=longest, seed=seed
+        ),
+    )  # fmt: skip
+    assert guessed.num_draft_tokens > 0
+    compare(guessed, case.references(plain.token_ids))
 
 
 @pytest.mark.gpu
