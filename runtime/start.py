@@ -18,7 +18,7 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.models.implementation import describe, load
 from runtime.models.registry import add_plugins
-from runtime.platform.platform import Report, choose_platform
+from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.step import Runner
@@ -26,6 +26,7 @@ from runtime.weights.fetch import ModelFiles
 
 if TYPE_CHECKING:
     from runtime.models.model import Model
+    from runtime.models.spec.model import ModelSpec
 
 log = logging.getLogger("oneloop.start")
 
@@ -82,17 +83,40 @@ def _timed(report: Report) -> Report:
     return timed
 
 
-def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> EngineParts:
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is known before anything is loaded."""
+
+    spec: ModelSpec
+    platform: Platform
+    plan: EnginePlan
+
+    def kernels(self) -> list[str]:
+        """A line for each operation: what computes it in the usual case, and why nothing faster does."""
+        import ops
+
+        return ops.describe()
+
+
+def plan_engine(config: EngineConfig, files: ModelFiles, report: Report) -> Planned:
+    """Which model it is, on what it will run, and what the options come to there; imports torch, loads nothing.
+
+    Raises PlanError where options do not fit, UnsupportedModel where the model cannot be served."""
     add_plugins(config.model_plugins)
     spec = describe(files.config, config.model_impl)  # what cannot be served is said before anything is loaded
     report(LoadProgress("import"))
     platform = choose_platform(config.device)
-    import ops
-
     platform.force_kernels(config)
     platform.refuse(config)
     stored_bytes = None if config.load_format == "dummy" else files.stored_bytes
-    plan = platform.plan(config, spec, stored_bytes)
+    return Planned(spec, platform, platform.plan(config, spec, stored_bytes))
+
+
+def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> EngineParts:
+    planned = plan_engine(config, files, report)
+    spec, platform, plan = planned.spec, planned.platform, planned.plan
+    import ops
+
     platform.compile_ahead(plan)
     with platform.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
         model = load(

@@ -1,5 +1,5 @@
 """The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
-`chat`, `complete` and `models`.
+`chat`, `complete`, `doctor` and `models`.
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from typing import Any
 
 from server.config import ConfigError, ServerConfig, command_of, log_level, parse
 
@@ -37,8 +38,15 @@ def main() -> int:
             return complete.main(argv)
         if command == "models":
             return list_models(argv)
+        if command == "doctor":
+            return examine(argv)
         config = parse(argv, os.environ)
         check_early(config)
+        if config.dry_run:
+            from server.load import dry_run as plan
+            from server.offline import dry_run
+
+            return dry_run.main(config, plan)
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
@@ -111,6 +119,18 @@ def list_models(argv: list[str]) -> int:
             "More are served through the transformers package, which is not installed here: pip install transformers."
         )
     return 0
+
+
+def examine(argv: list[str]) -> int:
+    """Print what this machine has for serving, and lacks; the exit code."""
+    from server.offline import doctor
+
+    def findings() -> dict[str, Any]:
+        from runtime.doctor.findings import findings
+
+        return findings()
+
+    return doctor.main(argv, findings)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -266,6 +266,9 @@ class ServerConfig(EngineOptions):
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
     log_requests: bool = option(False, "log the parameters of every generation", group=_LOG)
     access_log: bool = option(True, "log every HTTP request", group=_LOG)
+    dry_run: bool = option(
+        False, "print what the options come to for this model on this machine, load nothing, and end", group=HTTP
+    )
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 
     # Options named in one of these pairs cannot be given together, whatever their values.
@@ -502,10 +505,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 # --- the three sources --------------------------------------------------------------------------------------------
 
 
-COMMANDS = ("serve", "chat", "complete", "batch", "models")
+COMMANDS = ("serve", "chat", "complete", "batch", "models", "doctor")
 USAGE = (
     "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
-    "       oneloop batch IN OUT [--resume] [options]\n       oneloop models"
+    "       oneloop batch IN OUT [--resume] [options]\n       oneloop models\n       oneloop doctor [--json]"
 )
 
 
@@ -540,7 +543,8 @@ def _parser(options: Mapping[str, _Option]) -> _Parser:
         usage=USAGE,
         description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
         "MODEL is the same as --model. `chat` talks at the terminal, `complete` goes on with a text, "
-        "`batch` answers a file of requests, `models` lists what can be served; "
+        "`batch` answers a file of requests, `models` lists what can be served, `doctor` looks at this "
+        "machine; "
         "`python -m server` is another name of oneloop.",
         epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
         "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "

@@ -6,11 +6,12 @@ of `runtime` is imported on a thread, while the port is open already."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runtime.api import LoadProgress, ModelInfo
 from server.config import ServerConfig
@@ -118,6 +119,55 @@ def served_pooling(
     served = ServedPooling.of(model, tokenizer, chosen, config.convert, prompts)
     logger.info("served to %s", ", ".join(served.tasks))
     return served
+
+
+def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
+    """What the options come to for this model on this machine, ready for JSON. Nothing is loaded, and of a model on the hub nothing
+    but its configuration and tokenizer fetched.
+
+    Raises LoadError."""
+    import_engine()
+    from runtime.config import EngineConfig, PlanError
+    from runtime.start import plan_engine
+    from runtime.weights.builtin import BUILTIN_MODELS
+    from runtime.weights.fetch import looks_local, resolve
+    from runtime.weights.rules import WeightsError
+
+    here = config.model in BUILTIN_MODELS or looks_local(config.model) or Path(config.model).exists()
+    if not here:
+        config = dataclasses.replace(config, load_format="dummy")
+    try:
+        files = resolve(config.model, config.revision, report, load_format=config.load_format)
+        planned = plan_engine(EngineConfig.of(config, end_token_ids=frozenset()), files, report)
+    except (WeightsError, PlanError) as error:
+        raise LoadError(str(error)) from error
+    spec, plan = planned.spec, planned.plan
+    dense, stored = plan.weights.dense_dtype, files.stored_bytes if here else None
+    weights_bytes = spec.weights_bytes(plan.dtype if dense == "stored" else dense)
+    if plan.weights.keep_quantized and stored is not None:
+        weights_bytes = min(weights_bytes, stored)
+    return {
+        "model": config.model,
+        "served_model_names": config.served_names,
+        "architecture": spec.architecture,
+        "device": planned.platform.device,
+        "device_name": planned.platform.describe(),
+        "dtype": plan.dtype,
+        "weights_bytes": weights_bytes,
+        "max_model_len": plan.max_model_len,
+        "max_num_seqs": plan.max_num_seqs,
+        "max_num_batched_tokens": plan.max_num_batched_tokens,
+        "kv_cache_dtype": plan.kv_cache_dtype,
+        "kv_cache_bytes": plan.kv_cache_bytes,
+        "num_kv_blocks": plan.num_kv_blocks,
+        "kv_block_size": plan.layout.block_size,
+        "max_concurrency": round(plan.max_concurrency, 2),
+        "enable_prefix_caching": plan.enable_prefix_caching,
+        "scheduling_policy": config.scheduling_policy,
+        "speculative": None if plan.speculative is None else str(plan.speculative),
+        "notes": list(plan.notes),
+        "kernels": planned.kernels(),
+    }
 
 
 def check_sizes(config: ServerConfig) -> None:

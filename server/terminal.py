@@ -76,11 +76,11 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     caching = "on" if model.prefix_caching else "off"
     lines = [
         ("model", f"{', '.join(loaded.names)}: {model.architecture}, {_count(model.num_parameters)} parameters"),
-        ("weights", f"{_size(model.weights_bytes)}, {model.dtype} on {model.device}"),
+        ("weights", f"{size_of(model.weights_bytes)}, {model.dtype} on {model.device}"),
         ("context", f"{model.max_model_len:,} tokens; up to {model.max_num_seqs} sequences at once"),
         (
             "KV cache",
-            f"{_size(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks hold {model.max_concurrency:,.1f} sequences "
+            f"{size_of(model.kv_cache_bytes)}: {model.num_kv_blocks:,} blocks hold {model.max_concurrency:,.1f} sequences "
             f"of {model.max_model_len:,} tokens; prefix caching {caching}",
         ),
         *((("drafts", model.speculative),) if model.speculative else ()),
@@ -97,7 +97,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
 def _stored_responses(config: ServerConfig) -> str:
     if not config.max_stored_responses:
         return "none is stored (--max-stored-responses 0)"
-    size = _size(config.max_stored_bytes)
+    size = size_of(config.max_stored_bytes)
     return f"the last {config.max_stored_responses:,} are stored, in up to {size} of memory (--max-stored-responses)"
 
 
@@ -106,7 +106,7 @@ def url_of(address: Any) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _size(num_bytes: int) -> str:
+def size_of(num_bytes: int) -> str:
     return f"{num_bytes / 1024**3:.2f} GiB" if num_bytes >= 1024**3 else f"{num_bytes / 1024**2:.0f} MiB"
 
 

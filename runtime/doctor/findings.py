@@ -1,0 +1,152 @@
+"""Findings: what this machine has for serving models, and what it lacks, with the command that mends it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import ops
+import ops.native
+from runtime.doctor.what_fits import what_fits
+from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes
+from runtime.weights.builtin import cache_folder
+
+GIB = 1 << 30
+FILES_WANTED = 4096
+DISK_WANTED = 20 * GIB  # a model of 8 billion parameters in 16 bits, with some room
+_COPY_BYTES, _COPIES = 1 << 28, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`state`: "missing" is what slows or stops serving; "note" is worth knowing. `mend`: a command."""
+
+    topic: str
+    text: str
+    state: Literal["good", "note", "missing"] = "good"
+    mend: str | None = None
+
+
+def findings() -> dict[str, Any]:
+    """All of it, ready for JSON; takes about a second, most of it copying memory to time it."""
+    found = [*_system(), *_devices(), *_kernels(), *_packages(), *_limits()]
+    device = torch.cuda.is_available()
+    memory = torch.cuda.mem_get_info()[0] if device else free_host_bytes()
+    rate = memory_rate("cuda" if device else "cpu")
+    formats = ("bf16",) if device else ("bf16", "Q8_0", "Q4_K")
+    return {
+        "findings": [asdict(finding) for finding in found],
+        "memory_bytes": memory,
+        "memory_bytes_per_s": rate,
+        "fits": [{**asdict(fit), "fits": fit.fits} for fit in what_fits(memory, rate, formats)],
+        "kernels": ops.describe(),
+    }
+
+
+def memory_rate(device: str) -> float:
+    """Bytes read of the device's memory in a second, by the best of some copies: each reads and writes its bytes once."""
+    source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best_s = float("inf")
+    for _ in range(_COPIES):
+        _wait(device)
+        began_s = time.perf_counter()
+        target.copy_(source)
+        _wait(device)
+        best_s = min(best_s, time.perf_counter() - began_s)
+    return 2 * _COPY_BYTES / best_s
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _system() -> Iterator[Finding]:
+    yield Finding("system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}")
+    if sys.platform != "linux":
+        yield Finding("system", "only Linux is tested", "note")
+    yield Finding("processor", f"{_processor()}, {num_cores()} cores for this process")
+    free, total = free_host_bytes(), total_host_bytes()
+    yield Finding("memory", f"{free / GIB:.1f} of {total / GIB:.1f} GiB are free")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _devices() -> Iterator[Finding]:
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            name = torch.cuda.get_device_name(index)
+            major, minor = torch.cuda.get_device_capability(index)
+            yield Finding("GPU", f"{name} (sm_{major}{minor}), {free / GIB:.1f} of {total / GIB:.1f} GiB are free")
+    elif not _has_driver():
+        yield Finding("GPU", "none: there is no NVIDIA driver here", "note")
+    elif torch.version.cuda is None:
+        mend = "pip install --force-reinstall torch"
+        yield Finding("GPU", "there is a driver, but this build of torch has no CUDA", "missing", mend)
+    else:
+        yield Finding("GPU", "there is a driver, but torch finds no device: see nvidia-smi", "missing", "nvidia-smi")
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _kernels() -> Iterator[Finding]:
+    if ops.native.missing is None:
+        yield Finding("CPU kernels", f"compiled, with {ops.native.about}")
+    else:
+        compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+        mend = "pip install --force-reinstall --no-deps oneloop"
+        if compiler is None:
+            mend = f"apt-get install g++ && {mend}"
+        yield Finding("CPU kernels", "not compiled: torch computes everything, slower", "missing", mend)
+
+
+def _packages() -> Iterator[Finding]:
+    for name, what in (("torch", ""), ("transformers", "models without a description of our own"), ("triton", "GPUs")):
+        try:
+            yield Finding("packages", f"{name} {version(name)}")
+        except PackageNotFoundError:
+            yield Finding("packages", f"{name} is not installed, which {what} need", "note", f"pip install {name}")
+    if importlib.util.find_spec("python_multipart") is None:
+        text = "python-multipart is not installed, which uploads for /v1/batches need"
+        yield Finding("packages", text, "note", "pip install 'oneloop[batches]'")
+
+
+def _limits() -> Iterator[Finding]:
+    folder = cache_folder()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    text = f"models are kept in {folder}, where {free / GIB:.0f} GiB are free"
+    yield Finding("disk", text, "good" if free >= DISK_WANTED else "note")
+    if not os.access(there, os.W_OK):
+        yield Finding("disk", f"{there} cannot be written to", "missing", "export XDG_CACHE_HOME=/somewhere/else")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FILES_WANTED:
+        text = f"this process may open {hard} files, and a connection is one"
+        yield Finding("connections", text, "note", f"ulimit -n {FILES_WANTED}")
