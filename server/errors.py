@@ -157,6 +157,15 @@ class StorageFull(InvalidRequest):
     code = "storage_full"
 
 
+class BatchOver(InvalidRequest):
+    """A line that was not answered within its batch's completion_window."""
+
+    code = "batch_expired"
+
+    def __init__(self) -> None:
+        super().__init__("This request could not be executed before the completion window expired")
+
+
 class MalformedHttp(InvalidRequest):
     code = "invalid_http"
 

@@ -6,12 +6,17 @@ from typing import Literal
 
 from msgspec import Struct
 
+from server.batches.store import Status
+from server.batches.wire import ExpiresAfter
+
 
 class FileUpload(Struct):
-    """A form: `file` is the content, with its name."""
+    """A form: `file` is the content, with its name; in a form the last one is `expires_after[anchor]` and
+    `expires_after[seconds]`."""
 
     file: str
     purpose: Literal["batch"]
+    expires_after: ExpiresAfter | None = None
 
 
 class FileBody(Struct):
@@ -22,7 +27,7 @@ class FileBody(Struct):
     filename: str
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"]
-    expires_at: None
+    expires_at: int | None
 
 
 class FileList(Struct):
@@ -57,26 +62,45 @@ class RequestCounts(Struct):
     failed: int
 
 
+class CachedTokens(Struct):
+    cached_tokens: int
+
+
+class ReasoningTokens(Struct):
+    reasoning_tokens: int
+
+
+class BatchUsage(Struct):
+    """Of the answers so far, all together."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
 class BatchBody(Struct):
     id: str
     object: Literal["batch"]
     endpoint: str
     errors: BatchErrors | None
     input_file_id: str
-    completion_window: Literal["24h"]
-    status: Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
+    completion_window: str
+    status: Status
     output_file_id: str | None
     error_file_id: str | None
     created_at: int
     in_progress_at: int | None
-    expires_at: None
+    expires_at: int
     finalizing_at: int | None
     completed_at: int | None
     failed_at: int | None
-    expired_at: None
+    expired_at: int | None
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
+    usage: BatchUsage
     metadata: dict[str, str] | None
 
 

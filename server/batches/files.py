@@ -11,8 +11,9 @@ import json
 import logging
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -46,6 +47,7 @@ class StoredFile:
     filename: str
     purpose: str
     owner: str | None
+    expires_at: int | None = None
 
     @property
     def body(self) -> Json:
@@ -57,7 +59,7 @@ class StoredFile:
             "filename": self.filename,
             "purpose": self.purpose,
             "status": "processed",
-            "expires_at": None,
+            "expires_at": self.expires_at,
         }
 
 
@@ -76,9 +78,11 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 class FileStore:
-    """Reads the folder when it is made. `max_bytes`: of all files together."""
+    """Reads the folder when it is made. `max_bytes`: of all files together. `clock`: seconds since the epoch. A file whose time is
+    over is not there for anybody, whether it is deleted yet or not."""
 
-    def __init__(self, folder: Path, *, max_files: int, max_bytes: int) -> None:
+    def __init__(self, folder: Path, *, max_files: int, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
         self._folder = folder
         self._max_files = max_files
         self._max_bytes = max_bytes
@@ -112,7 +116,7 @@ class FileStore:
     def find(self, id: str, owner: Owner) -> StoredFile:
         """Raises BatchObjectNotFound."""
         file = self._files.get(id)
-        if file is None or not owner.owns(file.owner):
+        if file is None or not owner.owns(file.owner) or self._is_over(file):
             raise BatchObjectNotFound("File", id)
         return file
 
@@ -121,7 +125,7 @@ class FileStore:
 
     def owned(self, owner: Owner) -> list[StoredFile]:
         """The newest first."""
-        found = [file for file in self._files.values() if owner.owns(file.owner)]
+        found = [file for file in self._files.values() if owner.owns(file.owner) and not self._is_over(file)]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def check_room(self, num_bytes: int, num_files: int = 1) -> None:
@@ -164,8 +168,23 @@ class FileStore:
     async def delete(self, id: str, owner: Owner) -> None:
         """Raises BatchObjectNotFound."""
         self.find(id, owner)
+        await self.remove(id)
+
+    async def remove(self, id: str) -> None:
         del self._files[id]
         await asyncio.to_thread(self._remove, id)
+
+    def expired(self) -> set[str]:
+        return {file.id for file in self._files.values() if self._is_over(file)}
+
+    def until_next_expiry(self) -> float | None:
+        """Seconds; None where nothing that is there will expire."""
+        times = [file.expires_at for file in self._files.values() if file.expires_at is not None]
+        left = [at - now for at in times if at > (now := self.clock())]
+        return min(left, default=None)
+
+    def _is_over(self, file: StoredFile) -> bool:
+        return file.expires_at is not None and file.expires_at <= self.clock()
 
     def _write(self, content: BinaryIO, file: StoredFile) -> None:
         content.seek(0)

@@ -24,6 +24,7 @@ class BatchFolder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
+                self._lock.close()
                 raise ConfigError(f"--batch-dir {path} is used by another process") from None
             self.secret = _secret(path / "secret")
             self.files = FileStore(path / "files", max_files=max_files, max_bytes=max_bytes)

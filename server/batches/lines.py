@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from server.batches.usage import Usage
 from server.errors import ApiError, BodyTooLarge, InvalidRequest, RouteNotFound, clip
 
 if TYPE_CHECKING:
@@ -182,6 +183,13 @@ class LineCalls:
     def _wake(self) -> None:
         self._one_ended.set()
         self._one_ended = asyncio.Event()
+
+
+def usage_of(answer: LineAnswer) -> Usage:
+    import msgspec
+
+    fields = msgspec.json.decode(answer.body, type=dict[str, msgspec.Raw])
+    return Usage.of({"usage": msgspec.json.decode(fields["usage"])} if "usage" in fields else {})
 
 
 # --- records ------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from starlette.types import ASGIApp
 
+from server.batches.expiry import FileExpiry
 from server.batches.files import ADMINISTRATOR, OUTPUT, FileStore, StoredFile, new_id
 from server.batches.folder import BatchFolder
 from server.batches.lines import (
@@ -30,10 +31,12 @@ from server.batches.lines import (
     lines_of,
     read_line,
     record_of,
+    usage_of,
 )
 from server.batches.priority import behind_others
 from server.batches.store import BatchStore, Done, StoredBatch
-from server.errors import ApiError, InvalidRequest, StorageFull, TooManyRequests, clip
+from server.batches.usage import Usage
+from server.errors import ApiError, BatchOver, InvalidRequest, StorageFull, TooManyRequests, clip
 from server.loaded.lifecycle import Lifecycle, Phase
 
 logger = logging.getLogger("oneloop.batch")
@@ -54,13 +57,15 @@ class _Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """`gone`: nobody wants it any more. `failure`: why it cannot go on. `is_left`: it is for another process to go on with."""
+    """`gone`: nobody wants it any more. `failure`: why it cannot go on. `is_left`: it is for another process to go on with.
+    `is_over`: its time is."""
 
     task: asyncio.Task[None] | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     failure: Mapping[str, Any] | None = None
     is_left: bool = False
+    is_over: bool = False
 
     @property
     def goes_on(self) -> bool:
@@ -93,10 +98,13 @@ class BatchRunner:
         self._pause = pause
         self._clock = clock
         self._runs: dict[str, _Run] = {}
+        self.expiry = FileExpiry(folder.files, folder.batches)
+        self._expiring: asyncio.Task[None] | None = None
         self._places: asyncio.Semaphore | None = None  # for lines at work, once the engine says how many
 
     def resume(self) -> None:
         """Goes on with what an earlier process left. Needs the running loop."""
+        self._expiring = asyncio.create_task(self.expiry.run(), name="file expiry")
         for batch in self._store.unfinished():
             self._begin(batch.id)
 
@@ -127,6 +135,13 @@ class BatchRunner:
         found = (batch.id for batch in self._store.unfinished() if batch.input_file_id == file_id)
         return next(found, None)
 
+    def expire(self, id: str) -> None:
+        """The time of a batch is over: what is not answered will not be, and is recorded so."""
+        run = self._runs.get(id)
+        if run is not None and self._store.now(id).status in ("validating", "in_progress"):
+            run.is_over = True
+            run.gone.set()
+
     def leave(self) -> None:
         """Nobody waits for a batch: what is at work is given up, and left to another process."""
         for run in self._runs.values():
@@ -136,6 +151,9 @@ class BatchRunner:
     async def close(self) -> None:
         """`leave`, and returns when nothing is done any more."""
         self.leave()
+        if self._expiring is not None:
+            self._expiring.cancel()
+            await asyncio.wait({self._expiring})
         tasks = [run.task for run in self._runs.values() if run.task is not None]
         if self._lifecycle.loaded is None:
             for task in tasks:
@@ -149,21 +167,28 @@ class BatchRunner:
         run.task = asyncio.create_task(self._work(id, run), name=id)
 
     async def _work(self, id: str, run: _Run) -> None:
+        left_s = max(0.0, self._store.now(id).expires_at - self._clock())
+        timer = asyncio.get_running_loop().call_later(left_s, self.expire, id)
         try:
             await self._lifecycle.until_loaded()
             if self._store.now(id).status == "validating":
                 await self._validate(id, run)
             done = await asyncio.to_thread(self._store.read_done, id)
             self._files.account(done.num_bytes)
-            self._store.set(replace(self._store.now(id), completed=done.answered, failed=done.refused))
+            batch = self._store.now(id)
+            self._store.set(replace(batch, completed=done.answered, failed=done.refused, usage=done.usage))
             if self._store.now(id).status == "in_progress":
                 await self._answer_lines(id, run, done)
+                if run.is_over and not run.is_left and self._store.now(id).status == "in_progress":
+                    await self._give_up(id, run)
             if not run.is_left and self._store.now(id).status != "failed":
                 await self._end(id, run)
         except Exception:
             logger.exception("%s cannot go on; the next start of the server tries again", id)
         finally:
+            timer.cancel()
             del self._runs[id]
+            self.expiry.look_again()
 
     async def _becomes(self, id: str, status: Any, **more: Any) -> StoredBatch:
         batch = self._store.now(id).becomes(status, int(self._clock()), **more)
@@ -204,7 +229,7 @@ class BatchRunner:
     async def _end(self, id: str, run: _Run) -> None:
         """The records become files, and the batch is over."""
         batch = self._store.now(id)
-        last = {"cancelling": "cancelled"}.get(batch.status, "completed")
+        last = "cancelled" if batch.status == "cancelling" else "expired" if batch.is_over else "completed"
         if batch.output_file_id is None and batch.error_file_id is None:
             ids = [new_id("file-") if num else None for num in (batch.completed, batch.failed)]
             status = batch.status if batch.status == "cancelling" else "finalizing"
@@ -216,7 +241,9 @@ class BatchRunner:
             if file_id is None or file_id in self._files:  # which it is if a process ended just here
                 continue
             num_bytes = path.stat().st_size
-            file = StoredFile(file_id, num_bytes, int(self._clock()), f"{id}_{kind}.jsonl", OUTPUT, batch.owner)
+            now = int(self._clock())
+            until = None if batch.output_ttl_s is None else now + batch.output_ttl_s
+            file = StoredFile(file_id, num_bytes, now, f"{id}_{kind}.jsonl", OUTPUT, batch.owner, until)
             await self._files.take(path, file)
             self._files.account(-num_bytes)
         if run.failure is not None:
@@ -226,6 +253,17 @@ class BatchRunner:
         gone = self._store.forget()
         if gone:
             await asyncio.to_thread(self._store.remove, gone)
+
+    async def _give_up(self, id: str, run: _Run) -> None:
+        """Records what is not answered as expired."""
+        batch = self._store.now(id)
+        done = await asyncio.to_thread(self._store.read_done, id)
+        with self._files.path(batch.input_file_id).open("rb") as file:
+            lines = self._undone(file, batch, done)
+            while run.failure is None and (line := await asyncio.to_thread(next, lines, None)) is not None:
+                record = error_record_of(line.custom_id, line.number, BatchOver())
+                await self._record(id, run, record, answered=False)
+                self._store.set(replace(self._store.now(id), is_over=True))
 
     # --- its lines ------------------------------------------------------------------------------------------------
 
@@ -283,7 +321,8 @@ class BatchRunner:
                 return
             answer = await self._answered(run, line.request, _scope(self._store.now(id).owner))
             if answer is not None:
-                await self._record(id, run, record_of(line.custom_id, answer), answered=answer.status == 200)
+                record, used = record_of(line.custom_id, answer), usage_of(answer)
+                await self._record(id, run, record, answered=answer.status == 200, used=used)
         finally:
             self._places.release()
 
@@ -304,7 +343,7 @@ class BatchRunner:
             await self._pause()
         return None
 
-    async def _record(self, id: str, run: _Run, record: bytes, *, answered: bool) -> None:
+    async def _record(self, id: str, run: _Run, record: bytes, *, answered: bool, used: Usage = Usage()) -> None:
         try:
             self._files.reserve(len(record))
         except StorageFull as error:
@@ -314,7 +353,7 @@ class BatchRunner:
             await asyncio.to_thread(lambda: self._store.append(id, record, answered=answered))
         batch = self._store.now(id)
         num_completed, num_failed = batch.completed + answered, batch.failed + (not answered)
-        self._store.set(replace(batch, completed=num_completed, failed=num_failed))
+        self._store.set(replace(batch, completed=num_completed, failed=num_failed, usage=batch.usage + used))
 
 
 def _scope(owner: str | None) -> Mapping[str, Any]:

@@ -15,25 +15,33 @@ from typing import Any, Final, Literal, NamedTuple
 
 from server.batches.files import Owner, write_whole
 from server.batches.lines import digest
+from server.batches.usage import Usage
 from server.errors import BatchObjectNotFound
 from server.schema import Json
 
 logger = logging.getLogger("oneloop.batch")
 
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
-ENDED: Final = frozenset({"failed", "completed", "cancelled"})
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 MAX_ENDED = 1000  # batches whose end is remembered; their files stay until they are deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """`times`: when each status began, in seconds since the epoch. `errors`: why it failed."""
+    """`times`: when each status began, in seconds since the epoch. `errors`: why it failed. `window`: its completion_window, and
+    `window_s` the same in seconds. `output_ttl_s`: for so long the files of its answers are kept; None: until they are deleted.
+    `is_over`: its time was, before it was done."""
 
     id: str
     owner: str | None
     input_file_id: str
     endpoint: str
     status: Status = "validating"
+    window: str = "24h"
+    window_s: int = 86_400
+    output_ttl_s: int | None = None
+    is_over: bool = False
+    usage: Usage = field(default_factory=Usage)
     metadata: Mapping[str, str] | None = None
     times: Mapping[str, int] = field(default_factory=dict)
     total: int = 0
@@ -47,6 +55,10 @@ class StoredBatch:
     def created_at(self) -> int:
         return self.times["validating"]
 
+    @property
+    def expires_at(self) -> int:
+        return self.created_at + self.window_s
+
     def becomes(self, status: Status, now: int, **more: Any) -> StoredBatch:
         return replace(self, status=status, times={**self.times, status: now}, **more)
 
@@ -59,33 +71,35 @@ class StoredBatch:
             "endpoint": self.endpoint,
             "errors": {"object": "list", "data": list(self.errors)} if self.errors else None,
             "input_file_id": self.input_file_id,
-            "completion_window": "24h",
+            "completion_window": self.window,
             "status": self.status,
             "output_file_id": self.output_file_id if self.status in ENDED else None,
             "error_file_id": self.error_file_id if self.status in ENDED else None,
             "created_at": self.created_at,
             "in_progress_at": times.get("in_progress"),
-            "expires_at": None,
+            "expires_at": self.expires_at,
             "finalizing_at": times.get("finalizing"),
             "completed_at": times.get("completed"),
             "failed_at": times.get("failed"),
-            "expired_at": None,
+            "expired_at": times.get("expired"),
             "cancelling_at": times.get("cancelling"),
             "cancelled_at": times.get("cancelled"),
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "usage": self.usage.body,
             "metadata": None if self.metadata is None else dict(self.metadata),
         }
 
 
 class Done(NamedTuple):
-    """What the records of a batch say: how many there are, digests of their custom_ids, the numbers of lines that had none, and
-    how many bytes they take."""
+    """What the records of a batch say: how many there are, digests of their custom_ids, the numbers of lines that had none, how
+    many bytes they take, and what the answers used."""
 
     answered: int
     refused: int
     custom_ids: set[bytes]
     numbers: set[int]
     num_bytes: int
+    usage: Usage
 
 
 class BatchStore:
@@ -100,7 +114,8 @@ class BatchStore:
         for path in sorted(self._folder.glob("*.json")):
             try:
                 content = json.loads(path.read_text())
-                batch = StoredBatch(**{**content, "errors": tuple(content["errors"])})
+                usage = Usage(**content.get("usage", {}))
+                batch = StoredBatch(**{**content, "errors": tuple(content["errors"]), "usage": usage})
                 assert batch.id == path.stem
             except (OSError, ValueError, TypeError, KeyError, AssertionError):
                 logger.warning("%s: this is no stored batch, and is ignored", path)
@@ -163,7 +178,7 @@ class BatchStore:
 
     def read_done(self, id: str) -> Done:
         """For a thread. Records that were cut off are dropped."""
-        counts, custom_ids, numbers, num_bytes = [0, 0], set[bytes](), set[int](), 0
+        counts, custom_ids, numbers, num_bytes, usage = [0, 0], set[bytes](), set[int](), 0, Usage()
         for place, path in enumerate(self.records(id)):
             with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
                 end = 0
@@ -173,13 +188,15 @@ class BatchStore:
                     end += len(line)
                     counts[place] += 1
                     record = json.loads(line)
+                    if record["response"] is not None:
+                        usage += Usage.of(record["response"]["body"])
                     if record["custom_id"] is not None:
                         custom_ids.add(digest(record["custom_id"]))
                     elif record["id"].startswith(_NUMBERED):
                         numbers.add(int(record["id"].removeprefix(_NUMBERED)))
                 file.truncate(end)
                 num_bytes += end
-        return Done(counts[0], counts[1], custom_ids, numbers, num_bytes)
+        return Done(counts[0], counts[1], custom_ids, numbers, num_bytes, usage)
 
 
 _NUMBERED: Final = "batch_req_line_"  # see `lines.error_record_of`

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
-from server.schema import Name, Wire
+from server.errors import InvalidRequest
+from server.schema import Name, Wire, refusal_of
 
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 
 
+_HOUR_S = 3600
+MIN_EXPIRY_S, MAX_EXPIRY_S = _HOUR_S, 30 * 24 * _HOUR_S
+
+
+class ExpiresAfter(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`seconds`: after the file was made."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+
+
 class CreateBatch(Struct, kw_only=True):
+    """`completion_window`: hours or days, `24h` or `7d`, after which it is given up; OpenAI has 24h alone."""
+
     input_file_id: Name
     endpoint: Literal[
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank"
     ]
-    completion_window: Literal["24h"]  # no batch is given up, however long it takes
+    completion_window: Annotated[str, Meta(pattern="^[1-9][0-9]{0,2}[hd]$")]
+    output_expires_after: ExpiresAfter | None = None
     metadata: Metadata | None = None
 
+    @property
+    def window_s(self) -> int:
+        return int(self.completion_window[:-1]) * (_HOUR_S if self.completion_window[-1] == "h" else 24 * _HOUR_S)
+
     def check(self) -> None:
-        pass
+        if self.window_s > MAX_EXPIRY_S:
+            raise InvalidRequest("completion_window may be 30 days at most", param="completion_window")
 
 
 class ListQuery(Struct, kw_only=True):
@@ -39,6 +61,22 @@ class ListFilesQuery(Struct, kw_only=True):
     purpose: Name | None = None
 
 
-_REFUSED: dict[str, tuple[Any, ...]] = {"output_expires_after": ()}
+BATCH: Wire[CreateBatch] = Wire(CreateBatch, {})
 
-BATCH: Wire[CreateBatch] = Wire(CreateBatch, _REFUSED, frozenset(_REFUSED))
+
+def expires_after(fields: Mapping[str, str]) -> ExpiresAfter | None:
+    """What a form says in fields as `expires_after[seconds]`. Raises InvalidRequest."""
+    given = {name[len(_EXPIRY) + 1 : -1]: value for name, value in fields.items() if is_expiry(name)}
+    if not given:
+        return None
+    try:
+        return msgspec.convert(given, ExpiresAfter, strict=False)
+    except msgspec.ValidationError as error:
+        raise refusal_of(str(error), where=_EXPIRY) from None
+
+
+def is_expiry(field: str) -> bool:
+    return field.startswith(f"{_EXPIRY}[") and field.endswith("]")
+
+
+_EXPIRY = "expires_after"

@@ -44,8 +44,11 @@ async def create(service: Service, http: Request) -> ASGIApp:
     if file.purpose != INPUT:
         raise InvalidRequest(f"{file.id} is for {file.purpose}, not for batches", param="input_file_id")
     batch = StoredBatch(
-        id=new_id("batch_"), owner=owner.key, input_file_id=file.id, endpoint=given.endpoint, metadata=given.metadata
-    )
+        id=new_id("batch_"), owner=owner.key, input_file_id=file.id, endpoint=given.endpoint,
+        window=given.completion_window, window_s=given.window_s,
+        output_ttl_s=None if given.output_expires_after is None else given.output_expires_after.seconds,
+        metadata=given.metadata,
+    )  # fmt: skip
     return json_response((await runner.submit(batch)).body)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
@@ -14,7 +13,8 @@ from server.batches import api_types
 from server.batches.files import ADMINISTRATOR, INPUT, FileStore, Owner, StoredFile, new_id
 from server.batches.folder import BatchFolder
 from server.batches.pages import page
-from server.batches.wire import ListFilesQuery
+from server.batches.runner import BatchRunner
+from server.batches.wire import ListFilesQuery, expires_after, is_expiry
 from server.config import ServerConfig
 from server.errors import BatchesOff, InvalidRequest, clip
 from server.http.auth import caller_key, is_admin
@@ -59,10 +59,14 @@ async def create(service: Service, http: Request) -> ASGIApp:
         if (purpose := upload.fields.get("purpose")) != INPUT:
             what = "is missing" if purpose is None else f"{clip(purpose)!r} is not supported"
             raise InvalidRequest(f"purpose {what}: files here are for batches (purpose=batch)", param="purpose")
-        note_ignored(http, [name for name in upload.fields if name != "purpose"], config)
+        note_ignored(http, [name for name in upload.fields if name != "purpose" and not is_expiry(name)], config)
+        expiry, now = expires_after(upload.fields), int(folder.files.clock())
         name = upload.filename.replace("\\", "/").rpartition("/")[2][-MAX_FILENAME:]
-        file = StoredFile(new_id("file-"), upload.num_bytes, int(time.time()), name, INPUT, owner_of(http).key)
+        until = None if expiry is None else now + expiry.seconds
+        file = StoredFile(new_id("file-"), upload.num_bytes, now, name, INPUT, owner_of(http).key, until)
         await folder.files.add(upload.content, file)
+    if until is not None and (runner := service.added_part(BatchRunner)) is not None:
+        runner.expiry.look_again()
     return json_response(file.body)
 
 

@@ -50,7 +50,7 @@ async def ended(client, id: str):
     """Every look is a request, so there is nothing to sleep for."""
     while True:
         batch = await client.batches.retrieve(id)
-        if batch.status in ("completed", "failed", "cancelled"):
+        if batch.status in ("completed", "failed", "expired", "cancelled"):
             return batch
 
 
@@ -501,7 +501,11 @@ async def test_without_the_option_there_are_none_and_the_answer_names_it(serve, 
     [
         {"input_file_id": "file-x"},
         {"endpoint": "/v1/moderations"},
-        {"completion_window": "1h"},
+        {"completion_window": "1 hour"},
+        {"completion_window": "0h"},
+        {"completion_window": "31d"},
+        {"output_expires_after": {"anchor": "created_at", "seconds": 60}},
+        {"output_expires_after": {"anchor": "now", "seconds": 3600}},
         {"metadata": {"a": "x" * 1000}},
     ],
 )
