@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from runtime.batch import Pool, ScheduledRow
 from runtime.platform.graph_pool import GraphPool
 from runtime.runner.device_inputs import DeviceInputs, StepShape
-from runtime.runner.runner import Sampled
+from runtime.runner.runner import Computed
 
 
 class CapturedSteps:
@@ -15,22 +15,18 @@ class CapturedSteps:
         self._inputs = inputs
         self._pool = pool
 
-    def replay(self, rows: tuple[ScheduledRow, ...]) -> Sampled | None:
+    def replay(self, rows: tuple[ScheduledRow, ...]) -> Computed | None:
         if not serves(rows):
             return None
         shape = StepShape.of(rows)
-        found = self._pool.find(shape.num_tokens, shape.num_rows, uniform=shape.uniform)
+        found = self._pool.find(shape.num_tokens, shape.num_rows, uniform=shape.uniform, drafts=shape.drafts)
         if found is None:
             return None
         self._inputs.upload(rows, found)
-        return self._pool.replay(found)
+        sampled = self._pool.replay(found)
+        return Computed.by_token(rows, sampled) if found.drafts else Computed.of(rows, sampled)
 
 
 def serves(rows: Sequence[ScheduledRow]) -> bool:
-    """Whether each of `rows` wants at most one draw of a graph."""
-    for row in rows:
-        if row.prompt_logprobs is not None or type(row.work) is Pool:
-            return False
-        if row.num_tokens > 1 and row.draft_ids:
-            return False
-    return True
+    """Whether `rows` want no more of a graph than draws."""
+    return all(row.prompt_logprobs is None and type(row.work) is not Pool for row in rows)

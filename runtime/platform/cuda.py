@@ -136,7 +136,8 @@ class CudaPlatform:
         report(LoadProgress("kernels"))
         with self.out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
             step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids)
-        graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens)
+        drafts = plan.speculative is not None
+        graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens, drafts=drafts)
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
             graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
@@ -145,6 +146,8 @@ class CudaPlatform:
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
             _run_each_kind(parts.runner, final, final.num_kv_blocks)
+            if drafts:
+                _run_drafted(parts, final, graphs)
             if captures:
                 self._capture(parts, graphs, report, may_fail=model.may_refuse_capture)
         if config.captures and not captures:
@@ -255,3 +258,15 @@ def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int) -> No
         batch = prompts([min(length, plan.max_num_batched_tokens // num_rows)] * num_rows, plan.layout, num_blocks)
         runner.run(batch)
         runner.run(next_tokens(batch))
+
+
+@torch.inference_mode()
+def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
+    """Steps with guesses, of each shape that will be captured, and as they run without a graph: as `_run_each_kind`."""
+    for shape in graphs.drafted:
+        batch = prompts([1] * max(1, min(shape.num_tokens // 2, plan.max_num_seqs)), plan.layout, plan.num_kv_blocks)
+        parts.runner.run(batch)
+        parts.inputs.upload(next_tokens(batch, 1).rows, shape)
+        parts.runner.compute(parts.inputs.placed(shape, None))
+        parts.runner.run(batch)
+        parts.runner.run(next_tokens(batch, 1))

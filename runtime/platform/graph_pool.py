@@ -1,6 +1,7 @@
 """Graph pool: captured steps by shape, so that the host's part of a step is one replay.
 
-Decodes have a ladder of batch sizes; steps with pieces of prompts a ladder of token counts, each for a few numbers of rows.
+Decodes have a ladder of batch sizes; steps with pieces of prompts a ladder of token counts, each for a few numbers of rows; steps
+with guesses one of token counts, for as many rows, each token with its logits.
 A step takes the smallest shape it fits, padded; what fits none runs eagerly. All graphs share one pool of memory, the largest
 captured first, since only one runs at a time. Captures and replays what it is given; knows no model."""
 
@@ -37,6 +38,15 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
     return shapes
 
 
+def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
+    """A quarter to a half apart, up to what a step of decodes has of logits, or 64 where that is more."""
+    sizes, most = [2], min(max_num_tokens, max(max_num_seqs, 64))
+    while sizes[-1] < most:
+        size = sizes[-1]
+        sizes.append(min(most, size + max(2, 1 << (size.bit_length() - 2))))
+    return [StepShape(size, min(size, max_num_seqs), uniform=False, drafts=True) for size in sizes if size <= most]
+
+
 class _Memory:
     """Device memory by its address, as torch.as_tensor takes it: with an integer type, since bfloat16 has no name there."""
 
@@ -58,16 +68,21 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class GraphPool:
-    def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
+    def __init__(self, max_num_seqs: int, max_num_tokens: int, *, drafts: bool = False) -> None:
+        """`drafts`: steps with guesses are captured, too."""
         self._decodes = decode_sizes(max_num_seqs)
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
+        self.drafted = drafted_shapes(max_num_seqs, max_num_tokens) if drafts else []
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
 
     @property
     def shapes(self) -> Iterable[StepShape]:
         """All that will be captured, largest first."""
         decodes = [StepShape(size, size, True) for size in self._decodes]
-        return sorted([*self._mixed, *decodes], key=lambda shape: (-shape.num_tokens, -shape.num_rows, shape.uniform))
+        return sorted(
+            [*self._mixed, *self.drafted, *decodes],
+            key=lambda shape: (-shape.num_tokens, -shape.num_rows, shape.uniform),
+        )
 
     def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], Sampled]) -> None:
         """Record what `compute` enqueues for each of `shapes`. It has run before for one of each kind, so nothing is left to
@@ -89,13 +104,14 @@ class GraphPool:
     def is_captured(self) -> bool:
         return bool(self._graphs)
 
-    def find(self, num_tokens: int, num_rows: int, *, uniform: bool) -> StepShape | None:
+    def find(self, num_tokens: int, num_rows: int, *, uniform: bool, drafts: bool = False) -> StepShape | None:
         """The smallest captured shape that such a step fits."""
         if uniform:
             index = bisect_left(self._decodes, num_rows)
             shape = StepShape(self._decodes[index], self._decodes[index], True) if index < len(self._decodes) else None
         else:
-            fitting = (s for s in self._mixed if s.num_tokens >= num_tokens and s.num_rows >= num_rows)
+            shapes = self.drafted if drafts else self._mixed
+            fitting = (s for s in shapes if s.num_tokens >= num_tokens and s.num_rows >= num_rows)
             shape = next(fitting, None)
         return shape if shape in self._graphs else None
 

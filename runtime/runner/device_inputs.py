@@ -6,8 +6,8 @@ come of them there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, cycle
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import ops
+from ops.sampling.tables import Drafts
 from runtime.batch import Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
@@ -29,18 +30,22 @@ _UPDATES = 1 << 14  # table entries of one upload; a step that has more takes se
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """`num_tokens` and `num_rows` with padding. `uniform`: every row decodes one token behind what earlier steps wrote."""
+    """`num_tokens` and `num_rows` with padding. `uniform`: every row decodes one token behind what earlier steps wrote. `drafts`:
+    some row has guesses."""
 
     num_tokens: int
     num_rows: int
     uniform: bool
+    drafts: bool = False
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow]) -> StepShape:
         """Without padding. A new row may share blocks that its neighbours fill in this very step, so it must be stored before it
         is read, which a uniform step does in one."""
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
-        return cls(len(rows) if uniform else sum(row.num_tokens for row in rows), len(rows), uniform)
+        if uniform:
+            return cls(len(rows), len(rows), uniform)
+        return cls(sum(row.num_tokens for row in rows), len(rows), uniform, drafts=any(row.draft_ids for row in rows))
 
 
 def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
@@ -78,10 +83,15 @@ class DeviceInputs:
         )  # fmt: skip
         capacity = tokens + 4 * rows + 3 * _UPDATES
         self._device_packed = zeros(torch.int32, capacity)
-        # One more than can be under way: the upload of the oldest has run when its turn comes again.
-        self._packed = cycle(
-            [torch.zeros(capacity, dtype=torch.int32, pin_memory=is_remote(device)) for _ in range(steps_in_flight + 1)]
-        )
+        self._packed = self._buffers(capacity, steps_in_flight, device)
+        # What a step with guesses says of its tokens: the row that samples behind each, -1 for none, and then whether it is one.
+        self._by_token = torch.full((2 * tokens,), -1, dtype=torch.int32, device=device)
+        self._packed_by_token = self._buffers(2 * tokens, steps_in_flight, device)
+
+    def _buffers(self, size: int, steps_in_flight: int, device: torch.device) -> Iterator[Tensor]:
+        """One more than can be under way: the upload of the oldest has run when its turn comes again."""
+        remote = is_remote(device)
+        return cycle([torch.zeros(size, dtype=torch.int32, pin_memory=remote) for _ in range(steps_in_flight + 1)])
 
     @property
     def last_ids(self) -> Tensor:
@@ -103,11 +113,10 @@ class DeviceInputs:
 
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
         shape = StepShape.of(rows)
-        self.upload(rows, shape)
-        step = self.placed(shape, rows)
-        if not any(row.draft_ids for row in rows):
-            return step
-        return inputs_with_drafts(step.forward, rows, self.num_computed)
+        all_alike = replace(shape, drafts=False)
+        self.upload(rows, all_alike)
+        step = self.placed(all_alike, rows)
+        return inputs_with_drafts(step.forward, rows, self.num_computed) if shape.drafts else step
 
     def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
         """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""
@@ -124,10 +133,26 @@ class DeviceInputs:
             host[at : at + len(part)] = part
             at += len(part)
         self._unpack(pinned[:at], num_tokens, len(rows), len(tables), shape)
+        if shape.drafts:
+            self._upload_by_token(rows, shape.num_tokens)
+
+    def _upload_by_token(self, rows: Sequence[ScheduledRow], padded: int) -> None:
+        pinned = next(self._packed_by_token)[: 2 * padded]
+        owners, guesses = pinned.numpy().reshape(2, padded)
+        owners.fill(-1)
+        guesses.fill(0)
+        stop = 0
+        for row in rows:
+            stop += row.num_tokens
+            if isinstance(row.work, Sample):
+                first = stop - 1 - row.work.num_drafts
+                owners[first:stop] = -1 if row.work.masked else row.row
+                guesses[first + 1 : stop] = 1
+        self._by_token[: 2 * padded].copy_(pinned, non_blocking=True)
 
     def placed(self, shape: StepShape, rows: tuple[ScheduledRow, ...] | None) -> StepInputs:
         """Enqueue what tells where tokens stand and go, for the step uploaded last; and that step. `rows` None: for any rows, which
-        is what a captured graph sees."""
+        is what a captured graph sees. With guesses every token has logits."""
         ops.place_tokens(
             self._tensors, padded_tokens=shape.num_tokens, padded_rows=shape.num_rows, uniform=shape.uniform
         )
@@ -161,6 +186,16 @@ class DeviceInputs:
             kv_caches=self._kv_caches,
             token_type_ids=None if kinds is None else index_on(self._device_packed.device, kinds),
         )
+        if shape.drafts:
+            sample_rows, is_guess = self._by_token[: 2 * num_tokens].view(2, num_tokens)
+            return StepInputs(
+                forward=forward,
+                logits_of=rows or (),
+                logit_tokens=None,
+                sample_rows=sample_rows,
+                sample_positions=forward.positions + 1,
+                drafts=Drafts(torch.where(is_guess > 0, forward.input_ids, -1), self.num_computed),
+            )
         return StepInputs(
             forward=forward,
             logits_of=rows or (),

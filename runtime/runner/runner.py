@@ -33,48 +33,56 @@ from runtime.transfer import index_on, upload
 
 
 class Sampled(NamedTuple):
-    """ids [S] int64, the logits [S, V] they were drawn from, and the `positions` [S] int64 at which they stand."""
+    """ids [S] int64, the logits [S, V] they were drawn from, the `positions` [S] int64 at which they stand, and the guesses among
+    them, if any."""
 
     ids: Tensor
     logits: Tensor
     positions: Tensor
+    drafts: Drafts | None = None
 
 
 class Computed(NamedTuple):
     """A step up to what its unmasked rows sample. `logits_of`: the rows that have the first logits rows, as in StepInputs;
-    `starts`, `stops`: where those of each begin and end. `drafts`: among all logits rows, if any."""
+    `starts`, `stops`: where those of each begin and end."""
 
     logits_of: tuple[ScheduledRow, ...]
     sampled: Sampled
     starts: Sequence[int]
     stops: Sequence[int]
-    drafts: Drafts | None = None
     prompt_logprobs: PromptLogprobs | None = None
     pooled: Pooled | None = None
 
     @classmethod
     def of(
-        cls, rows: tuple[ScheduledRow, ...], sampled: Sampled, drafts: Drafts | None = None,
-        prompt_logprobs: PromptLogprobs | None = None, pooled: Pooled | None = None,
+        cls, rows: tuple[ScheduledRow, ...], sampled: Sampled, prompt_logprobs: PromptLogprobs | None = None,
+        pooled: Pooled | None = None,
     ) -> Computed:  # fmt: skip
         """`rows`, in order, have a logits row each, and one more for each draft."""
         starts: Sequence[int] = range(len(rows))
         stops: Sequence[int] = range(1, len(rows) + 1)
-        if drafts is not None:
+        if sampled.drafts is not None:
             stops = list(accumulate(1 + num_drafts(row) for row in rows))
             starts = [0, *stops[:-1]]
-        return cls(rows, sampled, starts, stops, drafts, prompt_logprobs, pooled)
+        return cls(rows, sampled, starts, stops, prompt_logprobs, pooled)
+
+    @classmethod
+    def by_token(cls, rows: tuple[ScheduledRow, ...], sampled: Sampled) -> Computed:
+        """Each token of `rows`, in order, has a logits row, of which the last ones of a row are sampled."""
+        stops = list(accumulate(row.num_tokens for row in rows))
+        starts = [stop - 1 - num_drafts(row) for row, stop in zip(rows, stops, strict=True)]
+        return cls(rows, sampled, starts, stops)
 
 
 class Graphs(Protocol):
-    def replay(self, rows: tuple[ScheduledRow, ...]) -> Sampled | None:
-        """Enqueue a step of `rows`, arranged, as it was captured, a logits row for each of them and perhaps more; None where none
-        was captured that serves it. What it gives is overwritten by the next."""
+    def replay(self, rows: tuple[ScheduledRow, ...]) -> Computed | None:
+        """Enqueue a step of `rows`, arranged, as it was captured; None where none was captured that serves it. What it gives is
+        overwritten by the next."""
         ...
 
 
 class NoGraphs:
-    def replay(self, rows: tuple[ScheduledRow, ...]) -> Sampled | None:
+    def replay(self, rows: tuple[ScheduledRow, ...]) -> Computed | None:
         return None
 
 
@@ -140,8 +148,8 @@ class ModelRunner:
         pooled = self._pooling.compute(rows, hidden, device)
         logits = self._model.compute_logits(hidden, step.logit_tokens)
         ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids, step.drafts)
-        sampled = Sampled(ids, logits, step.sample_positions)
-        return Computed.of(step.logits_of, sampled, step.drafts, prompt_logprobs, pooled)
+        sampled = Sampled(ids, logits, step.sample_positions, step.drafts)
+        return Computed.of(step.logits_of, sampled, prompt_logprobs, pooled)
 
     # --- a step in one part or two --------------------------------------------------------------------------------
 
@@ -209,8 +217,7 @@ class ModelRunner:
 
     def _computed(self, batch: ScheduledBatch) -> Computed:
         rows = self._bound(batch)
-        sampled = self._graphs.replay(rows)
-        return self.compute(self._inputs.fill(rows), rows) if sampled is None else Computed.of(rows, sampled)
+        return self._graphs.replay(rows) or self.compute(self._inputs.fill(rows), rows)
 
     @torch.inference_mode()
     def _snapshot(self, batch: ScheduledBatch, computed: Computed) -> Computed:
@@ -223,17 +230,18 @@ class ModelRunner:
         rows = tuple(row for row, _ in chosen)
         num_computed = self._inputs.num_computed
         index = index_on(num_computed.device, [start for _, start in chosen])
-        if computed.drafts is not None:
+        ids, logits, positions, drafts = computed.sampled
+        if drafts is not None:
             lost = index_on(num_computed.device, [num_drafts(row) for row in rows], num_computed.dtype)
             num_computed[index_on(num_computed.device, [row.row for row in rows])] -= lost
-        return Computed.of(rows, Sampled(*(tensor[index] for tensor in computed.sampled)))
+        return Computed.of(rows, Sampled(ids[index], logits[index], positions[index]))
 
     def _sampled_masked(self, batch: ScheduledBatch, computed: Computed, masks: RowMasks) -> Computed:
         """Masked rows were none of the sampler's so far: counts and last ids learn of their tokens here and only here."""
         rows = batch.sampled_by(computed.logits_of)
         if not masks.rows:
             return computed._replace(logits_of=rows)
-        ids, logits, positions = computed.sampled
+        ids, logits, positions, drafts = computed.sampled
         device, num_masks = ids.device, Counter(masks.rows)
         first_masks = dict(zip(num_masks, accumulate(num_masks.values(), initial=0), strict=False))
         sample_rows, mask_rows, stops = [-1] * len(ids), [0] * len(ids), list(computed.stops)
@@ -247,10 +255,10 @@ class ModelRunner:
         upload(words, masks.words)
         # As many logits rows as before, of which the sampler skips most: their kernels are compiled, their memory is planned for.
         drawn = self._sampler.sample(
-            logits, late_rows, positions, self._inputs.last_ids, computed.drafts,
+            logits, late_rows, positions, self._inputs.last_ids, drafts,
             Masks(index_on(device, mask_rows, torch.int32), words),
         )  # fmt: skip
-        sampled = Sampled(torch.where(late_rows >= 0, drawn, ids), logits, positions)
+        sampled = Sampled(torch.where(late_rows >= 0, drawn, ids), logits, positions, drafts)
         return computed._replace(logits_of=rows, sampled=sampled, stops=stops)
 
     # --- results --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from runtime.api import PoolingParams, SamplingParams
-from runtime.batch import SAMPLE, Pool, RowBinding, ScheduledBatch, ScheduledRow, Work
+from runtime.batch import SAMPLE, Pool, RowBinding, Sample, ScheduledBatch, ScheduledRow, Work
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout
 
@@ -28,8 +28,12 @@ def prompts(lengths: list[int], layout: KVLayout, num_blocks: int, work: Work = 
     return ScheduledBatch(tuple(rows), sum(lengths), 0)
 
 
-def next_tokens(batch: ScheduledBatch) -> ScheduledBatch:
-    """The step after `batch`: one token for each of its rows, the one it sampled. Nothing of it outlives the step: tables and
-    blocks are written anew by whoever gets them next."""
-    rows = tuple(ScheduledRow(row.number, row.row, row.end, 1, (), work=SAMPLE) for row in batch.rows)
-    return ScheduledBatch(rows, len(rows), 0)
+def next_tokens(batch: ScheduledBatch, num_drafts: int = 0) -> ScheduledBatch:
+    """The step after `batch`: one token for each of its rows, the one it sampled, and so many guesses. Nothing of it outlives the
+    step: tables and blocks are written anew by whoever gets them next."""
+    num_tokens, guesses = 1 + num_drafts, (0,) * num_drafts
+    rows = tuple(
+        ScheduledRow(row.number, row.row, row.end, num_tokens, (), guesses, work=Sample(num_drafts))
+        for row in batch.rows
+    )
+    return ScheduledBatch(rows, num_tokens * len(rows), 0)

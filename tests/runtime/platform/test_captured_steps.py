@@ -20,11 +20,11 @@ FRESH = ScheduledRow(2, 2, 0, 99, (7,) * 99, work=SAMPLE)
         (PIECE, True),
         (FRESH, True),
         (FRESH._replace(num_tokens=8000, token_ids=(7,) * 8000), True),
-        (DECODE._replace(num_tokens=3, draft_ids=(4, 5), work=Sample(num_drafts=2)), False),
+        (DECODE._replace(num_tokens=3, draft_ids=(4, 5), work=Sample(num_drafts=2)), True),
         (PIECE._replace(work=LAST), False),
         (DECODE._replace(work=LAST), False),
         (FRESH._replace(prompt_logprobs=PromptLogprobsSpan(1, (7,) * 98, 0)), False),
     ],
 )
-def test_a_graph_serves_rows_that_want_at_most_one_draw(row, served):
+def test_a_graph_serves_rows_that_want_no_more_than_draws(row, served):
     assert serves((DECODE, row)) is served

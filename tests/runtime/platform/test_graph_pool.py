@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
-from runtime.platform.graph_pool import GraphPool, decode_sizes, mixed_shapes
+from runtime.platform.graph_pool import GraphPool, decode_sizes, drafted_shapes, mixed_shapes
 from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
 
@@ -24,6 +26,19 @@ def test_every_mixed_step_within_the_limits_has_a_shape(seqs, tokens):
     assert all(shape.num_rows <= min(seqs, shape.num_tokens) for shape in shapes)
     assert max(shape.num_tokens for shape in shapes) == tokens
     assert any(shape.num_tokens == tokens and shape.num_rows == min(seqs, tokens) for shape in shapes)
+
+
+@pytest.mark.parametrize(("seqs", "tokens"), [(1, 2), (1, 100), (8, 16), (24, 4000), (256, 8192), (512, 2048)])
+def test_steps_with_guesses_have_shapes_up_to_as_many_tokens_as_rows_decode_or_64(seqs, tokens):
+    shapes = drafted_shapes(seqs, tokens)
+    sizes = [shape.num_tokens for shape in shapes]
+    assert sizes[0] == 2
+    assert sizes[-1] == min(tokens, max(64, seqs))
+    assert all(small < large <= max(small + 2, small * 3 // 2) for small, large in pairwise(sizes))
+    assert all(shape.num_rows == min(shape.num_tokens, seqs) and shape.drafts for shape in shapes)
+    pool = GraphPool(seqs, tokens, drafts=True)
+    assert set(shapes) <= set(pool.shapes)
+    assert not any(shape.drafts for shape in GraphPool(seqs, tokens).shapes)
 
 
 def test_what_was_not_captured_is_not_found():

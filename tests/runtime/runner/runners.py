@@ -6,6 +6,7 @@ references."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -18,15 +19,15 @@ from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.graph_pool import GraphPool
 from runtime.platform.worker_lane import WorkerLane
-from runtime.runner.device_inputs import DeviceInputs
+from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.input_buffers import InputBuffers
-from runtime.runner.runner import ModelRunner, NoGraphs
+from runtime.runner.runner import ModelRunner, NoGraphs, Sampled
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
 from tests.kinds import full
 
-LANES = ["worker", "device"]
+LANES = ["worker", "device", "replayed"]  # the last: a device's, with steps padded as captured ones are
 VOCAB = 40
 LAYOUT = KVLayout.of((full(1, 8),), 4)
 CPU = torch.device("cpu")
@@ -71,6 +72,24 @@ class NoCache:
         self.copies += zip(sources.tolist(), targets.tolist(), strict=True)
 
 
+class UncapturedPool(GraphPool):
+    """Computes what it would have captured when it is replayed, with nothing known of it but its shape."""
+
+    compute: Callable[[StepShape], Sampled]
+
+    def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
+        super().__init__(max_num_seqs, max_num_tokens, drafts=True)
+        self.replayed: list[StepShape] = []
+
+    def find(self, num_tokens: int, num_rows: int, *, uniform: bool, drafts: bool = False) -> StepShape | None:
+        self._graphs = dict.fromkeys(self.shapes)
+        return super().find(num_tokens, num_rows, uniform=uniform, drafts=drafts)
+
+    def replay(self, shape: StepShape) -> Sampled:
+        self.replayed.append(shape)
+        return self.compute(shape)
+
+
 def make_runner(
     lane: str, model, monkeypatch, *, cache: NoCache | KVCache | None = None, layout: KVLayout = LAYOUT, rows=4,
     max_model_len=64, vocab_size=VOCAB,
@@ -84,5 +103,7 @@ def make_runner(
     monkeypatch.setattr(ops, "unpack", triton_unpack.unpack)
     monkeypatch.setattr(ops, "place_tokens", triton_unpack.place_tokens)
     inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers)
-    steps = CapturedSteps(inputs, GraphPool(1, 2))
-    return ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), steps, rules)
+    pool = UncapturedPool(rows, 4 * max_model_len) if lane == "replayed" else GraphPool(1, 2)
+    runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool), rules)
+    pool.compute = lambda shape: runner.compute(inputs.placed(shape, None)).sampled
+    return runner

@@ -45,7 +45,8 @@ class Remembering:
     def forward(self, step):
         meta, slots = step.attn_metadata[0], step.slot_mapping[0].tolist()
         for token_id, slot in zip(step.input_ids.tolist(), slots, strict=True):
-            self._stored[slot] = token_id
+            if slot >= 0:
+                self._stored[slot] = token_id
         starts, sequences = meta.query_start_loc.tolist(), []
         for index, seq_len in enumerate(meta.seq_lens.tolist()):
             table = meta.block_tables[index if meta.rows is None else int(meta.rows[index])].tolist()
@@ -53,7 +54,7 @@ class Remembering:
             num = starts[index + 1] - starts[index]
             assert step.positions[starts[index] : starts[index + 1]].tolist() == [*range(seq_len - num, seq_len)]
             sequences += [tuple(known[: seq_len - num + 1 + each]) for each in range(num)]
-        return sequences
+        return sequences + [(0,)] * (len(slots) - len(sequences))  # padding
 
     def compute_logits(self, hidden, tokens=None):
         rows = [self._logits(hidden[token]) for token in (range(len(hidden)) if tokens is None else tokens.tolist())]
@@ -169,6 +170,19 @@ async def test_any_guesses_leave_the_tokens_as_they_are(make):
             assert guessed.shown[1][:NUM_TOKENS] == plain.shown[1]
             assert guessed.shown[3][:NUM_TOKENS] == plain.shown[3]
             assert [guessed.shown[row] for row in (0, 2, 4)] == [[], [], []]
+
+
+async def test_steps_with_guesses_are_replayed_where_they_are_not_too_long(monkeypatch):
+    """Of two rows with 3 tokens each; of one with 2, beside a prompt of 6; but not of more than 64 tokens."""
+    runner = make_runner("replayed", Remembering(), monkeypatch, max_model_len=64, rows=len(PROMPTS))
+    replayed = runner._graphs._pool.replayed
+    await runner.launch(batch_of(prompt(0), prompt(1))).result()
+    starts = [len(PROMPTS[row]) for row in (0, 1)]
+    await runner.launch(batch_of(*(behind(row, start, (1, 2)) for row, start in enumerate(starts)))).result()
+    await runner.launch(batch_of(behind(0, starts[0] + 1, (3,)), prompt(2))).result()
+    await runner.launch(batch_of(behind(0, starts[0] + 2, (3,) * 30), behind(1, starts[1] + 2, (3,) * 35))).result()
+    assert [(shape.num_tokens, shape.num_rows, shape.drafts) for shape in replayed[1:]] == [(6, 5, True), (8, 5, True)]
+    await runner.close()
 
 
 async def test_right_guesses_are_gained_in_one_step(make):
