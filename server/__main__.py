@@ -6,6 +6,7 @@ a typing error must not wait for them."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -14,9 +15,11 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from server.config import ConfigError, ServerConfig, command_of, log_level, parse
+from server.listening import listen, listen_at
 
 
 def main() -> int:
@@ -50,17 +53,23 @@ def main() -> int:
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
-    try:
-        sock = listen(config.host, config.port)
-    except OSError as error:
-        print(f"oneloop: cannot listen on {config.host}:{config.port}: {error.strerror}", file=sys.stderr)
-        return 1
-    with sock:
+    with contextlib.ExitStack() as stack:
+        try:
+            sock = stack.enter_context(listening(config))
+        except OSError as error:
+            where = f"{config.host}:{config.listen_port}" if config.uds is None else config.uds
+            print(f"oneloop: cannot listen on {where}: {error.strerror or error}", file=sys.stderr)
+            return 1
         try:
             return serve(config, sock, started_s)
         except ConfigError as error:  # of what only shows when it is used, such as a folder
             print(f"oneloop: {error}", file=sys.stderr)
             return 2
+
+
+def listening(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
+    """The socket that `config` names, open from now on. Raises OSError."""
+    return listen(config.host, config.listen_port) if config.uds is None else listen_at(Path(config.uds))
 
 
 def check_early(config: ServerConfig) -> None:
@@ -131,23 +140,6 @@ def examine(argv: list[str]) -> int:
         return findings()
 
     return doctor.main(argv, findings)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: clients may connect from now on, and are answered once there is somebody to do so.
-
-    Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(2048)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:

@@ -72,7 +72,9 @@ class Endpoint:
 
 
 def allowed_hosts(config: ServerConfig) -> Collection[str]:
-    """As named by the options, or else by where the server listens."""
+    """As named by the options, or else by where the server listens; no page of a browser reaches a Unix socket."""
+    if config.uds is not None:
+        return ("*",)
     if config.allowed_host or is_loopback(config.host):
         return (*LOOPBACK_NAMES, config.host, *config.allowed_host)
     return ("*",)

@@ -22,6 +22,7 @@ from runtime.options import ENGINE, HTTP, MODEL, EngineOptions, option, parse_si
 from server.version import __version__
 
 ENVIRONMENT_PREFIX = "ONELOOP_"
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it is imported
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _KEY = re.compile(r"[!-~]+")
@@ -110,9 +111,20 @@ class ServerConfig(EngineOptions):
         group=HTTP,
     )  # fmt: skip
 
-    host: str = option("127.0.0.1", "address to listen on", group=HTTP, metavar="ADDRESS")
-    port: int = option(
-        8000, "port to listen on; 0 takes a free one", group=HTTP, minimum=0, maximum=65535, metavar="PORT"
+    host: str = option(DEFAULT_HOST, "address to listen on", group=HTTP, metavar="ADDRESS")
+    port: int | None = option(
+        None,
+        f"port to listen on; 0 takes a free one (default: {DEFAULT_PORT})",
+        group=HTTP,
+        minimum=0,
+        maximum=65535,
+        metavar="PORT",
+    )
+    uds: str | None = option(
+        None,
+        "Unix socket to listen on in place of host and port, for this user and its group",
+        group=HTTP,
+        metavar="PATH",
     )
     max_body_size: int = option(
         16 * 1024**2, "largest request body, such as 16MiB", group=HTTP, minimum=1024, parse=parse_size, metavar="SIZE"
@@ -309,7 +321,18 @@ class ServerConfig(EngineOptions):
             return "--served-model-name is empty"
         if self.max_total_body_size is not None and self.max_total_body_size < self.max_body_size:
             return f"--max-total-body-size {self.max_total_body_size} is less than --max-body-size {self.max_body_size}"
-        return self._bad_keys() or self._bad_origins() or self._bad_hosts()
+        return self._bad_uds() or self._bad_keys() or self._bad_origins() or self._bad_hosts()
+
+    def _bad_uds(self) -> str | None:
+        if self.uds is None:
+            return None
+        if self.port is not None:
+            return f"--uds {self.uds} and --port {self.port} are two places to listen on; give one of them"
+        if self.host != DEFAULT_HOST:
+            return f"--uds {self.uds} and --host {self.host} are two places to listen on; give one of them"
+        if not Path(self.uds).parent.is_dir():
+            return f"--uds {self.uds}: there is no folder {Path(self.uds).parent}"
+        return None
 
     def _bad_keys(self) -> str | None:
         """Never with the key in it."""
@@ -364,6 +387,10 @@ class ServerConfig(EngineOptions):
         if not keys:
             raise ConfigError(f"--api-key-file {self.api_key_file} has no key in it")
         return tuple(dict.fromkeys([*self.api_key, *keys.values()]))
+
+    @property
+    def listen_port(self) -> int:
+        return DEFAULT_PORT if self.port is None else self.port
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -102,6 +102,9 @@ def _stored_responses(config: ServerConfig) -> str:
 
 
 def url_of(address: Any) -> str:
+    """`address` as a socket names its own."""
+    if isinstance(address, str):
+        return f"unix:{address}"
     host, port = address[0], address[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from server.__main__ import listen
+from server.listening import listen
 
 queues: set[asyncio.Queue[str | None]] = set()
 tasks: list[asyncio.Task[None]] = []

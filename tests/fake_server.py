@@ -1,13 +1,14 @@
 """The server with a FakeEngine, as a process: `python -m tests.fake_server` prints its port first.
 
 For load tests of the HTTP layer alone (with SmolLM2's real tokenizer), and for tests of what signals do to a process:
-`--fake paused` never gives a token, `--fake loads-forever` starts a child and hangs in a thread; others (`LOADS`) fail in a way of
-their own, some when the first request comes. Takes the server's options."""
+`--fake tiny` answers, `--fake paused` never gives a token, `--fake loads-forever` starts a child and hangs in a thread; others
+(`LOADS`) fail in a way of their own, some when the first request comes. Takes the server's options."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -18,10 +19,10 @@ import uvloop
 
 from runtime.weights.fetch import resolve
 from server import ending, process
-from server.__main__ import listen
+from server.__main__ import listening
 from server.config import ServerConfig, parse
 from server.loaded.defaults import SamplingDefaults
-from server.loaded.lifecycle import Report
+from server.loaded.lifecycle import Load, Report
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
@@ -45,6 +46,10 @@ async def load(config: ServerConfig, report: Report, cancel: threading.Event) ->
     files = await asyncio.to_thread(resolve, config.model, None, report, cancel=cancel)
     assert files.gguf is not None
     return serves(Tokenizer.from_gguf(files.gguf.metadata), config)
+
+
+async def load_tiny(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
+    return serves(tiny_tokenizer(), config)
 
 
 async def load_paused(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
@@ -100,6 +105,7 @@ async def load_with_a_hanging_loop(config: ServerConfig, report: Report, cancel:
 
 
 LOADS = {
+    "tiny": load_tiny,
     "paused": load_paused,
     "loads-forever": load_forever,
     "dies": load_dying,
@@ -112,11 +118,17 @@ LOADS = {
 def main() -> int:
     arguments = sys.argv[1:]
     chosen = LOADS[arguments[1]] if arguments[:1] == ["--fake"] else load
-    config = parse(["--port", "0", *(arguments[2:] if chosen is not load else arguments)], os.environ)
-    sock = listen(config.host, config.port)
+    arguments = arguments[2:] if chosen is not load else arguments
+    config = parse(arguments if "--uds" in arguments else ["--port", "0", *arguments], os.environ)
+    with listening(config) as sock:
+        return serve(config, sock, chosen)
+
+
+def serve(config: ServerConfig, sock: socket.socket, chosen: Load) -> int:
     if "TEST_LIMIT_S" in os.environ:  # nobody wants to wait for the real ones
         process.END_LIMIT_S = ending.OBEY_LIMIT_S = float(os.environ["TEST_LIMIT_S"])
-    print(sock.getsockname()[1], flush=True)
+    name = sock.getsockname()
+    print(name if config.uds else name[1], flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         server = Process(config, sock, chosen, time.monotonic())
         code = runner.run(server.run())

@@ -22,7 +22,7 @@ SERVER_ROOMS = (
     ("structured", "service", "terminal", "field_names", "batches"),
     ("loaded", "http"),
     ("schema", "config", "offload"),
-    ("text", "arrival", "errors", "version", "ending"),
+    ("text", "arrival", "errors", "version", "ending", "listening"),
 )
 # The folders of runtime; the files beside them are the spine, which all of them may know.
 RUNTIME_ROOMS = (

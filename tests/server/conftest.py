@@ -15,10 +15,10 @@ import openai
 import pytest
 
 from runtime.api import PoolerInfo
-from server.__main__ import listen
 from server.app import stop_batches
 from server.config import ServerConfig
 from server.http.clients import Clients
+from server.listening import listen
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle

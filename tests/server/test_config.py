@@ -61,7 +61,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "speculative_config": SpeculativeConfig.of({"method": "ngram"}), "speculative_method": "suffix",
         "num_speculative_tokens": 4,
         "stream_interval": 3,
-        "threads": 2, "seed": 5, "host": "h", "port": 80, "max_queue": 1,
+        "threads": 2, "seed": 5, "host": "h", "port": 80, "uds": "s", "max_queue": 1,
         "max_queue_time": 1.5, "max_queued_tokens": 4, "max_num_seqs_per_key": 3, "request_timeout": 2.5,
         "max_tokens_per_minute_per_key": 9, "max_body_size": 4096, "strict_fields": True,
         "ping_interval": 0.5, "max_total_body_size": 2**30, "max_connections": 7, "max_connections_per_address": 6,

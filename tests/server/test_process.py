@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from runtime.api import FinishReason, LoadProgress
-from server.__main__ import listen
 from server.config import ServerConfig
+from server.listening import listen
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel

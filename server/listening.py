@@ -1,0 +1,85 @@
+"""Where clients connect: an address, or a socket in the file system that only this machine's users reach.
+
+A socket's file outlives a process that was killed. It is removed by the next one that wants the path, if nobody listens there; two
+that start at once do so one after the other, by a lock on the folder. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+BACKLOG = 2048
+_NOT_FOR_OTHERS = 0o117  # rw for the user and its group: who may connect is whoever may write
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket: clients may connect from now on, and are answered once there is somebody to do so.
+
+    Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def listen_at(path: Path) -> Iterator[socket.socket]:
+    """The same at `path`, which is there as long as the block. Call it before there are threads: the process' umask is changed for
+    a moment.
+
+    Raises OSError, also where somebody listens there or something else than a socket has the name."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with sock:
+        with _alone_in(path.parent):
+            _remove_stale(path)
+            usual = os.umask(_NOT_FOR_OTHERS)  # not chmod afterwards: nobody shall connect before
+            try:
+                sock.bind(str(path))
+            finally:
+                os.umask(usual)
+            sock.listen(BACKLOG)
+            made = path.stat()
+        try:
+            yield sock
+        finally:
+            with contextlib.suppress(OSError), _alone_in(path.parent):
+                if os.path.samestat(path.lstat(), made):  # else it is another's by now
+                    path.unlink()
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time, of those that do so here."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "there is something else than a socket", str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)  # a full backlog has a listener, too
+        if client.connect_ex(str(path)) != errno.ECONNREFUSED:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+    path.unlink()
