@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,17 +29,34 @@ RETRY_AFTER_S = 1
 GIVE_BACK_AFTER_S = 1.0  # by when what very long work has left behind is nobody's any more
 
 
+class GiveBack:
+    """Gives memory that large work has left behind back to the system, a moment later and on a thread. `act`: how."""
+
+    def __init__(self, act: Callable[[], None] | None = None) -> None:
+        self._act = act or _trim_heap
+        self._timer: asyncio.TimerHandle | None = None
+
+    def soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GIVE_BACK_AFTER_S, self._start)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start(self) -> None:
+        self._timer = None
+        threading.Thread(target=self._act, name="oneloop-give-back", daemon=True).start()
+
+
 class Offload:
     """`threads`: of which one never does long work. `max_waiting`: of one caller's, and four times that in all; more is refused.
-    `give_back`: called on a thread some time after very long work, so that its memory does not stay with the process.
+    `give_back`: asked after very long work.
 
     Belongs to one event loop."""
 
-    def __init__(
-        self, threads: int = 2, max_waiting: int = MAX_WAITING, give_back: Callable[[], None] | None = None
-    ) -> None:
-        self._give_back = _trim_heap if give_back is None else give_back
-        self._giving_back: asyncio.TimerHandle | None = None
+    def __init__(self, threads: int = 2, max_waiting: int = MAX_WAITING, give_back: GiveBack | None = None) -> None:
+        self._give_back = give_back or GiveBack()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="oneloop-text")
         self._num_free = threads
         self._num_free_for_long = max(1, threads - 1)
@@ -64,8 +82,7 @@ class Offload:
 
     def close(self) -> None:
         """Work that has not begun is dropped."""
-        if self._giving_back is not None:
-            self._giving_back.cancel()
+        self._give_back.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _wait_for(self, num_chars: int, work: Pieces[T]) -> T:
@@ -79,6 +96,8 @@ class Offload:
             return cast("T", await job.result)
         finally:
             self._drop(job)
+            # What it raised has this frame, and would have itself by way of the job: a circle that keeps a body for minutes.
+            del job, work
 
     def _enqueue(self, job: _Job) -> None:
         self._waiting.setdefault(job.caller, _Waiting()).of(job).append(job)
@@ -122,8 +141,8 @@ class Offload:
         if piece.cancelled():  # the pool was closed
             job.result.cancel()
             return
-        if job.is_long and self._giving_back is None:
-            self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_AFTER_S, self._start_giving_back)
+        if job.is_long:
+            self._give_back.soon()
         error = piece.exception()
         if job.result.done():
             job.work.close()
@@ -134,10 +153,6 @@ class Offload:
         else:
             self._enqueue(job)
         self._start()
-
-    def _start_giving_back(self) -> None:
-        self._giving_back = None
-        self._pool.submit(self._give_back)
 
 
 class _Job:

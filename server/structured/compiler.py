@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ from server.errors import TooManyRequests, clip
 from server.loaded.json_style import JsonStyle
 from server.loaded.model import Grammar
 from server.loaded.tokenizer import Tokenizer
+from server.offload import GiveBack
 from server.structured.closing import may_repeat
 from server.structured.grammar import GrammarError, JsonSchema
 from server.structured.unique_keys import TokenIndex, UniqueKeys
@@ -35,7 +37,8 @@ MAX_FIRST_MASK_S = (
     0.05  # of the thread's own time: every step of its request would take as long, and its neighbours' with it
 )
 MAX_CACHED = 64
-MAX_CACHED_BYTES = 64 << 20  # compiled, as far as that can be told
+MAX_CACHED_BYTES = 32 << 20  # compiled, as far as that can be told
+MIN_BYTES = 1 << 19  # of a compiled grammar, however short
 BYTES_PER_CPU_S = (
     32 << 20
 )  # of a compiled grammar, by the time that it took: between 10 and 70 MB were seen (1 to 840 ms)
@@ -61,7 +64,13 @@ class _Compiled:
 class Grammars:
     """Compiles grammars for one tokenizer. `eos_token_ids`: what may follow a text that is complete. Belongs to one event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], style: JsonStyle = JsonStyle()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_ids: frozenset[int],
+        style: JsonStyle = JsonStyle(),
+        give_back: GiveBack | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._style = style
@@ -74,6 +83,7 @@ class Grammars:
         self._waiting: OrderedDict[Hashable, list[_Compilation]] = OrderedDict()  # who is first is next
         self._cache: OrderedDict[bytes, _Compilation] = OrderedDict()
         self._running: set[asyncio.Task[None]] = set()
+        self._give_back = give_back or GiveBack()
 
     def warm(self) -> None:
         """Not on the event loop, if anybody waits for that."""
@@ -101,6 +111,7 @@ class Grammars:
         finally:
             compilation.num_waiters -= 1
             self._drop_unless_waited_for(compilation)
+            del compilation  # what it raised has this frame, and would have itself by way of that
         return partial(self._matcher, compiled)
 
     def _matcher(self, compiled: _Compiled) -> TokenMatcher:
@@ -156,25 +167,24 @@ class Grammars:
         work.add_done_callback(
             lambda done: self._leave(compilation, done)
         )  # it cannot be interrupted, and keeps its place till then
+        done, _ = await asyncio.wait({work}, timeout=MAX_COMPILE_S)
         result = compilation.result
-        try:
-            compiled = await asyncio.wait_for(asyncio.shield(work), MAX_COMPILE_S)
-        except TimeoutError:
-            error: Exception = GrammarError(f"compiling it takes longer than {MAX_COMPILE_S:g} s")
-        except Exception as failure:
-            error = failure
-        else:
-            compilation.num_bytes = len(compilation.key) + int(BYTES_PER_CPU_S * compiled.cpu_s)
+        error = work.exception() if done else GrammarError(f"compiling it takes longer than {MAX_COMPILE_S:g} s")
+        if error is None:
+            compiled = work.result()
+            compilation.num_bytes = MIN_BYTES + len(compilation.key) + int(BYTES_PER_CPU_S * compiled.cpu_s)
             result.set_result(compiled)
-            return
-        result.set_exception(error)
-        result.exception()  # if everybody has left, nobody asks: asyncio would log it as forgotten
+        else:
+            result.set_exception(error)
+            result.exception()  # if everybody has left, nobody asks: asyncio would log it as forgotten
 
     def _leave(self, compilation: _Compilation, work: asyncio.Future[_Compiled]) -> None:
         self._num_free += 1
         self._num_free_for_long += compilation.is_long
         if not work.cancelled():
             work.exception()
+        if compilation.is_long:
+            self._give_back.soon()  # kept or not, compiling takes several times what is left of it
         self._start()
 
     def _compile(self, grammar: Grammar) -> _Compiled:
@@ -303,22 +313,26 @@ class _Vocabulary:
 
 def _on_large_stack(work: Callable[[], _Compiled]) -> Future[_Compiled]:
     future: Future[_Compiled] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-        except BaseException as error:  # a panic of the library
-            future.set_exception(RuntimeError(repr(error)))
-
     with _STACK_SIZE:  # it is the process' setting, and counts where a thread starts
         usual = threading.stack_size(STACK_BYTES)
         try:
-            threading.Thread(target=run, name="oneloop-grammar", daemon=True).start()
+            threading.Thread(target=_run, args=(work, future), name="oneloop-grammar", daemon=True).start()
         finally:
             threading.stack_size(usual)
     return future
+
+
+def _run(work: Callable[[], _Compiled], future: Future[_Compiled]) -> None:
+    try:
+        future.set_result(work())
+    except Exception as error:
+        # Its frames have the library's objects, and would have it itself by way of the future: a circle that keeps megabytes.
+        traceback.clear_frames(error.__traceback__)
+        future.set_exception(error)
+    except BaseException as error:  # a panic of the library
+        future.set_exception(RuntimeError(repr(error)))
+    finally:
+        del work, future
 
 
 _STACK_SIZE = threading.Lock()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
@@ -14,7 +17,7 @@ from server.errors import TooManyRequests
 from server.generate import preprocess
 from server.generate.sampling import check_token_ids
 from server.loaded import text_pieces
-from server.offload import LONG_CHARS, SHORT_CHARS, Offload
+from server.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
 
 MIDDLING = SHORT_CHARS + 1
 LONG = LONG_CHARS + 1
@@ -180,15 +183,38 @@ async def test_memory_is_given_back_once_after_very_long_work_and_not_on_the_loo
         threads.append(threading.current_thread())
         given_back.set()
 
-    offload = Offload(give_back=give_back)
+    offload = Offload(give_back=GiveBack(give_back))
     await offload.run(MIDDLING, lambda: None)
     await asyncio.sleep(0)
-    assert offload._giving_back is None
+    assert not threads
     await asyncio.gather(*(offload.run(LONG, lambda: None) for _ in range(3)))
     await asyncio.to_thread(given_back.wait, 60)
     assert threads
     assert threading.main_thread() not in threads
     offload.close()
+
+
+class Large:
+    """Stands for what is worked on."""
+
+
+async def test_what_work_raised_keeps_nothing_of_what_was_worked_on(one_thread):
+    """Not even until the next collection of circles, which may be minutes away."""
+    large = Large()
+    kept = weakref.ref(large)
+
+    def work(large: Large) -> None:
+        raise ValueError("too large")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            await one_thread.run(LONG, partial(work, large))
+        del large
+        await one_thread.run(LONG, lambda: None)  # and the thread is done with it
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 # --- in a server ----------------------------------------------------------------------------------------------------

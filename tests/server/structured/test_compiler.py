@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 
 import pytest
 
 from runtime.api import ConstraintError
 from server.arrival import CALLER
 from server.errors import TooManyRequests
+from server.offload import GiveBack
 from server.structured import compiler
 from server.structured.compiler import Grammars
 from server.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules
@@ -226,6 +230,43 @@ async def test_what_fails_at_a_later_mask_is_an_error_of_the_constraint():
         for token in TOKENIZER.encode("cz400z", add_special_tokens=False):
             matcher.allowed()
             matcher.accept(token)
+
+
+@pytest.mark.parametrize("fails", [GrammarError("too many"), ValueError("a bug")], ids=["refused", "a bug"])
+async def test_what_fails_to_compile_keeps_nothing_of_the_library_s(grammars, monkeypatch, fails):
+    """Not even until the next collection of circles, which may be minutes away."""
+    made: list[weakref.ref] = []
+
+    class Matcher:
+        grammar_from_regex = staticmethod(compiler.llguidance.LLMatcher.grammar_from_regex)
+
+        def __init__(self, *args, **options) -> None:
+            made.append(weakref.ref(self))
+
+        def is_error(self) -> bool:
+            raise type(fails)(*fails.args)
+
+    grammars.warm()
+    monkeypatch.setattr(compiler.llguidance, "LLMatcher", Matcher)
+    gc.disable()
+    try:
+        with contextlib.suppress(type(fails)):
+            await grammars.factory(Regex("a"))
+        assert [each() for each in made] == [None]
+    finally:
+        gc.enable()
+
+
+async def test_memory_of_long_grammars_is_given_back():
+    given_back = threading.Event()
+    give_back = GiveBack(given_back.set)
+    grammars = Grammars(TOKENIZER, frozenset({EOS}), give_back=give_back)
+    await grammars.factory(Regex("a"))
+    assert give_back._timer is None
+    await grammars.factory(long("of many characters"))
+    assert give_back._timer is not None
+    give_back._start()
+    assert await asyncio.to_thread(given_back.wait, 60)
 
 
 async def test_a_model_without_end_tokens_has_no_structured_outputs():
