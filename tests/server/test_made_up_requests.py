@@ -19,7 +19,7 @@ from tests.server.test_costly_bodies import POOLED
 DOCUMENT = json.loads(openapi.document(ROUTES, user_key=False, admin_key=False))
 OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()]
 bounded = settings(
-    max_examples=4, deadline=None, derandomize=True, database=None,
+    max_examples=3, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large,
                            HealthCheck.function_scoped_fixture],
 )  # fmt: skip

@@ -45,9 +45,9 @@ FRAGMENTS = [
 
 
 @given(
-    tags=st.sampled_from([THINK, MISTRAL, GRANITE]),
+    tags=st.sampled_from([*dict.fromkeys(FAMILIES.values())]),
     reasoning_open=st.booleans(),
-    fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14),
+    fragments=st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=14),
     places=st.lists(st.integers(0, 400), max_size=6),
 )
 @settings(max_examples=800, deadline=None)
