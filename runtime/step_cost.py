@@ -48,7 +48,7 @@ class StepCost:
         return cls(base_s, token_s, token_s, context_s, token_s / _PAIRS_PER_TOKEN, (SCORED_COST - 1) * token_s)
 
 
-class Factors:
+class _Factors:
     """Factors on the costs of a few things, of which a step has each some seconds' worth."""
 
     def __init__(self, num: int) -> None:
@@ -91,7 +91,7 @@ class LearnedCost:
 
     def __init__(self, assumed: StepCost) -> None:
         self.assumed = assumed
-        self._decode, self._prompt = Factors(3), Factors(3)
+        self._decode, self._prompt = _Factors(3), _Factors(3)
         self._num_decodes = 0
 
     @property

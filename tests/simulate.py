@@ -12,16 +12,17 @@ import argparse
 import heapq
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from runtime import sequence as sequences
 from runtime.api import Request, SamplingParams
-from runtime.batch import ScheduledBatch
+from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
 from runtime.step_cost import StepCost
 
@@ -33,8 +34,8 @@ THINK_S = 0.0005  # a closed loop's client, between two requests
 @dataclass(frozen=True, slots=True)
 class Device:
     """Milliseconds: of a step, however little is in it, of each token, of each token of context that a decode reads, of each pair
-    of a prompt's token and one before it, of each row, and on the host of each row. What is read and what is computed overlap by
-    `overlap`."""
+    of a prompt's token and one before it, of each row, on the host of each row; of having drafts at all, and of launching a step,
+    for which the device waits where it has no other. What is read and what is computed overlap by `overlap`."""
 
     base: float
     token: float
@@ -42,6 +43,8 @@ class Device:
     pair: float
     row: float = 0.0
     host: float = 0.0
+    drafts: float = 0.0
+    launch: float = 0.0
     overlap: float = 1.3
     budget: int = 8192
     seqs: int = 512
@@ -54,13 +57,20 @@ class Device:
 
     def seconds(self, batch: ScheduledBatch) -> float:
         context = pairs = 0.0
+        drafts = self.drafts if any(row.draft_ids for row in batch.rows) else 0.0
         for row in batch.rows:
-            if row.num_tokens == 1:
+            if row.num_tokens == 1 + len(row.draft_ids):
                 context += row.end
             else:
                 pairs += row.num_tokens * (row.start + row.num_tokens / 2)
         computed = (self.token * batch.num_tokens) ** self.overlap + self.base**self.overlap
-        total = computed ** (1 / self.overlap) + self.context * context + self.pair * pairs + self.row * len(batch.rows)
+        total = (
+            computed ** (1 / self.overlap)
+            + self.context * context
+            + self.pair * pairs
+            + self.row * len(batch.rows)
+            + drafts
+        )
         return max(total, self.host * len(batch.sampling_rows)) / 1000
 
     def assumed(self) -> StepCost:
@@ -158,16 +168,25 @@ class Outcome:
         return percentile([answer.times_s[-1] - answer.arrived_s for answer in self.answers], percent)
 
 
-def simulate(device: Device, budget: StepBudget, traffic: Traffic, policy: str = "fair") -> Outcome:
+def one_each(row: ScheduledRow) -> list[int]:
+    """What a row gains that has no drafts."""
+    return [1]
+
+
+def simulate(
+    device: Device, budget: StepBudget, traffic: Traffic, policy: str = "fair", speculation: Speculation | None = None,
+    gained: Callable[[ScheduledRow], list[int]] = one_each,
+) -> Outcome:  # fmt: skip
+    """`gained`: what a sampling row does."""
     limits = SchedulerLimits(device.seqs, device.budget, frozenset())
     pool, prefixes = BlockPool(60_000), PrefixCache(16, False)
-    scheduler = Scheduler(limits, pool, prefixes, POLICIES[policy](), step_budget=budget)
+    scheduler = Scheduler(limits, pool, prefixes, POLICIES[policy](), speculation, step_budget=budget)
     coming = [(arrival.time_s, number, arrival) for number, arrival in enumerate(traffic.arrivals)]
     heapq.heapify(coming)
     again, number, now, free_s = traffic.again, len(coming), 0.0, 0.0
     open_answers: dict[int, Answer] = {}
     answers: list[Answer] = []
-    in_flight: deque[tuple[ScheduledBatch, float, float]] = deque()
+    in_flight: deque[tuple[ScheduledBatch, float, float, float]] = deque()
     while True:
         while coming and coming[0][0] <= now:
             _, index, arrival = heapq.heappop(coming)
@@ -178,15 +197,18 @@ def simulate(device: Device, budget: StepBudget, traffic: Traffic, policy: str =
         batch = scheduler.schedule()
         if batch is not None:
             took_s = device.seconds(batch)
-            free_s = max(now, free_s) + took_s
-            in_flight.append((batch, free_s, took_s))
+            waited_s = device.launch / 1000 if free_s <= now else 0.0
+            free_s = max(now, free_s) + waited_s + took_s
+            in_flight.append((batch, free_s, took_s, waited_s))
         if in_flight and (batch is None or len(in_flight) == STEPS_IN_FLIGHT):
-            done, end_s, took_s = in_flight.popleft()
+            done, end_s, took_s, waited_s = in_flight.popleft()
             now = max(now, end_s)
             budget.settled(done, took_s)
-            for settled in scheduler.settle(done, [[1]] * len(done.sampling_rows)):
+            if speculation is not None:
+                speculation.took(done, took_s + waited_s)
+            for settled in scheduler.settle(done, [gained(row) for row in done.sampling_rows]):
                 answer = open_answers[settled.sequence.number]
-                answer.times_s.append(now)
+                answer.times_s += [now] * len(settled.token_ids)
                 if settled.finish is not None:
                     answers.append(open_answers.pop(settled.sequence.number))
                     if answer.arrival.client >= 0 and again:

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Several
 
 _KEPT = 0.9  # of what is known, from guessed token to guessed token
 _KEPT_OF_ALL = 0.99
-_PRIOR = 2.0  # what goes for all counts, in guessed tokens
+_PRIOR = 3.0  # what goes for all counts, in guessed tokens
 _FIRST = 0.5  # before anything is known
 
 

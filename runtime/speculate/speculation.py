@@ -4,8 +4,8 @@ A step's drafts are worth it where they raise the tokens that are gained in a ti
 of a row has to bring as many as pass while it is checked: its price. A row's drafts come with falling chances, so it gets those
 above the price; and if all drafts of the step together do not raise the rate there are none. What drafts take is learned from steps
 (`VerificationCost`), how likely they are right from guesses (`Acceptance`), checked ones or not: where drafts do not pay, some are
-made now and then to be compared alone. Now and then a few are checked where it does not seem to pay, so that costs do not stay
-what they were once. Knows no clock, no tensors and no blocks."""
+made now and then to be compared alone. Now and then a few are checked where it does not seem to pay, and none where it does, so
+that costs do not stay what they were once. Knows no clock, no tensors and no blocks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from runtime.speculate.verification_cost import VerificationCost
 LOOK_EVERY = 8  # steps, of which a row that drafts nothing is asked in one
 PROBE_EVERY = 256  # steps in which drafts seemed not to pay; then some are checked
 PROBED_ROWS = 4
+PLAIN_EVERY = 128  # steps with drafts, of which one does without, so that it stays known what such a step takes
+WORTH_WHILE = 1.02  # tokens gained in a time, of those without drafts
+_KEPT, _PRIOR = (
+    0.995,
+    10.0,
+)  # of what drafts brought, from one to the next; and drafts that were as expected, to begin with
 _GUESSED = 4  # tokens of a guess that is only compared
 
 
@@ -39,6 +45,8 @@ class Speculation:
         self._rate = 1.0  # tokens gained for each that would be without drafts, as planned lately
         self._num_asked = 0
         self._num_refused = 0  # times that drafts did not pay since they last did
+        self._num_drafted = 0  # times that they did
+        self._expected = self._were_right = 0.0
 
     @property
     def most(self) -> int:
@@ -54,6 +62,8 @@ class Speculation:
             return {number: ids for number, ids in found.items() if ids}
         self._num_asked += 1
         cost = self._cost.of(num_rows)
+        if cost is None:
+            return {}
         probing = self._num_refused >= PROBE_EVERY
         price = cost.each * num_rows * self._rate
         guesses: dict[int, tuple[int, ...]] = {}
@@ -71,17 +81,27 @@ class Speculation:
                 guesses[sequence.number] = tuple(guess)
                 gain += row.expected(len(guess))
         num_drafts = sum(map(len, guesses.values()))
-        self._rate = max(1.0, (1 + gain / num_rows) / (1 + cost.any + cost.each * num_drafts)) if guesses else 1.0
-        if self._rate > 1 or (probing and guesses):
-            self._num_refused = 0
-            return guesses
-        self._num_refused += 1
-        return {}
+        rate = (1 + gain * self._calibration / num_rows) / (1 + cost.any + cost.each * num_drafts) if guesses else 1.0
+        self._rate = max(1.0, rate)
+        if rate < WORTH_WHILE and not (probing and guesses):
+            self._num_refused += 1
+            return {}
+        self._num_refused = 0
+        self._num_drafted += 1
+        return guesses if self._num_drafted % PLAIN_EVERY else {}
+
+    @property
+    def _calibration(self) -> float:
+        """Drafts that were right for each that was expected to be: those which are chosen were thought too well of."""
+        return (self._were_right + _PRIOR) / (self._expected + _PRIOR)
 
     def settled(self, sequence: Sequence, num_drafts: int, token_ids: Several[int]) -> None:
         """A step brought `sequence` these tokens, `num_drafts` of it having been checked; they are not in its books yet."""
         row = self._rows.get(sequence.number)
         if row is not None:
+            if num_drafts:
+                self._expected = _KEPT * self._expected + row.expected(num_drafts)
+                self._were_right = _KEPT * self._were_right + max(0, len(token_ids) - 1)
             row.gained(token_ids)
         if not num_drafts or not token_ids:
             return

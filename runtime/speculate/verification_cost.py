@@ -1,17 +1,19 @@
 """Verification cost: what drafts add to a step, in steps without any; learned from the steps that were. No clock of its own.
 
 By number of rows, in powers of two: beside few rows a draft is nearly free, since the weights are read anyway; beside many it costs
-what a row does. Of each such size three costs are learned: of a step as it is, of having drafts at all (the step before has to
-settle first, and it may run without a graph), and of each draft."""
+what a row does. Of each such size are known how long steps without drafts take, and by least squares what it adds to have drafts at
+all (the step before has to settle first, and it may run without a graph) and what each of them adds. Late steps count more than
+early ones, and what was assumed as much as a few."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from runtime.step_cost import Factors
-
 _ASSUMED_SHARE = 0.05  # of a step, for having drafts at all
-_EVERY = 4  # steps without drafts, of which there are many, that one is learned of
+_KEPT = 0.97  # of what is known, from step to step with drafts
+_KEPT_OF_PLAIN = 0.9
+_ODD = 3.0  # a step that takes so many times what was expected counts as one at this border
+_PRIOR_ANY, _PRIOR_EACH = 0.5, 4.0  # what the assumptions count, in steps, and in steps times drafts squared
 
 
 class Cost(NamedTuple):
@@ -22,13 +24,33 @@ class Cost(NamedTuple):
 
 
 class _Size:
-    """`step_s`: what a step is assumed to take, the first one that was."""
+    """Steps of about so many rows. `plain_s`: of one without drafts."""
 
-    def __init__(self, step_s: float, assumed: Cost) -> None:
-        self.factors = Factors(3)
-        self.step_s = step_s
-        self.assumed = assumed
-        self.num_steps = 0
+    def __init__(self, assumed: Cost, plain_s: float) -> None:
+        self.cost = assumed
+        self._assumed = assumed
+        self._plain_s = plain_s
+        self._num = self._drafts = self._squares = self._added = self._products = 0.0  # sums over steps with drafts
+
+    def learn(self, num_drafts: int, took_s: float) -> None:
+        expected = 1 + (self.cost.any + self.cost.each * num_drafts if num_drafts else 0.0)
+        steps = min(max(took_s / self._plain_s, expected / _ODD), expected * _ODD)
+        if num_drafts:
+            self._learn_added(num_drafts, steps - 1)
+        else:
+            self._plain_s *= _KEPT_OF_PLAIN + (1 - _KEPT_OF_PLAIN) * steps
+
+    def _learn_added(self, num_drafts: int, added: float) -> None:
+        self._num = _KEPT * self._num + 1
+        self._drafts = _KEPT * self._drafts + num_drafts
+        self._squares = _KEPT * self._squares + num_drafts**2
+        self._added = _KEPT * self._added + added
+        self._products = _KEPT * self._products + num_drafts * added
+        num, squares = self._num + _PRIOR_ANY, self._squares + _PRIOR_EACH
+        sum_any = self._added + _PRIOR_ANY * self._assumed.any
+        sum_each = self._products + _PRIOR_EACH * self._assumed.each
+        each = max(0.0, (num * sum_each - self._drafts * sum_any) / (num * squares - self._drafts**2))
+        self.cost = Cost(max(0.0, (sum_any - self._drafts * each) / num), each)
 
 
 class VerificationCost:
@@ -38,25 +60,18 @@ class VerificationCost:
         self._draft_share = draft_share
         self._sizes: dict[int, _Size] = {}  # by the bit length of a number of rows
 
-    def of(self, num_rows: int) -> Cost:
+    def of(self, num_rows: int) -> Cost | None:
+        """None before there was a step of about so many rows without drafts: nothing could be compared with it."""
         size = self._sizes.get(num_rows.bit_length())
-        assumed = self._assumed(num_rows) if size is None else size.assumed
-        if size is None:
-            return assumed
-        step, any_, each = size.factors.values
-        return Cost(assumed.any * any_ / step, assumed.each * each / step)
+        return None if size is None else size.cost
 
     def learn(self, num_rows: int, num_drafts: int, took_s: float) -> None:
         """A step of so many rows, none of a prompt, took so long, the wait before it included."""
-        key = num_rows.bit_length()
-        size = self._sizes.get(key)
-        if size is None:
-            size = self._sizes[key] = _Size(took_s, self._assumed(num_rows))
-        size.num_steps += 1
-        if not num_drafts and size.num_steps % _EVERY:
-            return
-        any_s, each_s = size.assumed.any * size.step_s, size.assumed.each * size.step_s
-        size.factors.learn([size.step_s, any_s if num_drafts else 0.0, each_s * num_drafts], took_s)
+        size = self._sizes.get(num_rows.bit_length())
+        if size is not None:
+            size.learn(num_drafts, took_s)
+        elif not num_drafts:
+            self._sizes[num_rows.bit_length()] = _Size(self._assumed(num_rows), took_s)
 
     def _assumed(self, num_rows: int) -> Cost:
         """The rows of a step take as long as so many drafts."""

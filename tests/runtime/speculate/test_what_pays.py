@@ -1,0 +1,141 @@
+"""Drafts are checked where that pays: simulated devices, whose steps take what a formula says; no clock and no luck of the machine.
+
+What is measured is tokens in a time, beside the same traffic without drafts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.batch import Sample, ScheduledRow
+from runtime.sequence import Sequence
+from runtime.speculate.speculation import Speculation
+from runtime.speculate.verification_cost import VerificationCost
+from runtime.step_budget import FixedBudget
+from tests.simulate import DEVICES, Device, closed, simulate
+
+RIGHT, WRONG = 1, 2  # tokens
+GPU = replace(DEVICES["8b"], launch=0.3, drafts=0.2)
+CPU = replace(DEVICES["smollm2-cpu"], launch=0.2, row=0.5)
+
+
+class Always:
+    """A proposer with as many guesses as are wanted."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        self.num_calls += 1
+        return [RIGHT] * most
+
+    def finished(self, sequence: Sequence) -> None:
+        pass
+
+
+class Truth:
+    """Each guessed token is right with a chance, which may change after so many tokens of all."""
+
+    def __init__(self, chance: float, later: float | None = None, change_at: int = 0) -> None:
+        self._rng = random.Random(3)
+        self._chance = chance
+        self._later = later
+        self._change_at = change_at
+        self.num_tokens = 0
+
+    def __call__(self, row: ScheduledRow) -> list[int]:
+        assert isinstance(row.work, Sample)
+        chance = self._chance if self._later is None or self.num_tokens < self._change_at else self._later
+        ids = []
+        for guess in (*row.draft_ids, None):
+            ids.append(RIGHT if self._rng.random() < chance else WRONG)
+            if ids[-1] != guess:
+                break
+        self.num_tokens += len(ids)
+        return ids
+
+
+def share(device: Device) -> float:
+    cost = device.assumed()
+    return cost.token_s / cost.base_s
+
+
+def faster(device: Device, streams: int, chance: float, most: int, *, length=256, **truth) -> tuple[float, Speculation]:
+    """How many times the tokens per second, and what decided it."""
+    traffic = closed(streams, 2 * streams, 64, length)
+    plain = simulate(device, FixedBudget(None), traffic)
+    speculation = Speculation(Always(), most, VerificationCost(share(device)))
+    guessed = simulate(device, FixedBudget(None), traffic, speculation=speculation, gained=Truth(chance, **truth))
+    assert sum(len(answer.times_s) for answer in guessed.answers) == 2 * streams * length
+    return guessed.tokens_per_s / plain.tokens_per_s, speculation
+
+
+@pytest.mark.parametrize(
+    ("device", "streams", "chance", "least"),
+    [(GPU, 1, 0.7, 1.9), (GPU, 32, 0.7, 1.55), (GPU, 1, 0.95, 3.5), (CPU, 1, 0.7, 1.5), (CPU, 1, 0.95, 2.4)],
+)
+def test_drafts_that_are_often_right_bring_what_they_can(device, streams, chance, least):
+    gain, speculation = faster(device, streams, chance, 3 if chance == 0.7 else 8)
+    assert gain > least
+    assert speculation.num_accepted_tokens / speculation.num_draft_tokens > 0.4
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("device", "streams"), [(GPU, 256), (GPU, 1), (CPU, 16), (CPU, 1), (replace(GPU, token=0.2), 64)]
+)
+def test_drafts_never_cost_more_than_they_bring(device, streams, chance):
+    gain, _ = faster(device, streams, chance, 3, length=256 if streams < 64 else 96)
+    assert gain > 0.98
+
+
+@given(
+    base=st.floats(0.5, 20), token=st.floats(0.001, 3), drafts=st.floats(0, 5), launch=st.floats(0, 2),
+    streams=st.sampled_from([1, 2, 5, 16]), chance=st.floats(0, 1), most=st.integers(1, 16),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_on_any_device_at_any_load_they_cost_next_to_nothing(base, token, drafts, launch, streams, chance, most):
+    device = Device(base, token, 1e-4, 1e-6, drafts=drafts, launch=min(launch, base / 4))
+    gain, _ = faster(device, streams, chance, most)
+    assert gain > 0.93  # what it takes to learn, in 512 tokens a stream
+
+
+def test_a_sequence_whose_guesses_turn_bad_drafts_less_and_more_again_when_they_turn_good():
+    good, most_of = faster(CPU, 1, 0.95, 8, later=0.05, change_at=256)
+    bad, little = faster(CPU, 1, 0.05, 8, later=0.95, change_at=256)
+    alone, none = faster(CPU, 1, 0.05, 8)
+    assert min(good, bad) > 1.2
+    assert alone > 0.97
+    assert none.num_draft_tokens < min(most_of.num_draft_tokens, little.num_draft_tokens) / 2
+
+
+def test_one_bad_guesser_among_good_ones_is_left_out():
+    speculation = Speculation(Always(), 4, VerificationCost(share(CPU)))
+    number_of_bad, drafted = 0, {0: 0, 1: 0}
+    truths = {0: Truth(0.02), 1: Truth(0.95)}
+
+    def gained(row: ScheduledRow) -> list[int]:
+        drafted[row.number != number_of_bad] += len(row.draft_ids)
+        return truths[row.number != number_of_bad](row)
+
+    simulate(CPU, FixedBudget(None), closed(4, 4, 64, 400), speculation=speculation, gained=gained)
+    assert drafted[0] < drafted[1] / 3 / 4  # of three good ones
+
+
+def test_where_nothing_pays_the_proposer_is_seldom_asked():
+    device = replace(GPU, token=0.5)
+    _, speculation = faster(device, 32, 0.3, 3)
+    num_tokens = 2 * 32 * 256
+    assert speculation._proposer.num_calls < num_tokens / 4
+    assert speculation.num_draft_tokens < num_tokens / 50
+
+
+def test_without_adapting_all_guesses_are_checked():
+    speculation = Speculation(Always(), 3)
+    simulate(CPU, FixedBudget(None), closed(1, 1, 64, 100), speculation=speculation, gained=Truth(0.0))
+    assert speculation.num_draft_tokens > 3 * 95
+    assert speculation.num_accepted_tokens == 0
