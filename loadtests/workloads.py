@@ -1,9 +1,9 @@
 """Workloads as data: who arrives when, with which prompt, wanting how many tokens. Prompts are drawn from a seed.
 
-A name is all one needs: `c16`, `shared512` and the other CPU rows; `c32_512_128` (streams_prompt_output, in tokens) for the
-GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256` for a burst of 512 at once, `p40_256_256` for
-Poisson arrivals at 40 a second, `m16_6_40_~100` for 16 conversations at a time of 6 turns, 40 words each, lengths as
-`lengths.Lengths.parse` reads them; or a group, `cpu` or `gpu`.
+A name is all one needs: `c16`, `shared512` and the other CPU rows; `edit`, whose answers repeat their prompts; `c32_512_128`
+(streams_prompt_output, in tokens) for the GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256` for a
+burst of 512 at once, `p40_256_256` for Poisson arrivals at 40 a second, `m16_6_40_~100` for 16 conversations at a time of 6
+turns, 40 words each, lengths as `lengths.Lengths.parse` reads them; or a group, `cpu` or `gpu`.
 No two requests of a workload share a prompt beyond the prefix they are meant to share, so a prefix cache helps only where the
 workload says so."""
 
@@ -37,6 +37,12 @@ _TEXT = (
     "woman wood word work world year"
 )
 _WORDS = _TEXT.split()
+_SENTENCES = (
+    "The {} stood near the {} until the {} came.",
+    "Every {} has a {}, and no {} has two.",
+    "In the {} we saw a {} and a small {}.",
+    "A {} is not a {}, said the {}.",
+)
 
 
 class UnknownWorkload(ValueError):
@@ -68,6 +74,17 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class EditPrompt:
+    """A text of `num_sentences` and the beginning of a second version of it, for the completions endpoint: an answer repeats much
+    of its prompt, as when a text or a program is edited. What speculative decoding is for."""
+
+    num_sentences: int
+
+    def describe(self) -> str:
+        return f"texts of {self.num_sentences} sentences to edit"
+
+
+@dataclass(frozen=True, slots=True)
 class TurnsPrompt:
     """Conversations for the chat endpoint: English words, `num_words` in every turn, the turns and answers before them again."""
 
@@ -85,7 +102,7 @@ class Workload:
     arrives, and what a stream does at a time, is a request, or a conversation, whose turns are `num_requests` together."""
 
     name: str
-    prompt: WordPrompt | TokenPrompt | TurnsPrompt
+    prompt: WordPrompt | TokenPrompt | TurnsPrompt | EditPrompt
     concurrency: int
     num_requests: int
     num_output_tokens: Lengths
@@ -213,6 +230,8 @@ class Workload:
             ids = range(shape.first_id, shape.vocab_size)
             prefix = prefix_rng.choices(ids, k=shape.num_shared_tokens)
             return [prefix + rng.choices(ids, k=shape.num_tokens.draw(rng)) for _ in range(self.num_requests)]
+        if isinstance(shape, EditPrompt):
+            return [("", _edit(rng, shape.num_sentences)) for _ in range(self.num_requests)]
         system = _draw(prefix_rng, shape.num_shared_words)
         return [(system, _story(rng, shape.num_words)) for _ in range(self.num_requests)]
 
@@ -224,6 +243,15 @@ def _draw(rng: random.Random, num_words: int) -> str:
 def _story(rng: random.Random, num_words: int) -> str:
     # The number comes first, so that prompts part at once and a prefix cache finds nothing to share.
     return f"({rng.randrange(100_000, 1_000_000)}) Write a long story using these words: {_draw(rng, num_words)}"
+
+
+def _edit(rng: random.Random, num_sentences: int) -> str:
+    sentences = [rng.choice(_SENTENCES).format(*rng.choices(_WORDS, k=3)) for _ in range(num_sentences)]
+    old, new = rng.sample(_WORDS, 2)
+    return (
+        f"({rng.randrange(100_000, 1_000_000)}) The first version of the text:\n\n{' '.join(sentences)}\n\n"
+        f'The second version, in which "{old}" is called "{new}":\n\n'
+    )
 
 
 CPU: Mapping[str, Workload] = {
@@ -240,6 +268,18 @@ CPU: Mapping[str, Workload] = {
         Workload(
             "unshared512", WordPrompt(532), concurrency=4, num_requests=8, num_output_tokens=Lengths(64, 64), seed=5
         ),
+    )
+}
+OTHERS: Mapping[str, Workload] = {
+    "edit": Workload(
+        "edit",
+        EditPrompt(12),
+        concurrency=1,
+        num_requests=8,
+        num_output_tokens=Lengths(128, 128),
+        seed=6,
+        num_warmup=1,
+        endpoint="completions",
     )
 }
 GPU_REQUESTS: Mapping[str, int] = {
@@ -270,8 +310,8 @@ def find_workloads(names: Iterable[str], vocab_size: int = 49_152) -> list[Workl
 
 
 def _find(name: str, vocab_size: int) -> Workload:
-    if name in CPU:
-        return CPU[name]
+    if named := CPU.get(name) or OTHERS.get(name):
+        return named
     if match := _TURNS.fullmatch(name):
         streams, turns, words, output = match.groups()
         return Workload(
@@ -285,7 +325,7 @@ def _find(name: str, vocab_size: int) -> Workload:
         )
     match = _PATTERN.fullmatch(name)
     if match is None:
-        known = ", ".join(["cpu", "gpu", *CPU, *GPU_REQUESTS, *ALIASES])
+        known = ", ".join(["cpu", "gpu", *CPU, *OTHERS, *GPU_REQUESTS, *ALIASES])
         raise UnknownWorkload(
             f"no workload {name!r}; known: {known}, and any cSTREAMS_PROMPT_OUTPUT, bBURST_..., pRATE_... or "
             "mSTREAMS_TURNS_WORDS_OUTPUT"

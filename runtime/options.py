@@ -172,7 +172,7 @@ class EngineOptions:
     )
     num_speculative_tokens: int | None = option(
         None,
-        "tokens guessed for a sequence in one step at most (default: 8, suffix 16); fewer where fewer bring more",
+        "tokens guessed for a sequence in one step at most (default: 8); fewer where fewer bring more",
         group=ENGINE,
         minimum=1,
         maximum=MAX_DRAFTS,

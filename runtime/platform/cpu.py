@@ -23,6 +23,7 @@ from runtime.runner.warmup import POOLED, next_tokens, prompts
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
+from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps
 
 # Beside others' prompts a stream waits at most 2.5 times as long as without, three times with all that scatters. Without that
@@ -86,7 +87,7 @@ class CpuPlatform:
             model.traced(cache.layers),
             cache,
             InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout, cache.layers),
-            Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu),
+            Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, cpu, SyntheticAcceptance.of(plan.speculative, cpu)),
             WorkerLane(worker),
             NoGraphs(),
             DraftRules.of(plan.layout),

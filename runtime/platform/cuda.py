@@ -32,6 +32,7 @@ from runtime.runner.warmup import next_tokens, prompts
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
+from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps
 
 log = logging.getLogger("oneloop.start")
@@ -243,7 +244,7 @@ def _parts(
         model,
         cache,
         inputs,
-        Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, device),
+        Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, device, SyntheticAcceptance.of(plan.speculative, device)),
         CudaLane(plan.max_num_seqs, plan.steps_in_flight, device, worker),
         CapturedSteps(inputs, graphs),
         DraftRules.of(plan.layout),

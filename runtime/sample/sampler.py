@@ -16,11 +16,17 @@ from runtime.sample.logit_bias import MAX_BIASES, LogitBias
 from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS, MinTokens
 from runtime.sample.penalties import Penalties
 from runtime.sample.stage import Record, Stage
+from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.transfer import upload
 
 
 class Sampler:
-    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device,
+        synthetic: SyntheticAcceptance | None = None,
+    ) -> None:  # fmt: skip
+        """`synthetic`: says which guesses are right, in place of the model."""
+        self._synthetic = synthetic
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
         self._tables = tables = SamplingTables.empty(max_num_seqs, vocab_size, MAX_BIASES, max_bans, device)
         self._stages: tuple[Stage, ...] = (
@@ -54,4 +60,6 @@ class Sampler:
         Logits row s belongs to row sample_rows[s] (int32), whose token gets index sample_positions[s] (int64); -1 asks for
         nothing, and the id there means nothing. A row has several only where there are `drafts`. last_ids [max_num_seqs] int64:
         takes the last id that each sampled row gains, 0 for NOT_FINITE. `masks`: of rows with matchers, and no other is sampled."""
+        if self._synthetic is not None and drafts is not None:
+            self._synthetic.decide(logits, sample_positions, drafts)
         return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts, masks)

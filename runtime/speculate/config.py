@@ -20,7 +20,7 @@ _ELSEWHERE: Final = (
     "ngram_gpu",
 )
 MAX_DRAFTS: Final = 64  # a row's in one step
-_DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 16}
+_DEFAULT_DRAFTS: Final = 8
 _DEFAULT_LOOKUP: Final = (2, 5)  # tokens
 _LOOKUP, _SUFFIX = "prompt_lookup_", "suffix_decoding_"
 
@@ -44,6 +44,7 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     adaptive: bool = True
+    synthetic_acceptance: float | None = None
 
     @classmethod
     def parse(cls, given: object) -> Self:
@@ -79,7 +80,7 @@ class SpeculativeConfig:
             for prefix, owner in ((_LOOKUP, "ngram"), (_SUFFIX, "suffix")):
                 if key.startswith(prefix) and method != owner:
                     raise ValueError(f"{key} is for method {owner}, not {method}")
-        values.setdefault("num_speculative_tokens", _DEFAULT_DRAFTS[method])
+        values.setdefault("num_speculative_tokens", _DEFAULT_DRAFTS)
         return cls(**values)
 
     def __post_init__(self) -> None:
@@ -95,13 +96,18 @@ class SpeculativeConfig:
         _check_count("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 10**7, least=0)
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0.0, 64.0)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0.0, 1.0)
+        if self.synthetic_acceptance is not None:
+            _check_number("synthetic_acceptance", self.synthetic_acceptance, 0.0, 1.0)
         if not isinstance(self.adaptive, bool):
             raise ValueError(f"adaptive {self.adaptive!r} is neither true nor false")
 
     def __str__(self) -> str:
         """For people."""
         length = "up to " if self.adaptive else ""
-        return f"{self.method}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"
+        told = f"{self.method}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"
+        if self.synthetic_acceptance is None:
+            return told
+        return f"{told}; SYNTHETIC ACCEPTANCE {self.synthetic_acceptance:g}: ANSWERS ARE NONSENSE"
 
 
 def _check_method(method: object) -> None:

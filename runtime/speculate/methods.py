@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from runtime.speculate.anything import Anything
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.ngram import Ngram
 from runtime.speculate.proposer import Proposer
@@ -31,4 +32,5 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {"ngram": _ng
 def speculation_of(config: SpeculativeConfig, draft_share: float) -> Speculation:
     """`draft_share`: what a draft is assumed to take, in steps of a single row."""
     cost = VerificationCost(draft_share) if config.adaptive else None
-    return Speculation(PROPOSERS[config.method](config), config.num_speculative_tokens, cost)
+    proposer = PROPOSERS[config.method](config) if config.synthetic_acceptance is None else Anything()
+    return Speculation(proposer, config.num_speculative_tokens, cost)

@@ -196,3 +196,17 @@ def test_a_share_of_a_workload_keeps_its_shape():
     half = CPU["c16"].scaled(0.5)
     assert (half.num_requests, half.concurrency) == (16, 16)
     assert CPU["c1"].scaled(0.01).num_requests == 1
+
+
+def test_texts_to_edit_have_a_second_version_to_be_written():
+    (workload,) = find_workloads(["edit"])
+    bodies = bodies_of(workload)
+    assert len({body["prompt"] for body in bodies}) == workload.num_requests == 8
+    for body in bodies:
+        _, text, called, rest = body["prompt"].split("\n\n")
+        assert text.count(".") == 12
+        assert called.startswith("The second version, in which")
+        assert rest == ""
+        assert body["max_tokens"] == 128
+    assert workload.describe() == "8 requests, 1 streams, texts of 12 sentences to edit in, 128 tokens out"
+    assert "edit" not in [found.name for found in find_workloads(["cpu"])]  # whose rows are compared over the years

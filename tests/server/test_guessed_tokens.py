@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
+from runtime.speculate.config import SpeculativeConfig
 from tests.server.conftest import MESSAGES
 
-GUESSING = "ngram, up to 8 drafts of a sequence in a step"
+GUESSING = str(SpeculativeConfig.of({"method": "ngram"}))
 
 
 @pytest.fixture

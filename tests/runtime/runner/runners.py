@@ -25,6 +25,7 @@ from runtime.runner.runner import ModelRunner, NoGraphs, Sampled
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
+from runtime.sample.synthetic import SyntheticAcceptance
 from tests.kinds import full
 
 LANES = ["worker", "device", "replayed"]  # the last: a device's, with steps padded as captured ones are
@@ -92,10 +93,11 @@ class UncapturedPool(GraphPool):
 
 def make_runner(
     lane: str, model, monkeypatch, *, cache: NoCache | KVCache | None = None, layout: KVLayout = LAYOUT, rows=4,
-    max_model_len=64, vocab_size=VOCAB,
+    max_model_len=64, vocab_size=VOCAB, synthetic: float | None = None,
 ) -> ModelRunner:  # fmt: skip
     cache = cache or NoCache()
-    sampler, rules = Sampler(vocab_size, frozenset(), rows, CPU), DraftRules.of(layout)
+    chance = None if synthetic is None else SyntheticAcceptance(synthetic, CPU)
+    sampler, rules = Sampler(vocab_size, frozenset(), rows, CPU, chance), DraftRules.of(layout)
     if lane == "worker":
         inputs = InputBuffers(rows, max_model_len, layout, cache.layers)
         return ModelRunner(model, cache, inputs, sampler, WorkerLane(Worker()), NoGraphs(), rules)

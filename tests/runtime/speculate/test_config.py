@@ -39,6 +39,13 @@ def test_what_is_wrong_is_named(given, named):
         SpeculativeConfig.parse(given)
 
 
+def test_synthetic_acceptance_is_said_in_capitals():
+    config = SpeculativeConfig.of({"method": "ngram", "synthetic_acceptance": 0.7})
+    assert str(config).endswith("; SYNTHETIC ACCEPTANCE 0.7: ANSWERS ARE NONSENSE")
+    with pytest.raises(ValueError, match="synthetic_acceptance 7 is not a number from 0 to 1"):
+        SpeculativeConfig.of({"method": "ngram", "synthetic_acceptance": 7})
+
+
 def test_one_of_two_lengths_says_both():
     for name in ("prompt_lookup_max", "prompt_lookup_min"):
         config = SpeculativeConfig.of({"method": "ngram", name: 4})
