@@ -13,6 +13,8 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
+from runtime.speculate.config import METHODS, SpeculativeConfig
+from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import engine_parts
@@ -63,14 +65,16 @@ def decoder(request, tmp_path_factory) -> Model:
     )
 
 
-async def generate(decoder: Model, proposer: Oracle | None, **options) -> tuple[list[tuple[list[int], list]], int]:
+async def generate(
+    decoder: Model, proposer: Oracle | Speculation | None, **options
+) -> tuple[list[tuple[list[int], list]], int]:
     """Of each prompt ids, and the tokens shown beside them; and how many guesses steps have checked."""
     config = EngineConfig(
         device=decoder.device, num_kv_blocks=64, max_num_seqs=8, max_model_len=200,
         **{"max_num_mixed_tokens": 16} | options,
     )  # fmt: skip
     parts = await engine_parts(decoder, config)
-    parts.scheduler.speculation = None if proposer is None else Speculation(proposer, 6)
+    parts.scheduler.speculation = Speculation(proposer, 6) if isinstance(proposer, Oracle) else proposer
     num_drafted, schedule = 0, parts.scheduler.schedule
 
     def counted():
@@ -109,3 +113,17 @@ def test_guesses_change_no_token(decoder, options):
     assert none == 0
     assert num_drafted > 40
     assert 0 < oracle.num_right < oracle.num_guesses
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_neither_does_what_stood_before_in_prompt_or_answer(decoder, method, adaptive):
+    """Past answers too: the second time suffixes know them all."""
+    plain, _ = asyncio.run(generate(decoder, None))
+    speculation = speculation_of(SpeculativeConfig.of({"method": method, "adaptive": adaptive}), 0.1)
+    for _ in range(2):
+        guessed, num_drafted = asyncio.run(generate(decoder, speculation))
+        assert guessed == plain
+    if method == "suffix" and not adaptive:
+        assert num_drafted > 80
+        assert speculation.num_accepted_tokens > 40
