@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Several
 from enum import Enum
 
 from runtime.batch import NOT_FINITE, ScheduledBatch, ScheduledRow
+from runtime.constrain.masks import MaskWords
 from runtime.fault import Fault, RowFailed, host_fault
 from runtime.step import ForwardOutput, Step
 from tests.fake_runner import FakeRunner
@@ -63,8 +65,8 @@ class FaultyRunner(FakeRunner):
     def fault(self, error: BaseException) -> Fault:
         return Fault.LOST if isinstance(error, Lost) else host_fault(error)
 
-    def accept(self, row: ScheduledRow) -> list[int]:
-        return [NOT_FINITE] if row.number == self._not_finite else super().accept(row)
+    def accept(self, row: ScheduledRow, masks: Several[MaskWords] | None) -> list[int]:
+        return [NOT_FINITE] if row.number == self._not_finite else super().accept(row, masks)
 
     def _maybe_fail(self, batch: ScheduledBatch) -> None:
         self._not_finite = None
