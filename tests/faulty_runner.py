@@ -45,6 +45,10 @@ class FaultyRunner(FakeRunner):
         self._maybe_fail(batch)
         return super().launch_forward(batch)
 
+    def _begin(self, batch: ScheduledBatch) -> None:
+        del self.batches[len(self.sampled) :]  # a forward pass that was given up, since a step before it failed
+        super()._begin(batch)
+
     def fail_step(self, error: Exception) -> bool:
         """The oldest step that runs ends with `error`; False where none runs."""
         for event, batch in zip(self.events, self.sampled, strict=True):

@@ -1,12 +1,15 @@
 """Chaos: engine, scheduler and streams under whatever may happen to them, in any order: requests, readers that leave or do not
-read, steps that fail, memory that is short. Whatever happened, nobody waits for ever, nobody else's tokens change, and all is given
-back."""
+read, matchers that fail or end an answer, drafts right and wrong, steps that fail, memory that is short, a drain. Whatever
+happened, nobody waits for ever, nobody else's tokens change, and all is given back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,14 +17,64 @@ from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtime.admission import AdmissionLimits
-from runtime.api import EngineStopped, FinishReason, QueueFull, Request, SamplingParams
+from runtime.api import ConstraintError, EngineStopped, FinishReason, QueueFull, Request, SamplingParams
+from runtime.speculate.speculation import Speculation
 from runtime.token_stream import EngineTokenStream
-from tests.fake_runner import make_engine
+from tests.fake_runner import Rule, make_engine
 from tests.faulty_runner import Fail, FaultyRunner, Lost
 from tests.invariants import check_pool, check_tables
 
 NUM_BLOCKS, NUM_ROWS, BUDGET = 20, 4, 16  # so few that sequences of 40 tokens preempt each other
-ENDINGS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR)
+DRAIN_S = 3600.0  # which never pass
+
+
+class Constraint(Enum):
+    """What a matcher does when so many tokens have been drawn: nothing, or what ends its sequence."""
+
+    KEEPS = auto()
+    ENDS = auto()
+    FAILS = auto()
+    CANNOT = auto()
+
+
+class Held(Rule):
+    """A matcher that allows the token of its place only, which is what a FakeRunner samples; until it has seen `num` tokens."""
+
+    def __init__(self, start: int, does: Constraint, num: int) -> None:
+        super().__init__(lambda ids: {start + len(ids)})
+        self._does, self._num = does, num
+
+    def allowed(self) -> bytes | None:
+        if len(self.ids) < self._num or self._does is Constraint.KEEPS:
+            return super().allowed()
+        if self._does is Constraint.FAILS:
+            raise RuntimeError("a bug")
+        if self._does is Constraint.CANNOT:
+            raise ConstraintError("it cannot be kept")
+        return bytes(128)  # nothing to add
+
+
+class AtOnce(Executor):
+    """Runs things where they are submitted, so that a run can be repeated."""
+
+    def submit(self, work, /, *args, **more):
+        done: Future = Future()
+        done.set_result(work(*args, **more))
+        return done
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        pass
+
+
+class Guesses:
+    """A proposer whose guesses are right up to every seventh place."""
+
+    def propose(self, sequence, most: int) -> list[int]:
+        places = range(sequence.num_known_tokens, sequence.num_known_tokens + min(most, 3))
+        return [place if place % 7 else 990 for place in places]
+
+    def finished(self, sequence) -> None:
+        pass
 
 
 @dataclass(eq=False)
@@ -35,7 +88,9 @@ class Client:
     ids: dict[int, list[int]] = field(default_factory=dict)
     finish: dict[int, FinishReason] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
+    constraints: list[tuple[Constraint, int] | None] = field(default_factory=list)
     has_left: bool = False
+    was_aborted: bool = False
 
     async def read(self) -> None:
         async with self.stream:
@@ -49,19 +104,31 @@ class Client:
 
 
 class Chaos(RuleBasedStateMachine):
-    @initialize(policy=some.sampled_from(["fcfs", "priority", "fair"]), steps_in_flight=some.sampled_from([1, 2]))
-    def begin(self, policy: str, steps_in_flight: int) -> None:
+    @initialize(
+        policy=some.sampled_from(["fcfs", "priority", "fair"]),
+        steps_in_flight=some.sampled_from([1, 2]),
+        drafts=some.booleans(),
+    )
+    def begin(self, policy: str, steps_in_flight: int, *, drafts: bool) -> None:
         self.loop = asyncio.new_event_loop()
         self.runner = FaultyRunner(manual=True)
         self.clients: list[Client] = []
         self.probes: list[asyncio.Task[None]] = []
         self.num_admitted = 0
-        self.engine = self.run(self.make(policy, steps_in_flight))
+        self.draining: asyncio.Task[int] | None = None
+        self.engine = self.run(self.make(policy, steps_in_flight, Speculation(Guesses(), 3) if drafts else None))
+        self.engine._masked._mask_maker._threads = AtOnce()
         self.scheduler = self.engine._scheduler
 
-    async def make(self, policy: str, steps_in_flight: int):
+    async def make(self, policy: str, steps_in_flight: int, speculation: Speculation | None):
         self.runner.launched = asyncio.Event()
-        options = {"num_blocks": NUM_BLOCKS, "max_num_seqs": NUM_ROWS, "budget": BUDGET, "policy": policy}
+        options = {
+            "num_blocks": NUM_BLOCKS,
+            "max_num_seqs": NUM_ROWS,
+            "budget": BUDGET,
+            "policy": policy,
+            "speculation": speculation,
+        }
         return make_engine(
             self.runner, **options, steps_in_flight=steps_in_flight, admission=AdmissionLimits(max_queue=6)
         )
@@ -77,15 +144,21 @@ class Chaos(RuleBasedStateMachine):
         shares=some.booleans(),
         reads=some.booleans(),
         priority=some.integers(-1, 1),
+        constraint=some.none() | some.tuples(some.sampled_from(Constraint), some.integers(0, 8)),
     )
-    def submit(self, lengths: list[int], max_tokens: int, *, shares: bool, reads: bool, priority: int) -> None:
+    def submit(
+        self, lengths: list[int], max_tokens: int, *, shares: bool, reads: bool, priority: int,
+        constraint: tuple[Constraint, int] | None,
+    ) -> None:  # fmt: skip
         async def admit() -> None:
             first = len(self.clients)
             requests = [
                 Request(
                     f"{first}-{index}",
                     [7] * length if shares else [(first * 31 + index) % 900] * length,
-                    SamplingParams(max_tokens),
+                    SamplingParams(
+                        max_tokens, matchers=() if constraint is None else (partial(Held, length, *constraint),)
+                    ),
                     priority=priority,
                 )
                 for index, length in enumerate(lengths)
@@ -95,7 +168,7 @@ class Chaos(RuleBasedStateMachine):
             except (QueueFull, EngineStopped):
                 return
             self.num_admitted += len(requests)
-            client = Client(requests, stream, asyncio.Event())
+            client = Client(requests, stream, asyncio.Event(), constraints=[constraint] * len(requests))
             if reads:
                 client.may_read.set()
             client.reader = asyncio.create_task(client.read())
@@ -136,6 +209,19 @@ class Chaos(RuleBasedStateMachine):
         async def begin() -> None:
             self.probes.append(asyncio.create_task(self.engine.probe()))
             await asyncio.sleep(0)
+
+        self.run(begin())
+
+    @precondition(lambda self: len(self.clients) > 4 and self.draining is None)
+    @rule(waits=some.booleans())
+    def drain(self, *, waits: bool) -> None:
+        async def begin() -> None:
+            self.draining = asyncio.create_task(self.engine.drain(DRAIN_S if waits else 0.0))
+            await asyncio.sleep(0)
+            if not waits:
+                await self.draining
+                for client in self.clients:
+                    client.was_aborted = True
 
         self.run(begin())
 
@@ -188,7 +274,7 @@ class Chaos(RuleBasedStateMachine):
         for client in self.clients:
             client.may_read.set()
         readers = {client.reader for client in self.clients}
-        waiting = readers | set(self.probes)
+        waiting = readers | set(self.probes) | ({self.draining} if self.draining is not None else set())
         for _ in range(5000):
             if all(task.done() for task in waiting):
                 break
@@ -217,7 +303,7 @@ class Chaos(RuleBasedStateMachine):
         assert not self.engine._sinks
         assert not self.engine._in_flight
         (ended,) = (metric for metric in self.engine.metrics() if metric.name == "request_success")
-        assert sum(ended.samples[("finished_reason", reason.value),] for reason in ENDINGS) == self.num_admitted
+        assert sum(ended.samples[("finished_reason", reason.value),] for reason in FinishReason) == self.num_admitted
 
     def check_one(self, client: Client, index: int, request: Request) -> None:
         """Every token is the one of its place, and whoever was not to blame for anything has all of them."""
@@ -225,13 +311,18 @@ class Chaos(RuleBasedStateMachine):
         ids, finish = client.ids.get(index, []), client.finish.get(index)
         assert ids == list(range(start, start + len(ids)))
         (number,) = (number for number, name in self.runner.names.items() if name == request.id)
-        if index in client.stopped:
+        if index in client.stopped or (client.was_aborted and finish is FinishReason.ABORT):
             return
-        if finish is FinishReason.ERROR:
-            assert number in self.runner.blamed
-        else:
-            assert finish is FinishReason.LENGTH
+        does, num = client.constraints[index] or (Constraint.KEEPS, 0)
+        endings = {
+            Constraint.ENDS: FinishReason.STOP, Constraint.FAILS: FinishReason.ERROR, Constraint.CANNOT: FinishReason.INVALID,
+        }  # fmt: skip
+        if finish is FinishReason.LENGTH:
             assert len(ids) == most
+            assert does is Constraint.KEEPS or most <= num
+        elif finish is not FinishReason.ERROR or number not in self.runner.blamed:
+            assert finish is endings.get(does)
+            assert len(ids) == num
 
 
 logging.getLogger("oneloop.engine").addFilter(lambda record: record.exc_info is None)  # thousands of tracebacks
