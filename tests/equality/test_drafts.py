@@ -104,7 +104,13 @@ async def generate(
     return found, num_drafted
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}], ids=str)
+CAPTURED = {
+    "speculative_method": "ngram",
+    "max_num_batched_tokens": 72,
+}  # CUDA captures steps with drafts; n-grams are not asked
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}, CAPTURED], ids=str)
 def test_guesses_change_no_token(decoder, options):
     plain, none = asyncio.run(generate(decoder, None, **options))
     oracle = Oracle(PROMPTS, [ids for ids, _ in plain], VOCAB)
