@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+PLACES_A_STEP = 1024  # that are taken in of all texts together, which takes about a millisecond
+MAX_PROMPT = 32_768  # tokens of a prompt, its last ones, that are kept: some 300 bytes each
+
 
 class GramIndex:
     """`sizes`: of the grams that are indexed. `ids`: the text."""
@@ -25,12 +28,12 @@ class GramIndex:
     def extend(self, ids: Iterable[int]) -> None:
         self.ids += ids
 
-    def index(self, most: int) -> None:
-        """Take in up to `most` more places that something follows, in order."""
+    def index(self, most: int) -> int:
+        """Take in up to `most` more places that something follows, in order; how many these were."""
         first = self._num_indexed + 1
         end = min(len(self.ids), first + most)  # the last place is that of the tokens which are looked for
         if first >= end:
-            return
+            return 0
         ids = self.ids
         for size, latest in self._latest.items():
             earlier = self._earlier[size]
@@ -42,6 +45,7 @@ class GramIndex:
                 earlier.append(latest.get(gram, 0))
                 latest[gram] = place
         self._num_indexed = end - 1
+        return end - first
 
     def places(self, last: tuple[int, ...]) -> Iterator[int]:
         """Where `last`, as many tokens as one of the sizes, has stood, the latest first."""
@@ -58,3 +62,22 @@ class GramIndex:
         while length < most and ids[place - 1 - length] == text[num - 1 - length]:
             length += 1
         return length
+
+
+class Allowance:
+    """What may still be taken in during a step, by whoever is asked in it: so many prompts that start together, or a long one, hold
+    nobody up. Nobody says when a step begins: it does when somebody is asked again."""
+
+    def __init__(self) -> None:
+        self._left = PLACES_A_STEP
+        self._asked: set[int] = set()
+
+    def asked(self, number: int) -> None:
+        """Sequence `number` is asked for a guess."""
+        if number in self._asked:
+            self._asked.clear()
+            self._left = PLACES_A_STEP
+        self._asked.add(number)
+
+    def index(self, text: GramIndex) -> None:
+        self._left -= text.index(self._left)

@@ -9,10 +9,9 @@ from collections.abc import Sequence as Several
 from itertools import islice
 
 from runtime.sequence import Sequence
-from runtime.speculate.gram_index import GramIndex
+from runtime.speculate.gram_index import MAX_PROMPT, Allowance, GramIndex
 
 PLACES_LOOKED_AT = 16
-TOKENS_INDEXED = 4096  # in one call, so that a long prompt holds nobody up: some 2 ms
 _BORDER = -1
 
 
@@ -23,12 +22,15 @@ class Ngram:
         self._shortest = shortest
         self._longest = longest
         self._texts: dict[int, _Text] = {}  # by number
+        self._allowance = Allowance()
 
     def propose(self, sequence: Sequence, most: int) -> Several[int]:
         text = self._texts.get(sequence.number)
         if text is None:
             text = self._texts[sequence.number] = _Text(sequence, {self._shortest, self._longest})
         text.catch_up(sequence)
+        self._allowance.asked(sequence.number)
+        self._allowance.index(text.index)
         if text.follows_prediction(sequence, self._shortest):
             return text.prediction[sequence.num_output_tokens :][:most]
         place = self._place(text)
@@ -57,7 +59,7 @@ class _Text:
     def __init__(self, sequence: Sequence, sizes: set[int]) -> None:
         self.prediction = sequence.request.prediction
         self.index = GramIndex(*sizes)
-        self.index.extend(sequence.prompt_ids)
+        self.index.extend(sequence.prompt_ids[-MAX_PROMPT:])
         self._predicted = range(0)  # places in the prediction
         if self.prediction:
             self.index.extend((_BORDER,))
@@ -70,7 +72,6 @@ class _Text:
         if self._num_taken < sequence.num_output_tokens:
             self.index.extend(sequence.output_ids[self._num_taken :])
             self._num_taken = sequence.num_output_tokens
-        self.index.index(TOKENS_INDEXED)
 
     def follows_prediction(self, sequence: Sequence, shortest: int) -> bool:
         """Whether the answer, of fewer than `shortest` tokens and so not to be looked up, is the beginning of the prediction."""

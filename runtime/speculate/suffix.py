@@ -15,12 +15,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from runtime.sequence import Sequence
-from runtime.speculate.gram_index import GramIndex
+from runtime.speculate.gram_index import MAX_PROMPT, Allowance, GramIndex
 
 SIZES = (6, 2)  # tokens that are looked up, the longer ones first
 PLACES_LOOKED_AT = 16  # in each text
-TOKENS_INDEXED = 4096  # of each text in one call, so that a long one holds nobody up: some 2 ms
-MAX_PAST_TOKENS = 131_072  # of all past answers, each of which takes some 400 bytes
+MAX_PAST_TOKENS = 131_072  # of all past answers, some 300 bytes each
 _BORDER = -1
 
 
@@ -42,6 +41,7 @@ class Suffix:
         self._min_probability = min_probability
         self._texts: dict[int, _Text] = {}  # by number
         self._past = PastAnswers(max_answers)
+        self._allowance = Allowance()
 
     def propose(self, sequence: Sequence, most: int) -> Several[int]:
         text = self._texts.get(sequence.number)
@@ -49,8 +49,11 @@ class Suffix:
             text = self._texts[sequence.number] = _Text(sequence)
         text.catch_up(sequence)
         own = text.index
+        self._allowance.asked(sequence.number)
+        self._allowance.index(own)
         places = [*self._places(own, own)]
         for past in self._past.of(sequence.request.cache_salt):
+            self._allowance.index(past)
             places += self._places(past, own)
         if not places:
             return ()
@@ -103,14 +106,13 @@ class _Text:
         self.index = GramIndex(*SIZES)
         if sequence.request.prediction:
             self.index.extend((*sequence.request.prediction, _BORDER))
-        self.index.extend(sequence.prompt_ids)
+        self.index.extend(sequence.prompt_ids[-MAX_PROMPT:])
         self._num_taken = 0  # of the answer
 
     def catch_up(self, sequence: Sequence) -> None:
         if self._num_taken < sequence.num_output_tokens:
             self.index.extend(sequence.output_ids[self._num_taken :])
             self._num_taken = sequence.num_output_tokens
-        self.index.index(TOKENS_INDEXED)
 
 
 class PastAnswers:
@@ -136,7 +138,7 @@ class PastAnswers:
         if owner is None:
             return ()
         self._owners.move_to_end(salt)
-        return owner.indexed()
+        return owner.texts()
 
     def add(self, salt: str | None, ids: Several[int]) -> None:
         if not self._max_answers:
@@ -162,20 +164,14 @@ class _Generations:
 
     @property
     def num_tokens(self) -> int:
-        return sum(map(len, self._texts()))
+        return sum(map(len, self.texts()))
 
     @property
     def num_answers(self) -> int:
         return self._num_old + self._num_young
 
-    def _texts(self) -> list[GramIndex]:
+    def texts(self) -> list[GramIndex]:
         return [self._young] if self._old is self._young else [self._young, self._old]
-
-    def indexed(self) -> list[GramIndex]:
-        texts = self._texts()
-        for index in texts:
-            index.index(TOKENS_INDEXED)
-        return texts
 
     def add(self, ids: Several[int]) -> None:
         """Of a very long answer the end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.speculate import ngram
+from runtime.speculate import gram_index, ngram
 from runtime.speculate.ngram import Ngram
 from tests.runtime.speculate.texts import add, sequence
 
@@ -40,9 +40,22 @@ def test_it_learns_as_the_answer_grows_and_forgets_when_it_ends():
 
 
 def test_a_long_prompt_is_taken_in_over_several_steps(monkeypatch):
-    monkeypatch.setattr(ngram, "TOKENS_INDEXED", 40)
+    monkeypatch.setattr(gram_index, "PLACES_A_STEP", 40)
     proposer, text = Ngram(2, 2), sequence([*range(100), 80, 81])
     assert [[*proposer.propose(text, 1)] for _ in range(3)] == [[], [], [82]]
+
+
+def test_prompts_that_start_together_share_what_is_taken_in_during_a_step(monkeypatch):
+    monkeypatch.setattr(gram_index, "PLACES_A_STEP", 60)
+    proposer, texts = Ngram(2, 2), [sequence([*range(50), 40, 41], number=number) for number in range(3)]
+    steps = [[[*proposer.propose(text, 1)] for text in texts] for _ in range(3)]
+    assert steps == [[[42], [], []], [[42], [42], []], [[42], [42], [42]]]
+
+
+def test_of_a_prompt_beyond_all_measure_the_end_is_kept(monkeypatch):
+    monkeypatch.setattr(ngram, "MAX_PROMPT", 20)
+    assert [*Ngram(2, 2).propose(sequence([*range(100), 50, 51]), 1)] == []
+    assert [*Ngram(2, 2).propose(sequence([*range(100), 90, 91]), 1)] == [92]
 
 
 def test_a_prediction_begins_the_answer_and_goes_before_what_stands_elsewhere():
