@@ -80,7 +80,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
     defaults = SamplingDefaults.from_generation_config(generation_config)
     return LoadedModel(
         engine, tokenizer, template, defaults, config.served_names, chat_format,
-        grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,
+        grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling, is_gguf=files.gguf is not None,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class GrammarCompiler(Protocol):
 class LoadedModel:
     """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers.
     `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise. `pooling`: what it is
-    served for in place of generating, None where it generates."""
+    served for in place of generating, None where it generates. `is_gguf`: its weights came in such a file."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -52,6 +52,7 @@ class LoadedModel:
     grammars: GrammarCompiler = field(kw_only=True)
     allow_special_tokens: bool = field(default=False, kw_only=True)
     pooling: ServedPooling | None = field(default=None, kw_only=True)
+    is_gguf: bool = field(default=False, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     infill: InfillFormat | None = field(init=False)  # None: the model does not fill in the middle

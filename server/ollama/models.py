@@ -30,7 +30,7 @@ def check_name(loaded: LoadedModel, given: str) -> None:
         raise ModelNotFound(given, loaded.names)
 
 
-def listed(loaded: LoadedModel, config: ServerConfig, name: str) -> Json:
+def listed(loaded: LoadedModel, name: str) -> Json:
     model = loaded.engine.model
     return {
         "name": full_name(name),
@@ -38,14 +38,14 @@ def listed(loaded: LoadedModel, config: ServerConfig, name: str) -> Json:
         "modified_at": _modified_at(loaded),
         "size": model.weights_bytes,
         "digest": hashlib.sha256(f"{loaded.fingerprint} {model.weights_bytes}".encode()).hexdigest(),
-        "details": details(loaded, config),
+        "details": details(loaded),
     }
 
 
-def running(loaded: LoadedModel, config: ServerConfig, name: str) -> Json:
+def running(loaded: LoadedModel, name: str) -> Json:
     model = loaded.engine.model
     size = model.weights_bytes + model.kv_cache_bytes
-    described = listed(loaded, config, name)
+    described = listed(loaded, name)
     del described["modified_at"]
     return {
         **described,
@@ -70,7 +70,7 @@ def shown(loaded: LoadedModel, config: ServerConfig) -> Json:
         "modelfile": f"# served by oneloop; there is no Modelfile\nFROM {config.model}\n",
         "parameters": "\n".join(f"{name:<30} {value:g}" for name, value in parameters.items()),
         "template": loaded.chat_template.source,
-        "details": details(loaded, config),
+        "details": details(loaded),
         "model_info": {
             "general.architecture": family,
             "general.basename": loaded.name,
@@ -96,13 +96,13 @@ def capabilities(loaded: LoadedModel) -> list[str]:
     return found
 
 
-def details(loaded: LoadedModel, config: ServerConfig) -> Json:
+def details(loaded: LoadedModel) -> Json:
     model, family = loaded.engine.model, _family(loaded)
     bits = 8 * model.weights_bytes / max(1, model.num_parameters)
     level = _LEVELS.get(model.dtype, model.dtype) if bits * _TOO_FAR > _BITS.get(model.dtype, 0) else "unknown"
     return {
         "parent_model": "",
-        "format": "gguf" if config.model.endswith(".gguf") else "safetensors",
+        "format": "gguf" if loaded.is_gguf else "safetensors",
         "family": family,
         "families": [family],
         "parameter_size": _count(model.num_parameters),

@@ -55,9 +55,10 @@ class GivenFunction(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GivenCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool call of an earlier turn, as it came with an answer."""
+    """A tool call of an earlier turn, as it came with an answer. `index`: where Open WebUI has it, which is beside the function."""
 
     function: GivenFunction
+    index: int | None = None
     id: Name | None = None
     type: Literal["function"] | None = None
 

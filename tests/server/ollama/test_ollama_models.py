@@ -77,5 +77,12 @@ async def test_weights_of_another_type_than_they_are_computed_in_have_no_level(s
     assert (await client(server).show("tiny")).details.quantization_level == "unknown"
 
 
+async def test_the_format_is_that_of_the_file(serve):
+    server = await serve()
+    assert (await client(server).list()).models[0].details.format == "safetensors"
+    object.__setattr__(server.service.lifecycle.loaded, "is_gguf", True)
+    assert (await client(server).list()).models[0].details.format == "gguf"
+
+
 def test_counts_as_people_say_them():
     assert [_count(number) for number in (7, 1500, 135_000_000, 7_600_000_000)] == ["7", "1.5K", "135.0M", "7.6B"]
