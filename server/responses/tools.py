@@ -163,7 +163,9 @@ def _chosen(
             return mode if tools or mode == "required" else None, tools
         case "required":
             if not tools and left_out:
-                raise UnsupportedParameter(f"{next(iter(left_out.values()))}.type", instead="a function")
+                kind, where = next(iter(left_out.items()))
+                what = f"{where} of type {kind.removeprefix('tools.')!r}"
+                raise UnsupportedParameter(what, param=f"{where}.type", instead="a function")
             return "required", tools
         case "none" | "auto":
             return choice if tools else None, tools

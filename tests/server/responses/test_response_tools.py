@@ -127,6 +127,13 @@ async def test_tools_that_run_elsewhere_are_left_out_and_named(serve, kind):
     assert error_of(await strict.respond(tools=[{"type": kind}]), 400)["param"] == f"tools.{kind}"
 
 
+async def test_one_that_would_have_to_be_called_is_refused_by_its_kind(serve):
+    server = await serve()
+    error = error_of(await server.respond(tools=[{"type": "web_search"}], tool_choice="required"), 400)
+    assert error["param"] == "tools[0].type"
+    assert error["message"] == "tools[0] of type 'web_search' is not supported by this server; use a function instead"
+
+
 # --- custom tools -------------------------------------------------------------------------------------------------
 
 
