@@ -7,19 +7,17 @@ a typing error must not wait for them."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import logging
 import os
-import signal
-import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.config import ConfigError, ServerConfig, command_of, log_level, parse
-from server.listening import listen, listen_at
+
+if TYPE_CHECKING:
+    import socket
 
 
 def main() -> int:
@@ -69,6 +67,8 @@ def main() -> int:
 
 def listening(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
     """The socket that `config` names, open from now on. Raises OSError."""
+    from server.listening import listen, listen_at
+
     return listen(config.host, config.listen_port) if config.uds is None else listen_at(Path(config.uds))
 
 
@@ -99,6 +99,8 @@ def check_early(config: ServerConfig) -> None:
 
 
 def has_nvidia_driver() -> bool:
+    import ctypes
+
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -111,6 +113,8 @@ def list_models(argv: list[str]) -> int:
     if argv:
         print("usage: oneloop models\n\nList the architectures, as config.json names them, and what computes each.")
         return 0 if argv[0] in ("-h", "--help") else 2
+    import signal
+
     from runtime.models.implementation import supported
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
@@ -147,6 +151,7 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     # Hundreds of modules that stay would be gone through again and again; `Process` turns it on once the model is there.
     gc.disable()
     import asyncio
+    import logging
 
     import uvloop
 

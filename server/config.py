@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it i
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _KEY = re.compile(r"[!-~]+")
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*\x00-\x1f\x7f-\U0010ffff]+")
+_ORIGIN = re.compile(r'[a-z][a-z0-9+.-]*://[!"$-)+-.0->\[-~]+')  # visible ASCII but capitals and / ? # @ *
 
 
 class ConfigError(Exception):
@@ -565,6 +564,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(options: Mapping[str, _Option]) -> _Parser:
+    width = min(120, shutil.get_terminal_size().columns)
     parser = _Parser(
         prog="oneloop",
         usage=USAGE,
@@ -577,9 +577,7 @@ def _parser(options: Mapping[str, _Option]) -> _Parser:
         "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "
         "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{\"messages\": "
         '[{"role": "user", "content": "Name the capital of France."}]}\', or in a browser at http://127.0.0.1:8000.',
-        formatter_class=lambda prog: argparse.HelpFormatter(
-            prog, max_help_position=34, width=min(120, shutil.get_terminal_size().columns)
-        ),
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=width),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -708,4 +706,6 @@ def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
 
 
 def log_level(config: ServerConfig) -> int:
+    import logging  # a third of what `--help` imports
+
     return logging.getLevelNamesMapping()[config.log_level.upper()]

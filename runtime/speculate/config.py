@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
@@ -50,6 +49,8 @@ class SpeculativeConfig:
     def parse(cls, given: object) -> Self:
         """From JSON, or from what JSON says. Raises ValueError."""
         if isinstance(given, str):
+            import json
+
             try:
                 given = json.loads(given)
             except json.JSONDecodeError as error:
