@@ -103,8 +103,7 @@ class ChatTemplate:
             raise PromptError("the conversation is empty: at least one message is needed")
         seen = [_as_seen(message, template) for message in messages]
         if shield is not None:
-            seen, tools, documents = shield.hide(seen), shield.hide(tools), shield.hide(documents)
-            kwargs = shield.hide(kwargs)
+            seen, tools, documents, kwargs = shield.hide([seen, tools, documents, kwargs])
         if continue_final:
             seen[-1] = _with_end(seen[-1])
             add_generation_prompt = False

@@ -1,0 +1,84 @@
+"""The way of a chat through the server: a file that is done with its body is not entered again before the engine has it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from types import FrameType
+
+SERVER = Path(__file__).parents[2] / "server"
+# What is entered again, and for what. A file that leaves this list has found a straighter way; one that joins it should not.
+AGAIN = {
+    "offload.py": "decoding, checking, rendering: each may take long",
+    "http/protocol.py": "reads the body, and lets go of its memory",
+    "http/admission.py": "the same, above it",
+    "http/body.py": "decodes; says what going through the body costs",
+    "http/sse.py": "watches a client that waits, then one that reads",
+    "schema.py": "decodes; says which fields constrain the answer, as which they were checked",
+    "loaded/model.py": "has the name that is asked for; generates",
+    "loaded/tokenizer.py": "text to ids; makes what turns ids into text",
+    "loaded/control_tokens.py": "hides the client's before a template is rendered; finds them behind it",
+    "generate/matchers.py": "one constraint of many fields; its matchers, once the chat is rendered",
+    "generate/terms.py": "priority, deadline, salt and hashes: what all requests have, checked where it is due",
+}
+
+
+class Way:
+    """The files of server/ that a request enters: called from outside of them. Reading a property and making an object is not
+    entering: it goes on where it was."""
+
+    def __init__(self, first: str, last: str) -> None:
+        """From a call into `first` to one of the function `last`, in whichever file."""
+        self.entered: list[tuple[str, str]] = []
+        self._first, self._last = first, last
+        self._state = "before"
+
+    def trace(self, frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        if code.co_name == self._last:
+            self._state = "behind"
+        file = Path(code.co_filename)
+        if self._state == "behind" or SERVER not in file.parents:
+            return
+        name = file.relative_to(SERVER).as_posix()
+        if name == self._first:
+            self._state = "on it"
+        if self._state == "on it" and code.co_name != "__init__" and not _is_property(frame) and not _is_inside(frame):
+            self.entered.append((name, code.co_qualname))
+
+    def again(self) -> dict[str, list[str]]:
+        """The files that were entered more than once, and by which functions."""
+        times = Counter(file for file, _ in self.entered)
+        return {file: [at for each, at in self.entered if each == file] for file in times if times[file] > 1}
+
+
+def _is_property(frame: FrameType) -> bool:
+    found = getattr(type(frame.f_locals.get("self")), frame.f_code.co_name, None)
+    return isinstance(found, (property, cached_property))
+
+
+def _is_inside(frame: FrameType) -> bool:
+    """Whether its file is entered already, and waits for what was called from there."""
+    above = frame.f_back
+    while above is not None:
+        if above.f_code.co_filename == frame.f_code.co_filename:
+            return True
+        above = above.f_back
+    return False
+
+
+async def test_a_chat_goes_straight_to_the_engine(serve):
+    server = await serve(says="Hello there", access_log=False)
+    assert (await server.chat(stream=True)).status_code == 200  # what is made once has been made
+    way = Way("endpoints/chat.py", "submit")
+    usual = sys.gettrace()
+    sys.settrace(way.trace)
+    try:
+        answer = await server.chat(stream=True)
+    finally:
+        sys.settrace(usual)
+    assert answer.status_code == 200
+    assert len({file for file, _ in way.entered}) > 15, "the way is not where the test looks"
+    assert way.again().keys() == AGAIN.keys(), way.again()
