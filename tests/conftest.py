@@ -3,6 +3,7 @@ thing is skipped. A test that hangs ends with a traceback: pytest-timeout fails 
 compiled code, a teardown after a failure) ends its process at twice that limit, with the stacks of all threads."""
 
 import faulthandler
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -29,16 +30,37 @@ SLOW = (
     "loadtests/test_processes.py", "loadtests/test_steps.py",
     "server/structured/", "server/text/test_tool_parsers.py", "server/text/test_stop.py", "server/test_structured_outputs.py",
     "server/test_made_up_requests.py",
-    "server/anthropic/test_messages.py", "server/responses/test_response_events.py", "server/test_forced_calls.py",
+    "server/anthropic/test_messages", "test_imports.py", "server/test_openapi.py",
+    "server/text/test_detokenize.py", "server/text/test_tools_scanners.py", "server/text/test_reasoning.py",
+    "server/responses/test_response_events.py", "server/test_forced_calls.py",
     "server/test_tool_calls.py",  # every tool parser's samples, whole and in pieces, through a server
     "server/test_llm_memory.py", "test_contributing.py", "server/test_process.py", "server/responses/test_response_wire.py",
     "server/test_user_text.py", "server/test_fuzzed_bodies.py", "server/test_text_pieces.py",
 )  # fmt: skip
 
 
+def is_slow(path: Path) -> bool:
+    return path.relative_to(TESTS).as_posix().startswith(SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which every test is deselected are not imported either: that would be half of the fast tests' time."""
+    wanted = config.getoption("markexpr")
+    without_slow = "not slow" in wanted and " or " not in wanted
+    return True if without_slow and TESTS in collection_path.parents and is_slow(collection_path) else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is loaded now stays, and nobody goes through it again: each of some hundred collections would take half a second."""
+    import hypothesis  # noqa: F401  # which asks the collector who knows its sources of random numbers, when it is imported
+
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(TESTS).as_posix().startswith(SLOW):
+        if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         for item in items:

@@ -7,9 +7,8 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -29,6 +28,9 @@ from server.service import Service
 from server.structured import compiler
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
+
+if TYPE_CHECKING:
+    import anthropic
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -95,6 +97,8 @@ class Running:
         return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
 
     def anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+        import anthropic  # two seconds, for few tests
+
         base = f"http://127.0.0.1:{self.port}"
         return anthropic.AsyncAnthropic(base_url=base, api_key="none", max_retries=0, **options)
 

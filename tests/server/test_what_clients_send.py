@@ -3,7 +3,6 @@ than it asks for and a 200."""
 
 from __future__ import annotations
 
-import anthropic
 import pytest
 
 from tests.server.structured.reading import reads
@@ -220,7 +219,10 @@ async def test_what_is_no_text_is_refused_as_that_and_not_as_something_to_leave_
 # --- threads of Anthropic's client --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # to import the client takes longer than most files of tests
 async def test_the_tool_runner_of_anthropics_client_gets_its_answer(serve):
+    import anthropic
+
     calls = []
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
     server = await serve(max_model_len=ROOM)
