@@ -17,7 +17,7 @@ from server.loaded.lifecycle import LoadError
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml
 
-FILES = SimpleNamespace(eos_token_ids=frozenset({EOS}), generation_config={})
+FILES = SimpleNamespace(eos_token_ids=frozenset({EOS}), generation_config={}, gguf=object())
 
 
 @pytest.fixture
