@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from server.offline.llm import CompletionOutput as CompletionOutput
     from server.offline.llm import RequestOutput as RequestOutput
     from server.offline.llm import SamplingParams as SamplingParams
+    from server.offline.pooling import PoolingParams as PoolingParams
 
-_OF_LLM = frozenset({"LLM", "SamplingParams", "RequestOutput", "CompletionOutput", "BeamSearchParams"})
+_OF_LLM = frozenset({"LLM", "SamplingParams", "RequestOutput", "CompletionOutput", "BeamSearchParams", "PoolingParams"})
 
 
 def __getattr__(name: str) -> Any:

@@ -23,11 +23,9 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-import msgspec
-
-from runtime.api import EngineError, Output, TokenLogprobs
+from runtime.api import EngineError, Output, PoolingTask, TokenLogprobs
 from server.arrival import Arrival
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
 from server.errors import ApiError, UnsupportedParameter
@@ -41,12 +39,31 @@ from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
 from server.offline.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from server.offline.loop_thread import LoopThread
+from server.offline.pooling import (
+    ClassificationRequestOutput,
+    Compare,
+    EmbeddingRequestOutput,
+    Pooler,
+    PoolingParams,
+    PoolingRequestOutput,
+    RerankOutput,
+    ScoringRequestOutput,
+    ask_to_pool,
+    ask_to_rerank,
+    ask_to_score,
+    classification_output,
+    embedding_output,
+    pooling_output,
+    scoring_output,
+)
 from server.offline.progress import Progress
 from server.offline.prompts import Prompt, plain, several
+from server.offline.refusals import as_value_error, decoded
 from server.offline.tokenizer import as_transformers
 from server.offload import Offload
 from server.openai import requests, wire
-from server.schema import Wire
+from server.pooling.answers import ranked
+from server.pooling.run import Pooled
 from server.service import Service
 from server.terminal import StartupDisplay
 from server.text.events import Malformed, Reasoning, Text
@@ -91,7 +108,7 @@ class SamplingParams:
                 raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
             _check_finite(name, value)
         self.fields: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        _decoded(wire.COMPLETION, {"prompt": "", **self.fields})
+        decoded(wire.COMPLETION, {"prompt": "", **self.fields})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SamplingParams) and self.fields == other.fields
@@ -115,16 +132,6 @@ def _check_finite(name: str, value: Any) -> None:
             raise ValueError(f"Invalid {name!r}: {number} is not a finite number")
 
 
-def _decoded(kind: Wire[Any], body: Mapping[str, Any]) -> Any:
-    """`body` as a client would have sent it, so that there is one set of rules. Raises ValueError."""
-    try:
-        return kind.decode(msgspec.json.encode(body))
-    except ApiError as error:
-        raise _as_value_error(error) from None
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"a value is of no type that JSON has: {error}") from None
-
-
 @contextlib.contextmanager
 def _naming(param: str, number: int, total: int) -> Iterator[None]:
     """A complaint inside the block tells which of `total` prompts it is about."""
@@ -132,11 +139,6 @@ def _naming(param: str, number: int, total: int) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{param} {number}: {error}" if total > 1 else str(error)) from None
-
-
-def _as_value_error(error: ApiError) -> ValueError:
-    named = error.param is None or error.param in error.message
-    return ValueError(error.message if named else f"{error.param}: {error.message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class _Ask:
 def _ask_completion(prompt: Prompt, params: SamplingParams) -> _Ask:
     found = plain(prompt)
     salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
-    request = requests.of_completion(_decoded(wire.COMPLETION, {"prompt": found.given, **params.fields, **salt}))
+    request = requests.of_completion(decoded(wire.COMPLETION, {"prompt": found.given, **params.fields, **salt}))
     return _Ask(request, found.text)
 
 
@@ -163,11 +165,11 @@ def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[s
     fields = dict(params.fields)
     if "logprobs" in fields:  # a chat has its own names for it
         fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
-    given = _decoded(wire.CHAT, {**body, **fields})
+    given = decoded(wire.CHAT, {**body, **fields})
     try:
         return _Ask(requests.of_chat(given), None)
     except ApiError as error:
-        raise _as_value_error(error) from None
+        raise as_value_error(error) from None
 
 
 def _conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
@@ -321,6 +323,7 @@ class _Core:
         lifecycle.ready(loaded)
         self._service = Service(config, lifecycle, Offload(max_waiting=sys.maxsize))
         self._loaded = loaded
+        self.pooler = Pooler(self._service, loaded)
         rows = loaded.engine.model.max_num_seqs
         self._window = _Window(rows + max(4, rows // 4))
 
@@ -349,7 +352,7 @@ class _Core:
                     raise UnsupportedParameter(ignored[0])
                 opened = generation.open()
             except ApiError as error:
-                raise _as_value_error(error) from None
+                raise as_value_error(error) from None
             except EngineError as error:
                 raise RuntimeError(f"the engine takes no requests: {error}") from None
             text = ask.text
@@ -376,7 +379,7 @@ class _Core:
                             id, text, ids, moved, finished, generation.num_cached_tokens, prompt_logprobs
                         )
             except ApiError as error:
-                raise _as_value_error(error) from None
+                raise as_value_error(error) from None
             except EngineFailed as error:
                 raise RuntimeError(f"the engine failed on this request: {error}") from None
             except EngineError as error:
@@ -535,14 +538,89 @@ class LLM:
         """Forget the prompts whose keys and values are kept for others that begin alike. True: it is done."""
         return self._background.run(self._open_core().reset_prefix_cache())
 
-    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises NotImplementedError: no model that gives vectors is served."""
-        raise NotImplementedError(
-            "pooling (encode, embed, classify, score) is not there yet: only models that generate text are served. "
-            "For token ids: llm.get_tokenizer().encode(text)"
-        )
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each prompt, in order. Raises ValueError as `generate`, and where the model is not served to embed."""
+        return [embedding_output(each) for each in self._pool(prompts, pooling_params, "embed", use_tqdm)]
 
-    embed = classify = score = reward = encode
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """How likely each class is, of each prompt. Raises ValueError as `embed`."""
+        return [classification_output(each) for each in self._pool(prompts, pooling_params, "classify", use_tqdm)]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        pooling_task: PoolingTask | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """What the model pools each prompt to: arrays. `pooling_task` None: what it is served for. Raises ValueError as `embed`."""
+        return [pooling_output(each) for each in self._pool(prompts, pooling_params, pooling_task, use_tqdm)]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: as many of each, or one of the first with all of the second. Raises ValueError as `embed`."""
+        num, compare = ask_to_score(data_1, data_2, pooling_params)
+        scores, sides = self._compare(num, compare, use_tqdm)
+        return [scoring_output(score, pair) for score, pair in zip(scores, sides, strict=True)]
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[RerankOutput]:
+        """The documents, best first. Raises ValueError as `embed`."""
+        scores, _ = self._compare(len(documents), ask_to_rerank(query, documents, pooling_params), use_tqdm)
+        found = ranked(scores, lambda index: {"text": documents[index]}, top_n)
+        return [RerankOutput(each["index"], each["document"]["text"], each["relevance_score"]) for each in found]
+
+    def _pool(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | Sequence[PoolingParams] | None,
+        task: PoolingTask | None,
+        use_tqdm: bool,
+    ) -> list[Pooled]:
+        num, ask = ask_to_pool(prompts, params, task)
+        if not num:
+            return []
+        core, progress = self._open_core(), Progress(num, "prompt", shown=use_tqdm)
+        try:
+            return self._background.run(
+                core.pooler.pooled(ask, task or "embed", lambda result: progress.done(result.num_tokens))
+            )
+        finally:
+            progress.close()
+
+    def _compare(self, num: int, compare: Compare, use_tqdm: bool) -> tuple[list[float], list[tuple[Pooled, ...]]]:
+        core, progress = self._open_core(), Progress(num, "text", shown=use_tqdm)
+        try:
+            return self._background.run(core.pooler.compared(compare, lambda result: progress.done(result.num_tokens)))
+        finally:
+            progress.close()
 
     def close(self) -> None:
         """What is in flight ends with a RuntimeError. Closing again does nothing.

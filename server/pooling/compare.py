@@ -30,10 +30,16 @@ class Comparison:
         """One for each of the second texts. `pooled`: what the inputs of `request` became."""
         if self.scoring == "cross-encoder":
             return [each.numbers[-1] for each in pooled]
+        pairs = [(one.numbers, other.numbers) for one, other in self.sides(pooled)]
+        return await offload.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
+
+    def sides(self, pooled: Sequence[Pooled]) -> list[tuple[Pooled, ...]]:
+        """What each score is made of: one of a pair, or two."""
+        if self.scoring == "cross-encoder":
+            return [(each,) for each in pooled]
         first, second = list(pooled[: self.num_first]), pooled[self.num_first :]
         each_with = first * self.num_second if self.num_first == 1 else first
-        pairs = [(one.numbers, other.numbers) for one, other in zip(each_with, second, strict=True)]
-        return await offload.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
+        return list(zip(each_with, second, strict=True))
 
 
 def cosine(first: memoryview, second: memoryview) -> float:

@@ -6,7 +6,7 @@ step's work, a request of thousands never holds more than that of the queue, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,25 +29,40 @@ SPAN_CHARS = 65_536  # some 16 thousand tokens
 
 
 class Pooled(NamedTuple):
-    """What one input became: float32 numbers, in the shape of its task."""
+    """What one input became: float32 numbers, in the shape of its task. `id`: of the engine's request."""
 
+    id: str
     numbers: memoryview
-    num_tokens: int
+    prompt_ids: Sequence[int]
     num_cached_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids)
 
 
 async def pooled(
-    config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, *, id: str, arrival: Arrival
+    config: ServerConfig,
+    offload: Offload,
+    loaded: LoadedModel,
+    request: PoolingRequest,
+    *,
+    id: str,
+    arrival: Arrival,
+    note: Callable[[Pooled], object] = lambda result: None,
+    max_numbers: int | None = None,
 ) -> list[Pooled]:
-    """What each input became, in order.
+    """What each input became, in order. `note` is told of each as it comes. `max_numbers`: of all of them
+    together, MAX_NUMBERS if not given.
 
     Raises ApiError, in which fields are Fields, EngineError where the engine takes nothing, and EngineFailed."""
-    return await _Run(config, offload, loaded, request, id, arrival).results()
+    return await _Run(config, offload, loaded, request, id, arrival, note, max_numbers).results()
 
 
 class _Run:
     def __init__(
-        self, config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, id: str, arrival: Arrival
+        self, config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, id: str, arrival: Arrival,
+        note: Callable[[Pooled], object], max_numbers: int | None,
     ) -> None:  # fmt: skip
         check_priority(config, request.priority)
         self._offload = offload
@@ -61,6 +76,8 @@ class _Run:
         # All lanes together stay within what one client may have.
         self._span_inputs = min(SPAN_INPUTS, max(1, (config.max_num_seqs_per_key or LANES * SPAN_INPUTS) // LANES))
         self._found: list[Pooled | None] = [None] * len(request.inputs)
+        self._note = note
+        self._max_numbers = MAX_NUMBERS if max_numbers is None else max_numbers
         self._num_numbers = 0
         self._is_admitted = False
 
@@ -105,15 +122,15 @@ class _Run:
         async with self._submit(requests) as stream:
             async for outputs in stream:
                 for output in outputs:
-                    self._settle(span[output.index], len(requests[output.index].prompt_ids), output)
+                    self._settle(span[output.index], requests[output.index], output)
 
     def _count(self, prompts: Sequence[Encoded]) -> None:
         """Raises InvalidRequest where the answer would be larger than any should be."""
         params = self._request.params
         self._num_numbers += sum(self._served.num_numbers(params, len(prompt.ids)) for prompt in prompts)
-        if self._num_numbers > MAX_NUMBERS:
+        if self._num_numbers > self._max_numbers:
             raise InvalidRequest(
-                f"the answer would have more than {MAX_NUMBERS} numbers; send fewer inputs at a time",
+                f"the answer would have more than {self._max_numbers} numbers; send fewer inputs at a time",
                 param=self._request.field,
             )
 
@@ -137,10 +154,12 @@ class _Run:
         self._is_admitted = True
         return stream
 
-    def _settle(self, number: int, num_tokens: int, output: api.Output) -> None:
+    def _settle(self, number: int, request: api.Request, output: api.Output) -> None:
         if output.finish in FAILED:
             raise failure_of(output)
         if output.finish is FinishReason.ABORT:
             raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
         assert output.pooled is not None, "a pooled request ends with its numbers"
-        self._found[number] = Pooled(output.pooled, num_tokens, output.num_cached_tokens)
+        found = Pooled(request.id, output.pooled, request.prompt_ids, output.num_cached_tokens)
+        self._found[number] = found
+        self._note(found)

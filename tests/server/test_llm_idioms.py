@@ -59,12 +59,6 @@ def test_the_prefix_cache_forgets(llm, fake):  # noqa: F811
     assert fake.engine.num_resets == 1
 
 
-@pytest.mark.parametrize("name", ["encode", "embed", "classify", "score", "reward"])
-def test_pooling_is_refused_in_words(llm, name):  # noqa: F811
-    with pytest.raises(NotImplementedError, match="only models that generate text"):
-        getattr(llm, name)("Hello")
-
-
 def test_keywords_of_vllm_are_taken_where_they_ask_for_nothing_more(fake):  # noqa: F811
     with LLM("tiny", tensor_parallel_size=1, trust_remote_code=False) as llm:  # noqa: F811
         assert texts(llm.generate("a", SamplingParams(max_tokens=3), use_tqdm=False)) == ["A"]
