@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -17,7 +18,9 @@ from server.loaded.lifecycle import LoadError
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml
 
-FILES = SimpleNamespace(eos_token_ids=frozenset({EOS}), generation_config={}, gguf=object())
+FILES = SimpleNamespace(
+    eos_token_ids=frozenset({EOS}), generation_config={}, gguf=None, tokenizer_path=Path("/nowhere")
+)
 
 
 @pytest.fixture
