@@ -18,6 +18,10 @@ ENDPOINTS = (
     "POST /v1/chat/completions  /v1/responses  /v1/completions  /v1/messages  /tokenize  /detokenize",
     "GET  /v1/models  /health  /metrics  /version  /docs",
 )
+POOLING_ENDPOINTS = (
+    "POST /v1/embeddings  /v2/embed  /pooling  /classify  /score  /rerank  /tokenize  /detokenize",
+    ENDPOINTS[1],
+)
 
 
 class StartupDisplay:
@@ -72,6 +76,7 @@ class StartupDisplay:
 
 def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[str, float], total_s: float) -> str:
     model = loaded.engine.model
+    endpoints = ENDPOINTS if loaded.pooling is None else POOLING_ENDPOINTS
     phases = ", ".join(f"{phase} {duration:.1f}" for phase, duration in seconds.items() if duration >= 0.05)
     caching = "on" if model.prefix_caching else "off"
     lines = [
@@ -84,8 +89,10 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
             f"of {model.max_model_len:,} tokens; prefix caching {caching}",
         ),
         *((("drafts", model.speculative),) if model.speculative else ()),
-        ("responses", _stored_responses(config)),
-        *(("endpoints" if number == 0 else "", line) for number, line in enumerate(ENDPOINTS)),
+        ("responses", _stored_responses(config))
+        if loaded.pooling is None
+        else ("served to", ", ".join(loaded.pooling.tasks)),
+        *(("endpoints" if number == 0 else "", line) for number, line in enumerate(endpoints)),
         ("started", f"in {total_s:.1f} s ({phases})" if phases else f"in {total_s:.1f} s"),
     ]
     body = "\n".join(f"  {title:<10}{text}" for title, text in lines)

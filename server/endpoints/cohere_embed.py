@@ -1,6 +1,8 @@
-"""POST /v2/embed: vectors of texts, as Cohere has it."""
+"""POST /v2/embed and /v1/embed: vectors of texts, as Cohere has it."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -9,21 +11,13 @@ from server.field_names import FieldNames
 from server.http.body import body_cost, note_ignored, read_request
 from server.pooling import api_types, cohere
 from server.pooling.answer import pooled_for, written
-from server.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.service import Service
 
 NAMES = FieldNames({"truncate_prompt_tokens": "max_tokens"})
 
 
-@route(
-    "POST",
-    "/v2/embed",
-    Operation(
-        "cohereEmbed", "Pooling", "Vectors of texts, as Cohere has it", {JSON: api_types.CohereEmbeddings},
-        cohere.EmbedRequest, GENERATION_REFUSALS,
-    ),
-)  # fmt: skip
-async def embed(service: Service, http: Request) -> ASGIApp:
+async def _embed(older: bool, service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, cohere.EMBED, service.config, service.offload)
     loaded.check_name(given.model)
@@ -33,5 +27,20 @@ async def embed(service: Service, http: Request) -> ASGIApp:
     with NAMES.spoken():
         envelope, results = await pooled_for(service, loaded, http, request, prefix="embd-")
     cohere.check_lengths(given, results)
-    parts = cohere.embed_parts(given, envelope, results)
+    parts = cohere.embed_parts(given, envelope, results, older=older)
     return await written(service, parts, results, len(given.written_types))
+
+
+def _embedding(path: str, id: str, summary: str, *, older: bool) -> Route:
+    answers = {JSON: api_types.CohereEmbeddings}
+    operation = Operation(id, "Pooling", summary, answers, cohere.EmbedRequest, GENERATION_REFUSALS)
+    return Route("POST", path, partial(_embed, older), operation)
+
+
+EMBED = _embedding("/v2/embed", "cohereEmbed", "Vectors of texts, as Cohere has it", older=False)
+OLDER_EMBED = _embedding(
+    "/v1/embed",
+    "cohereEmbedV1",
+    "The same as its older clients have it: without embedding_types a plain list",
+    older=True,
+)

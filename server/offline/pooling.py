@@ -33,8 +33,7 @@ from server.pooling.vectors import as_array
 from server.service import Service
 
 if TYPE_CHECKING:
-    from numpy import float32
-    from numpy.typing import NDArray
+    from server.pooling.vectors import Floats
 
 POOLING_FIELDS = (
     "task", "dimensions", "use_activation", "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "prompt_name",
@@ -152,7 +151,7 @@ def ask_to_rerank(query: str, documents: Sequence[str], params: PoolingParams | 
 class PoolingOutput:
     """`data`: float32, of the shape that the task gives."""
 
-    data: NDArray[float32]
+    data: Floats
 
 
 @dataclass(frozen=True, slots=True)

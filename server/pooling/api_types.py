@@ -129,8 +129,10 @@ class EmbeddingsByType(Struct, rename={"float_": "float"}):
 
 
 class CohereEmbeddings(Struct):
+    """`embeddings`: by type; a list of floats for older clients that ask for no type."""
+
     id: str
-    response_type: Literal["embeddings_by_type"]
-    embeddings: EmbeddingsByType
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+    embeddings: EmbeddingsByType | list[list[float]]
     meta: CohereMeta
     texts: list[str] | UnsetType = UNSET

@@ -1,4 +1,5 @@
-"""Cohere's embeddings (/v2/embed): its words in, its answer out, and the `meta` that its clients read."""
+"""Cohere's embeddings (/v2/embed, and /v1/embed of its older clients): its words in, its answer out, and the `meta` that they
+read."""
 
 from __future__ import annotations
 
@@ -153,24 +154,35 @@ def check_lengths(given: EmbedRequest, pooled: Sequence[Pooled]) -> None:
             )
 
 
-def embed_parts(given: EmbedRequest, envelope: Envelope, pooled: Sequence[Pooled]) -> Parts:
-    """The answer, in parts."""
-    yield dumps({"id": envelope.id, "response_type": "embeddings_by_type"})[:-1] + b',"embeddings":{', 0
-    for number, kind in enumerate(given.written_types):
-        yield (b"," if number else b"") + dumps(kind) + b":[", 0
-        for index, each in enumerate(pooled):
-            written = WRITE[kind](each.numbers)
-            yield (b"," + written if index else written), each.numbers.nbytes // 4
-        yield b"]", 0
-    yield b"}", 0
+def embed_parts(given: EmbedRequest, envelope: Envelope, pooled: Sequence[Pooled], *, older: bool = False) -> Parts:
+    """The answer, in parts. `older`: where no types were asked for, the floats are not by their type."""
+    floats = older and given.embedding_types is None
+    kind = "embeddings_floats" if floats else "embeddings_by_type"
+    yield dumps({"id": envelope.id, "response_type": kind})[:-1] + b',"embeddings":', 0
+    if floats:
+        yield from _vectors(json_of, pooled)
+    else:
+        for number, name in enumerate(given.written_types):
+            yield (b"," if number else b"{") + dumps(name) + b":", 0
+            yield from _vectors(WRITE[name], pooled)
+        yield b"}", 0
     if given.texts is not None:
         yield b',"texts":[', 0
         for index, text in enumerate(given.texts):
             yield (b"," if index else b"") + dumps(text), len(text) // 8
         yield b"]", 0
     num_tokens = sum(each.num_tokens for each in pooled)
-    yield b',"meta":' + dumps(meta(num_tokens, input_tokens=num_tokens)) + b"}", 0
+    version = "1" if older else "2"
+    yield b',"meta":' + dumps(meta(num_tokens, version, input_tokens=num_tokens)) + b"}", 0
 
 
-def meta(num_tokens: int, **billed: int) -> Json:
-    return {"api_version": {"version": "2"}, "billed_units": billed, "tokens": {"input_tokens": num_tokens}}
+def _vectors(write: Write, pooled: Sequence[Pooled]) -> Parts:
+    yield b"[", 0
+    for index, each in enumerate(pooled):
+        written = write(each.numbers)
+        yield (b"," + written if index else written), each.numbers.nbytes // 4
+    yield b"]", 0
+
+
+def meta(num_tokens: int, version: str = "2", **billed: int) -> Json:
+    return {"api_version": {"version": version}, "billed_units": billed, "tokens": {"input_tokens": num_tokens}}

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
+    Floats = NDArray[float32]
+
 CHUNK_BYTES = 1 << 16
 PIECE_NUMBERS = 8192  # are written in half a millisecond
 
@@ -27,7 +29,7 @@ Write = Callable[[memoryview], bytes]  # a vector, or those of all tokens, as JS
 dumps = partial(_dumps, option=OPT_SERIALIZE_NUMPY)
 
 
-def as_array(numbers: memoryview) -> NDArray[float32]:
+def as_array(numbers: memoryview) -> Floats:
     """`numbers` without a copy. The engine has brought numpy along by the time that there are some."""
     import numpy
 
@@ -67,17 +69,20 @@ def chunks(parts: Iterable[tuple[bytes, int]]) -> Pieces[list[bytes]]:
 
 
 def int8_of(numbers: memoryview) -> bytes:
-    """127 times each number, rounded: those of a normalised vector are within 1."""
+    """127 times each number of the vector, normalised, and rounded."""
     return dumps(_scaled(numbers).astype("i1"))
 
 
 def uint8_of(numbers: memoryview) -> bytes:
-    """The same above 128, where 128 is nought."""
+    """The same and 128: what was nought."""
     return dumps((_scaled(numbers) + 128).astype("u1"))
 
 
 def _scaled(numbers: memoryview) -> Any:
-    return (as_array(numbers) * 127).round().clip(-128, 127)
+    import numpy
+
+    vector = as_array(numbers)
+    return (vector * (127 / (numpy.linalg.norm(vector) or 1))).round()
 
 
 def ubinary_of(numbers: memoryview) -> bytes:

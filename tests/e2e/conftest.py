@@ -84,6 +84,17 @@ def server() -> Iterator[Server]:
         running.kill()
 
 
+@pytest.fixture(scope="session")
+def embedder() -> Iterator[Server]:
+    """A server of the built-in model that embeds."""
+    running = Server("--model", "all-minilm-l6-v2")
+    try:
+        running.wait_until_healthy()
+        yield running
+    finally:
+        running.kill()
+
+
 def _starting() -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 

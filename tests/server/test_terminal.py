@@ -7,7 +7,9 @@ import io
 import pytest
 
 from runtime.api import LoadProgress
-from server.terminal import StartupDisplay, url_of
+from server.config import ServerConfig
+from server.terminal import StartupDisplay, summary, url_of
+from tests.server.pooling.embedders import EMBEDDER
 
 
 class Screen(io.StringIO):
@@ -65,3 +67,15 @@ def test_every_second_since_the_process_began_belongs_to_a_phase(monkeypatch):
 )
 def test_the_url_is_one_a_browser_takes(address, url):
     assert url_of(address) == url
+
+
+@pytest.mark.parametrize(
+    ("pooler", "shown", "hidden"),
+    [(None, "/v1/chat/completions", "/v1/embeddings"), (EMBEDDER, "/v1/embeddings", "/v1/chat/completions")],
+)
+async def test_the_summary_names_the_routes_that_the_model_is_served_for(serve, pooler, shown, hidden):
+    loaded = (await serve(pooler=pooler)).service.lifecycle.require_model()
+    text = summary(loaded, ServerConfig(), "http://127.0.0.1:1", {}, 1.0)
+    assert shown in text
+    assert hidden not in text
+    assert ("served to embed, token_embed" in text) == (pooler is not None)

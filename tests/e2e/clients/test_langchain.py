@@ -1,4 +1,4 @@
-"""LangChain's chat model over chats and over Responses: text, streams, tools and structured output."""
+"""LangChain's chat model over chats and over Responses: text, streams, tools and structured output; and its embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, custom_tool
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings, custom_tool
 from pydantic import BaseModel
 
 QUESTION = "Name the capital of France."
@@ -70,3 +70,12 @@ def test_a_custom_tool_gets_its_text(server, model):
     answer = bound.invoke("Print 1.")
     assert answer.response_metadata["status"] in ("completed", "incomplete")
     assert answer.content[-1]["type"] == "custom_tool_call"
+
+
+def test_embeddings(embedder):
+    vectors = OpenAIEmbeddings(
+        base_url=embedder.base + "/v1", api_key="none", model="all-minilm-l6-v2", check_embedding_ctx_length=False
+    )
+    (document,), query = vectors.embed_documents([QUESTION]), vectors.embed_query(QUESTION)
+    assert document == pytest.approx(query, abs=1e-5)
+    assert len(query) == 384

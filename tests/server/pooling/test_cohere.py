@@ -29,10 +29,17 @@ def of(*numbers: float) -> memoryview:
     return memoryview(array("f", numbers))
 
 
-def test_small_integers_are_the_numbers_times_127_and_bits_their_signs():
+def test_small_integers_are_a_normalised_vectors_numbers_times_127():
+    for length in (1, 20):
+        numbers = of(0.6 * length, 0, -0.8 * length, 0.001 * length)
+        assert int8_of(numbers) == b"[76,0,-102,0]"
+        assert uint8_of(numbers) == b"[204,128,26,128]"
+    assert int8_of(of(0, -3)) == b"[0,-127]"
+    assert int8_of(of(0, 0)) == b"[0,0]"
+
+
+def test_bits_say_which_numbers_are_at_least_nought():
     numbers = of(-1, 0, 1, 0.5, -0.004, 0.004, -2, 2)
-    assert int8_of(numbers) == b"[-127,0,127,64,-1,1,-128,127]"
-    assert uint8_of(numbers) == b"[1,128,255,192,127,129,0,255]"
     assert ubinary_of(numbers) == b"[%d]" % 0b01110101
     assert binary_of(numbers) == b"[%d]" % (0b01110101 - 128)
 
@@ -44,10 +51,22 @@ async def test_every_kind_that_is_asked_for_is_there(serve):
     assert [*found] == EVERY
     assert [len(each) for each in found.values()] == [2] * 6
     assert struct.unpack("<8f", base64.b64decode(found["base64"][1])) == pytest.approx(found["float"][1], abs=1e-6)
-    assert found["int8"][0] == [round(127 * number) for number in found["float"][0]]
+    assert found["int8"][0] == pytest.approx([127 * number for number in found["float"][0]], abs=0.5)
     assert answer["texts"] == ["Hi", "Ho"]
     assert answer["meta"]["billed_units"] == {"input_tokens": 4}
     assert [*(await embed(server, texts=["Hi"])).json()["embeddings"]] == ["float"]
+
+
+async def test_older_clients_get_a_list_unless_they_ask_for_types(serve):
+    server = await serve(pooler=EMBEDDER)
+    wanted = (await embed(server, texts=["Hi"])).json()["embeddings"]["float"]
+    body = {"model": "tiny", "texts": ["Hi"], "input_type": "search_query"}
+    plain = (await server.post("/v1/embed", body)).json()
+    assert msgspec.to_builtins(msgspec.convert(plain, CohereEmbeddings)) == plain
+    assert plain["response_type"] == "embeddings_floats"
+    assert (plain["embeddings"], plain["meta"]["api_version"]) == (wanted, {"version": "1"})
+    by_type = (await server.post("/v1/embed", {**body, "embedding_types": ["float"]})).json()
+    assert by_type["embeddings"] == {"float": wanted}
 
 
 async def test_inputs_of_parts_are_lines_of_one_text(serve):
