@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from runtime.admission import AdmissionLimits
@@ -18,11 +18,13 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.models.implementation import describe, load
 from runtime.models.registry import add_plugins
+from runtime.models.spec.model import ModelSpec
 from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.step import Runner
 from runtime.weights.fetch import ModelFiles
+from runtime.weights.sentence_transformers import SentenceModules
 
 if TYPE_CHECKING:
     from runtime.models.model import Model
@@ -103,7 +105,8 @@ def plan_engine(config: EngineConfig, files: ModelFiles, report: Report) -> Plan
 
     Raises PlanError where options do not fit, UnsupportedModel where the model cannot be served."""
     add_plugins(config.model_plugins)
-    spec = describe(files.config, config.model_impl)  # what cannot be served is said before anything is loaded
+    spec = describe(files.config, config.model_impl, files.modules)  # what cannot be served is said before loading
+    config = _with_length(config, spec, files.modules)
     report(LoadProgress("import"))
     platform = choose_platform(config.device)
     platform.force_kernels(config)
@@ -138,6 +141,14 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
     for line in (*ops.describe(usual=False), *plan.notes):
         log.info(line)
     return parts
+
+
+def _with_length(config: EngineConfig, spec: ModelSpec, modules: SentenceModules | None) -> EngineConfig:
+    """A text is as long as sentence-transformers allows, unless it is to be longer."""
+    length = None if modules is None else modules.max_seq_length
+    if config.max_model_len is not None or length is None or length >= spec.max_model_len:
+        return config
+    return replace(config, max_model_len=length)
 
 
 def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner) -> EngineParts:

@@ -190,10 +190,11 @@ def test_only_the_room_for_it_knows_transformers():
 
 @pytest.mark.parametrize("package", ["models", "sample", "weights"])
 def test_siblings_in_runtime_do_not_know_each_other(package):
-    """models -> weights.rules and weights.formats is the one exception: a family is its spec and its rules, and a config says how
-    its weights are quantised."""
+    """models -> weights.rules, weights.formats and weights.sentence_transformers is the one exception: a family is its spec and its
+    rules, a config says how its weights are quantised, and files beside it what is made of its output."""
     siblings = [f"runtime.{other}" for other in ("models", "sample", "weights", "runner") if other != package]
-    allowed = ("runtime.weights.rules", "runtime.weights.formats") if package == "models" else ()
+    read_as_data = ("rules", "formats", "sentence_transformers")
+    allowed = tuple(f"runtime.weights.{name}" for name in read_as_data) if package == "models" else ()
     assert not offences(
         lambda m: within(m, f"runtime.{package}"),
         lambda m, n: within(n, *siblings) and not within(n, *allowed) and not (allowed and n == "runtime.weights"),

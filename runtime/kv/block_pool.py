@@ -59,6 +59,11 @@ class BlockPool:
         """Blocks that nobody uses and nobody has been promised."""
         return len(self._blank) + self._num_cached - self.num_reserved
 
+    @property
+    def usage(self) -> float:
+        """The share of blocks that are not free, 0 of none."""
+        return 1.0 - self.num_free / self.num_blocks if self.num_blocks else 0.0
+
     def count(self, block_id: int) -> int:
         return self._counts[block_id]
 

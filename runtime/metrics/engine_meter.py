@@ -139,12 +139,11 @@ class EngineMeter:
 
     def metrics(self) -> list[Metric]:
         scheduler = self._scheduler
-        usage = 1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks
         return [
             gauge("num_requests_running", "Requests that are running.", len(scheduler.running)),
             gauge("num_requests_waiting", "Requests that are waiting to be scheduled.", len(scheduler.waiting)),
             gauge("event_loop_tasks", "Tasks on the event loop, the server's own included.", _num_tasks()),
-            gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", usage),
+            gauge("kv_cache_usage_perc", "Share of KV blocks in use by requests, 0 to 1.", scheduler.pool.usage),
             Metric("cache_config_info", "The KV cache, as labels.", "gauge", {self._cache_facts: 1.0}),
             gauge(
                 "kv_cache_cached_blocks",

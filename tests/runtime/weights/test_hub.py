@@ -142,3 +142,19 @@ def test_a_download_can_be_cancelled(hub):
     cancel.set()
     with pytest.raises(FetchCancelled):
         fetch(hub, cancel=cancel)
+
+
+def test_what_sentence_transformers_has_below_the_model_comes_too(hub, monkeypatch):
+    modules = [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    ]
+    more = {
+        "modules.json": json.dumps(modules).encode(), "1_Pooling/config.json": b"{}", "2_Dense/config.json": b"{}",
+        "2_Dense/model.safetensors": b"w", "2_Dense/pytorch_model.bin": b"pickle",
+    }  # fmt: skip
+    monkeypatch.setitem(globals(), "FILES", FILES | more)
+    described = {"config.json", "chat_template.jinja", "modules.json", "1_Pooling/config.json", "2_Dense/config.json"}
+    assert names(fetch(hub, weights=False)) == described
+    assert names(fetch(hub)) == described | {"model.safetensors", "2_Dense/model.safetensors"}

@@ -1,0 +1,41 @@
+"""A model with the modules that sentence-transformers has behind it, so that it gives the embeddings that package gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.read.causal_heads import with_bare_names
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.pooler import Dense, PoolerActivation
+from runtime.weights.sentence_transformers import DenseModule, SentenceModules
+
+_ACTIVATIONS: dict[str, PoolerActivation] = {
+    "Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid",
+}  # fmt: skip
+
+
+def with_modules(spec: DecoderSpec, modules: SentenceModules) -> DecoderSpec:
+    """`spec` pooled as `modules` say; of a model that also generates the checkpoint may lack the head, and its name. Raises
+    UnsupportedModel."""
+    if spec.generates:
+        spec = with_bare_names(spec)
+    if modules.pooling is None:
+        return spec
+    dense = tuple(_dense(each) for each in modules.dense)
+    sizes = [spec.hidden_size, *(each.linear.out_features for each in dense)]
+    for each, size in zip(dense, sizes, strict=False):
+        if each.linear.in_features != size:
+            raise UnsupportedModel(f"{each.linear.name} takes {each.linear.in_features} numbers, and is given {size}")
+    pooler = replace(spec.pooler, pooling=modules.pooling, normalize=modules.normalize, dense=dense)
+    return replace(spec, pooler=pooler)
+
+
+def _dense(module: DenseModule) -> Dense:
+    name = module.activation.rpartition(".")[2]
+    if not module.activation.startswith("torch.nn.") or name not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise UnsupportedModel(f"{module.name}: activation {module.activation} is not supported; supported: {known}")
+    linear = Linear(f"{module.name}.linear", module.out_features, module.in_features, module.bias)
+    return Dense(linear, _ACTIVATIONS[name])

@@ -1,0 +1,147 @@
+"""sentence-transformers' own files: which modules stand behind a model, what pooling they do, how long a text may be.
+
+modules.json names them in order, with a folder each, whose config.json says the rest. They are read as data: nothing that they
+name is imported. What is not understood is refused by name, since an embedding would silently be another one.
+
+https://sbert.net/docs/sentence_transformer/usage/custom_models.html"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from runtime.weights.rules import WeightsError
+
+MODULES = "modules.json"
+_LENGTHS = "sentence_bert_config.json"
+_MODES = {
+    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}  # fmt: skip
+_POOLINGS: dict[str, Literal["cls", "mean", "last"]] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModule:
+    """A linear layer whose weights are in folder `name`, as linear.weight and linear.bias, and the class of an activation."""
+
+    name: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceModules:
+    """`transformer`: the folder of the model itself, "" for the same. `pooling` None: they say nothing of it. `max_seq_length`:
+    of a text, its special tokens included, None for what the model can."""
+
+    transformer: str
+    pooling: Literal["cls", "mean", "last"] | None
+    dense: tuple[DenseModule, ...]
+    normalize: bool
+    max_seq_length: int | None
+
+
+def files_of_modules(folder: Path) -> list[str]:
+    """Patterns of what modules below `folder` may have there."""
+    names = (name for name, _ in _listed(folder) if name)
+    return [f"{name}/{pattern}" for name in names for pattern in ("*.json", "*.txt", "*.safetensors")]
+
+
+def read_modules(folder: Path) -> SentenceModules | None:
+    """None where `folder` has no modules.json. Raises WeightsError."""
+    if not (folder / MODULES).exists():
+        return None
+    transformer, pooling, dense, normalize = "", None, [], False
+    for index, (name, kind) in enumerate(_listed(folder)):
+        config = _config(folder / name) if name else {}
+        match kind:
+            case "Transformer" if index == 0:
+                transformer = name
+            case "Pooling" if index == 1:
+                pooling = _pooling(folder / name, config)
+            case "Dense" if index > 1 and not normalize:
+                dense.append(_dense(folder / name, name, config))
+            case "Normalize" if index > 1:
+                normalize = True
+            case "Dropout":
+                pass  # of training
+            case _:
+                raise WeightsError(f"{folder / MODULES}: module {index} is a {kind}, which is not supported there")
+    lengths = folder / transformer / _LENGTHS
+    length = _read(lengths).get("max_seq_length") if lengths.exists() else None
+    if length is not None and (type(length) is not int or length < 1):
+        raise WeightsError(f"{lengths}: max_seq_length is {length!r}")
+    return SentenceModules(transformer, pooling, tuple(dense), normalize, length)
+
+
+def _listed(folder: Path) -> Iterator[tuple[str, str]]:
+    """Folder and class of each module, in order."""
+    path = folder / MODULES
+    modules = _json(path)
+    if not isinstance(modules, list) or not modules or not all(isinstance(each, Mapping) for each in modules):
+        raise WeightsError(f"{path}: not a list of modules")
+    for each in modules:
+        name, kind = each.get("path", ""), each.get("type")
+        if not isinstance(name, str) or not isinstance(kind, str):
+            raise WeightsError(f"{path}: a module has no path or type")
+        parts = PurePosixPath(name).parts
+        if len(parts) > 1 or name.startswith((".", "/")) or "\0" in name or any(mark in name for mark in "*?["):
+            raise WeightsError(f"{path}: {name!r} is not a folder beside it")
+        if not kind.startswith("sentence_transformers."):
+            raise WeightsError(f"{path}: {kind} is code of the model's own, which is never run")
+        yield name, kind.rpartition(".")[2]
+
+
+def _pooling(folder: Path, config: Mapping[str, Any]) -> Literal["cls", "mean", "last"]:
+    mode = config.get("pooling_mode")
+    modes = mode if isinstance(mode, list) else [mode]
+    if mode is None:
+        modes = [name for key, name in _MODES.items() if config.get(key)] or ["mean"]
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise WeightsError(f"{folder}: pooling by {modes} is not supported; supported: one of {', '.join(_POOLINGS)}")
+    if config.get("include_prompt", True) is not True:
+        raise WeightsError(f"{folder}: pooling without the prompt (include_prompt) is not supported")
+    return _POOLINGS[modes[0]]
+
+
+def _dense(folder: Path, name: str, config: Mapping[str, Any]) -> DenseModule:
+    sizes = config.get("in_features"), config.get("out_features")
+    if not all(type(size) is int and 0 < size < 1 << 31 for size in sizes):
+        raise WeightsError(f"{folder}: in_features and out_features are {sizes}")
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise WeightsError(f"{folder}: {key} {config[key]!r} is not supported")
+    if config.get("use_residual"):
+        raise WeightsError(f"{folder}: use_residual is not supported")
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    return DenseModule(
+        name, config["in_features"], config["out_features"], bool(config.get("bias", True)), str(activation)
+    )
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.json"
+    return _read(path) if path.exists() else {}  # what normalises needs none, and has no folder on a hub
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    value = _json(path)
+    if not isinstance(value, Mapping):
+        raise WeightsError(f"{path}: not a JSON object")
+    return value
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise WeightsError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: not valid JSON: {error}") from error
