@@ -7,14 +7,14 @@ from torch import Tensor
 
 from ops import backends
 from ops import native as cpu
-from ops.attention import native, reference, traced
+from ops.attention import native, packed_torch, reference, traced
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.mask import CAUSAL, FULL, causal_only
 from ops.attention.meta import AttentionMeta
 from ops.kv import store_kv
 from ops.norm import rms_norm
-from ops.registry import USUAL_ATTENTION, Op, ShapeClass
+from ops.registry import USUAL_ATTENTION, Kernel, Op, ShapeClass
 from ops.rope import rope
 
 
@@ -110,6 +110,16 @@ def _attend_packed_in_parts(qkv: Tensor, heads: AttentionHeads, positions: Tenso
     return mixed.flatten(1)
 
 
+def _attend_packed_by_torch(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
+    if not packed_torch.computes(heads):
+        return _attend_packed_in_parts(qkv, heads, positions, meta)
+    return packed_torch.packed_attention(*_turned(qkv, heads, positions), meta, heads).flatten(1)
+
+
+def _full_only(case: ShapeClass) -> str | None:
+    return None if case.mask == FULL else "computes full attention only"
+
+
 def attend_latent(
     q: Tensor,
     latent: Tensor,
@@ -154,7 +164,10 @@ _attend = Op(
 _attend_packed = Op(
     "attend_packed",
     ShapeClass("cpu", torch.float32, None, 64, mask=FULL),
-    [backends.reference("attend_packed", _attend_packed_in_parts, "one op after another")],
+    [
+        Kernel("attend_packed", "torch", _full_only, _attend_packed_by_torch, "its fused attention, run by run"),
+        backends.reference("attend_packed", _attend_packed_in_parts, "one op after another"),
+    ],
 )
 _attend_latent = Op(
     "attend_latent",

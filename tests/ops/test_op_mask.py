@@ -69,8 +69,11 @@ def test_a_query_sees_what_its_mask_shows(mask, cached):
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", [None, "reference"])
 @pytest.mark.parametrize("window", [1, 7, 256, 400])
-def test_a_window_of_a_full_mask_reaches_both_ways_and_relative_biases_go_by_distance(window):
+def test_a_window_of_a_full_mask_reaches_both_ways_and_relative_biases_go_by_distance(window, kernels, request):
+    ops.force(kernels, "attend_packed")
+    request.addfinalizer(lambda: ops.force(None, "attend_packed"))
     qkv, positions, meta, _ = step()
     biases = torch.randn(HEADS, 2 * 300 - 1, generator=torch.Generator().manual_seed(2))
     ours = replace(heads("full"), window=window, relative_bias=biases)
@@ -146,3 +149,32 @@ def test_tracing_refuses_other_masks():
     for function in (cached, packed):
         with pytest.raises(ops.NotTraceable):
             tracer.add(function)
+
+
+@pytest.mark.parametrize("lengths", [(5, 5, 5, 1, 1, 9), (3,), (2, 2), (7, 1, 7)])
+def test_rows_of_one_length_beside_each_other_are_as_each_alone(lengths):
+    qkv = torch.randn(sum(lengths), (HEADS + 2 * KV_HEADS) * D, generator=torch.Generator().manual_seed(4))
+    ends = [sum(lengths[:index]) for index in range(len(lengths) + 1)]
+    meta = ops.AttentionMeta(
+        int32(ends), int32(lengths), torch.empty(len(lengths), 0).int(), max(lengths), max(lengths)
+    )
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    got = ops.attend_packed(qkv.clone(), heads("full"), positions, meta)
+    for start, length in zip(ends, lengths, strict=False):
+        alone = ops.AttentionMeta(int32([0, length]), int32([length]), torch.empty(1, 0).int(), length, length)
+        tokens = slice(start, start + length)
+        wanted = ops.attend_packed(qkv[tokens].clone(), heads("full"), positions[tokens], alone)
+        torch.testing.assert_close(got[tokens], wanted, rtol=0, atol=1e-6)
+
+
+def test_what_torch_s_kernel_lacks_is_the_references():
+    qkv, positions, meta, _ = step()
+    capped = replace(heads("full"), softcap=2.0)
+    got = ops.attend_packed(qkv.clone(), capped, positions, meta)
+    ops.force("reference", "attend_packed")
+    try:
+        wanted = ops.attend_packed(qkv.clone(), capped, positions, meta)
+    finally:
+        ops.force(None, "attend_packed")
+    assert torch.equal(got, wanted)
+    assert not torch.allclose(got, ops.attend_packed(qkv, heads("full"), positions, meta))
