@@ -18,7 +18,6 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.models.implementation import describe, load
 from runtime.models.registry import add_plugins
-from runtime.models.spec.model import ModelSpec
 from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
@@ -89,6 +88,7 @@ def _timed(report: Report) -> Report:
 class Planned:
     """What is known before anything is loaded."""
 
+    config: EngineConfig  # with what the model's files add
     spec: ModelSpec
     platform: Platform
     plan: EnginePlan
@@ -112,12 +112,12 @@ def plan_engine(config: EngineConfig, files: ModelFiles, report: Report) -> Plan
     platform.force_kernels(config)
     platform.refuse(config)
     stored_bytes = None if config.load_format == "dummy" else files.stored_bytes
-    return Planned(spec, platform, platform.plan(config, spec, stored_bytes))
+    return Planned(config, spec, platform, platform.plan(config, spec, stored_bytes))
 
 
 def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> EngineParts:
     planned = plan_engine(config, files, report)
-    spec, platform, plan = planned.spec, planned.platform, planned.plan
+    config, spec, platform, plan = planned.config, planned.spec, planned.platform, planned.plan
     import ops
 
     platform.compile_ahead(plan)
