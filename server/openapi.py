@@ -14,7 +14,7 @@ import msgspec
 from orjson import dumps
 
 from server import errors
-from server.http.auth import ADMIN_PATHS, OPEN_PATHS
+from server.http.auth import ADMIN_PATHS, is_open
 from server.route import JSON, ErrorBody, Operation, Route
 from server.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
 from server.version import __version__
@@ -172,7 +172,7 @@ def _refusals(operation: Operation, path: str, *, user_key: bool, admin_key: boo
     found = {*operation.refusals, 500}
     if path in ADMIN_PATHS and admin_key:
         found |= {401, 403} if user_key else {401}
-    elif path not in OPEN_PATHS and user_key:
+    elif not is_open(path) and user_key:
         found.add(401)
     return found
 
@@ -183,7 +183,7 @@ def _security(path: str, *, user_key: bool, admin_key: bool) -> list[Json] | Non
         return None
     if path in ADMIN_PATHS and admin_key:
         return [{"adminBearer": []}, {"adminHeader": []}]
-    return [{"bearer": []}, {"header": []}] if user_key and path not in OPEN_PATHS else []
+    return [{"bearer": []}, {"header": []}] if user_key and not is_open(path) else []
 
 
 def _security_schemes(*, user_key: bool, admin_key: bool) -> Json:

@@ -33,4 +33,4 @@ def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> byt
 
 @route("GET", "/docs", Operation("docsPage", "Pages", "This document as a page", {HTML: None}))
 async def page(service: Service, http: Request) -> Response:
-    return pages.page("docs.html")
+    return await pages.page("docs.html", http, service.offload)

@@ -1,4 +1,4 @@
-"""GET /: the built-in chat page, one static file without a build step."""
+"""GET /, and what the pages load: static files without a build step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import pages
-from server.route import HTML, Operation, route
+from server.route import HTML, TEXT, Operation, route
 from server.service import Service
 
 
 @route("GET", "/", Operation("chatPage", "Pages", "The built-in chat page", {HTML: None}))
-async def page(service: Service, http: Request) -> Response:
-    return pages.page("index.html")
+async def chat(service: Service, http: Request) -> Response:
+    return await pages.page("index.html", http, service.offload)
+
+
+@route(
+    "GET",
+    "/web/{version}/{name}",
+    Operation(
+        "pageAsset", "Pages", "Scripts and styles of the pages", {TEXT: None}, refusals=(404,),
+        parameters={"version": "The hash of all of them", "name": "A file"},
+    ),
+)  # fmt: skip
+async def asset(service: Service, http: Request) -> Response:
+    version, name = http.path_params["version"], http.path_params["name"]
+    return await pages.asset(version, name, http, service.offload)

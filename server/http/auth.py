@@ -1,8 +1,8 @@
 """Who may call: keys of users and the key of the administrator, checked before a route is looked up or a body is read.
 
-Every path but OPEN_PATHS needs a key once there is one: a route is closed unless it stands in a table here, and so is a path
-that is no route. With a user key all is open but what tells about the server (`ADMIN_PATHS`), if that has a key of its own;
-the administrator's key opens everything. Keys are kept as digests only and never shown, logged or repeated to a client.
+Every path but OPEN_PATHS and pages needs a key once there is one: a route is closed unless it stands in a table here, and so
+is a path that is no route. With a user key all is open but what tells about the server (`ADMIN_PATHS`), if that has a key of
+its own; the administrator's key opens everything. Keys are kept as digests only and never shown, logged or repeated to a client.
 Knows nothing of where keys come from."""
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ from server.arrival import CALLER
 from server.errors import AdminOnly, InvalidApiKey, MissingApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
+PAGES = frozenset({"/", "/docs"})  # the same for everybody: a key is typed into them, and goes with what they ask for
+PAGE_ASSETS = "/web/"
 ADMIN_PATHS = frozenset({"/metrics"})
 UNIX_SOCKET = b"unix"
+
+
+def is_open(path: str) -> bool:
+    """Whether nobody needs a key for it."""
+    return path in OPEN_PATHS or path in PAGES or path.startswith(PAGE_ASSETS)
 
 
 def is_loopback(host: str) -> bool:
@@ -144,9 +151,10 @@ class RequireKey:
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in OPEN_PATHS:
-            if scope["path"] in self._paths:
-                scope["route_path"] = scope["path"]
+        path = scope["path"]
+        if not is_open(path):
+            if path in self._paths:
+                scope["route_path"] = path
             self._check(scope)
         await self._app(scope, receive, send)
 

@@ -14,7 +14,7 @@ import pytest
 from server.app import ROUTES, create_app
 from server.config import ConfigError, ServerConfig, parse
 from server.http import auth
-from server.http.auth import OPEN_PATHS, InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback
+from server.http.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback, is_open
 from server.loaded.lifecycle import Lifecycle
 from server.service import Service
 from tests.server.conftest import MESSAGES
@@ -32,9 +32,10 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [(route.method, route.path) for route in ROUTES if route.path not in OPEN_PATHS]
+    ("method", "path"),
+    [(route.method, route.path) for route in ROUTES if not is_open(route.path)],
 )
-async def test_every_route_but_health_needs_a_key(serve, method, path):
+async def test_every_route_but_health_and_pages_needs_a_key(serve, method, path):
     server = await serve(api_key=(USER,))
     response = await server.http.request(method, path.replace("{model_id:path}", "tiny"))
     assert response.status_code == 401

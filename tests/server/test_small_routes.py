@@ -263,14 +263,3 @@ async def test_requests_are_logged_with_their_parameters_on_request(serve, caplo
     server = await serve(log_requests=True)
     await server.chat(temperature=0.25)
     assert "temperature=0.25" in caplog.text
-
-
-async def test_a_browser_finds_a_chat_page_that_loads_nothing_from_elsewhere(serve):
-    server = await serve()
-    response = await server.http.get("/")
-    assert response.status_code == 200
-    assert response.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in response.headers["content-security-policy"]
-    assert "/v1/chat/completions" in response.text
-    assert "http://" not in response.text
-    assert "https://" not in response.text

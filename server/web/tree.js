@@ -1,0 +1,101 @@
+// A conversation as a tree: what was edited or asked for again stands beside what it replaces, and one path through it is shown.
+// Plain data, as it is kept and exported.
+
+export const FORMAT = 1;
+const ROLES = new Set(["user", "assistant", "tool"]);
+
+export const conversation = () => ({id: crypto.randomUUID?.() ?? fallbackId(), title: "", updated: Date.now(), nodes: {}, roots: [], chosen: {}});
+
+// crypto.randomUUID needs https or localhost; the page works without, too.
+const fallbackId = () => [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, "0")).join("");
+
+const siblingsOf = (whole, node) => node.parent === null ? whole.roots : whole.nodes[node.parent].children;
+const chosenAmong = (whole, parent, ids) => whole.nodes[ids.includes(whole.chosen[parent]) ? whole.chosen[parent] : ids.at(-1)];
+
+// The nodes that are shown, from the first on.
+export function path(whole) {
+  const found = [];
+  for (let [parent, ids] = ["", whole.roots]; ids.length;) {
+    const node = chosenAmong(whole, parent, ids);
+    found.push(node);
+    [parent, ids] = [node.id, node.children];
+  }
+  return found;
+}
+
+// `fields` of a new node behind `parent` (null: at the beginning); it is shown.
+export function add(whole, parent, fields) {
+  const node = {id: crypto.randomUUID?.() ?? fallbackId(), parent, children: [], created: Date.now(), ...fields};
+  whole.nodes[node.id] = node;
+  siblingsOf(whole, node).push(node.id);
+  whole.chosen[parent ?? ""] = node.id;
+  whole.updated = Date.now();
+  return node;
+}
+
+export function remove(whole, node) {
+  for (const child of [...node.children]) remove(whole, whole.nodes[child]);
+  const siblings = siblingsOf(whole, node);
+  siblings.splice(siblings.indexOf(node.id), 1);
+  delete whole.nodes[node.id];
+  delete whole.chosen[node.id];
+}
+
+// [its place, how many there are] of a node among those that stand in its place.
+export function place(whole, node) {
+  const siblings = siblingsOf(whole, node);
+  return [siblings.indexOf(node.id), siblings.length];
+}
+
+export function choose(whole, node, offset) {
+  const siblings = siblingsOf(whole, node), wanted = siblings[siblings.indexOf(node.id) + offset];
+  if (wanted) whole.chosen[node.parent ?? ""] = wanted;
+}
+
+// As the server takes them. A model's reasoning is not sent back; nor is what was broken off before a word of an answer.
+export function messages(nodes, system) {
+  const found = system.trim() ? [{role: "system", content: system}] : [];
+  for (const node of nodes) {
+    if (node.role === "tool") found.push({role: "tool", tool_call_id: node.callId, content: node.content});
+    else if (node.role === "user") found.push({role: "user", content: node.content});
+    else if (node.content || node.calls?.length) found.push({role: "assistant", content: node.content, ...(node.calls?.length ? {tool_calls: node.calls.map(call => ({id: call.id, type: "function", function: {name: call.name, arguments: call.arguments}}))} : {})});
+  }
+  return found;
+}
+
+export function titleOf(whole) {
+  if (whole.title) return whole.title;
+  const first = whole.roots.length ? whole.nodes[whole.roots[0]].content.trim().split("\n")[0] : "";
+  return first.length > 60 ? `${first.slice(0, 58)}…` : first || "New chat";
+}
+
+// Whether any message has `words` in it.
+export const holds = (whole, words) => [titleOf(whole), ...Object.values(whole.nodes).map(node => node.content)].some(text => text.toLowerCase().includes(words));
+
+// What a file brings, checked field by field: it comes from anywhere. Throws Error.
+export function imported(text) {
+  let read;
+  try { read = JSON.parse(text); } catch { throw new Error("the file is not JSON"); }
+  if (read?.oneloop !== FORMAT || !Array.isArray(read.conversations)) throw new Error("the file holds no conversations of this page");
+  return read.conversations.map(checked);
+}
+
+function checked(read) {
+  const whole = conversation(), bad = () => { throw new Error("a conversation in the file is damaged"); };
+  const string = value => typeof value === "string" ? value : bad();
+  whole.title = string(read.title ?? "");
+  whole.updated = Number.isFinite(read.updated) ? read.updated : whole.updated;
+  const add = (id, parent, depth) => {
+    const from = Object.hasOwn(read.nodes ?? bad(), id) ? read.nodes[id] : bad();
+    if (!ROLES.has(from.role) || depth > 5000 || Object.hasOwn(whole.nodes, id)) bad();
+    const node = {id: string(id), parent, children: [], created: Number(from.created) || 0, role: from.role, content: string(from.content)};
+    for (const name of ["reasoning", "callId", "model", "finish", "error", "format"]) if (from[name] !== undefined && from[name] !== null) node[name] = string(from[name]);
+    if (from.calls) node.calls = from.calls.map(call => ({id: string(call.id), name: string(call.name), arguments: string(call.arguments)}));
+    if (from.stats) node.stats = Object.fromEntries(Object.entries(from.stats).filter(([, value]) => Number.isFinite(value)));
+    whole.nodes[id] = node;
+    for (const child of Array.isArray(from.children) ? from.children : bad()) { node.children.push(child); add(child, id, depth + 1); }
+  };
+  for (const root of Array.isArray(read.roots) ? read.roots : bad()) { whole.roots.push(root); add(root, null, 0); }
+  for (const [parent, child] of Object.entries(read.chosen ?? {})) if (Object.hasOwn(whole.nodes, child)) whole.chosen[parent] = child;
+  return whole;
+}
