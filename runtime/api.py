@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -428,6 +428,67 @@ class Metric:
     samples: Mapping[tuple[tuple[str, str], ...], float | HistogramData]
 
 
+class StepRecord(NamedTuple):
+    """A step that has settled. `number`: counted from 1. `num_prompt_tokens`: of chunks; `num_decodes`: rows that only decode.
+    `was_captured`: it was replayed as a graph. `idle_s`: the device's pause before it, None where nobody knows."""
+
+    number: int
+    launched_s: float
+    settled_s: float
+    num_prompt_tokens: int
+    num_decodes: int
+    num_preempted: int
+    was_captured: bool
+    idle_s: float | None
+
+
+class RequestEvent(NamedTuple):
+    """`kind`: "chunk" of its prompt, launched; "preempted"; "resumed"; "deferred", since its mask was late."""
+
+    kind: str
+    at_s: float
+    num_tokens: int
+
+
+class RequestRecord(NamedTuple):
+    """The life of a sequence. `number`: of those that have ended, from 1; 0 of one that has not. Times: the monotonic clock's."""
+
+    number: int
+    id: str
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    finished_s: float | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    finish: FinishReason | None
+    events: tuple[RequestEvent, ...]
+
+
+class KVMap(NamedTuple):
+    """The KV blocks in the order of their ids. `cells`: for each `blocks_per_cell` of them three bytes: how many of 255 parts are
+    used by one sequence, shared by several, and free but cached; the rest is blank."""
+
+    num_blocks: int
+    blocks_per_cell: int
+    num_reserved: int  # free blocks that running sequences have been promised
+    cells: bytes
+
+
+class Activity(NamedTuple):
+    """What an engine does and did lately. `num_steps` and `num_requests`: the numbers of the last of all."""
+
+    now_s: float
+    num_steps: int
+    num_requests: int
+    steps: Sequence[StepRecord]
+    requests: Sequence[RequestRecord]
+    live: Sequence[RequestRecord]
+    kv: KVMap
+
+
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
     """One moment of start-up: phase such as "download", "weights", "warmup"; `done` of `total` in `unit` ("B", "tensors")."""
@@ -465,6 +526,10 @@ class EngineClient(Protocol):
     def health(self) -> EngineHealth: ...
 
     def metrics(self) -> Sequence[Metric]: ...
+
+    def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
+        """The steps and requests behind those numbers, as far as they are remembered; `num_cells`: of the map, at most."""
+        ...
 
     def reset_prefix_cache(self) -> None:
         """Forget what prompts have left for others to share. Who is running goes on, and leaves its own from now on."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from runtime.admission import Admission, AdmissionLimits
 from runtime.api import (
+    Activity,
     Busy,
     ContextTooLong,
     EngineHealth,
@@ -206,6 +207,10 @@ class Engine:
     def metrics(self) -> list[Metric]:
         return self._meter.metrics()
 
+    def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
+        live = [sink.sequence for sink in self._sinks.values()]
+        return self._meter.activity(live, self._clock(), after_step, after_request, num_cells)
+
     async def drain(self, timeout_s: float) -> int:
         self._accepting = False
         try:
@@ -347,6 +352,10 @@ class Engine:
     def wake(self) -> None:
         """There may be something to do."""
         self._work.set()
+
+    def note_deferred(self, sampling: ScheduledBatch) -> None:
+        """The masks of its rows were late."""
+        self._meter.deferred(sampling, self._clock())
 
     async def _sleep(self) -> None:
         self._work.clear()

@@ -75,6 +75,7 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
+        self.events: list[tuple[str, float, int]] = []  # its life: see `RequestEvent`
 
     @property
     def token_ids(self) -> list[int]:

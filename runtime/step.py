@@ -32,13 +32,15 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class Step:
     """`read` is valid once `done`. `read_prompt_logprobs` too, and takes long: for each row with a `PromptLogprobsSpan`, in row
-    order, its entries, None where its logits are not finite. `idle_before_s`: the device's pause since the step before."""
+    order, its entries, None where its logits are not finite. `idle_before_s`: the device's pause since the step before.
+    `was_captured`: whether a graph was replayed."""
 
     batch: ScheduledBatch
     done: GpuEvent
     read: Callable[[], StepResult]
     read_prompt_logprobs: Callable[[], list[list[TokenLogprobs] | None]] | None = None
     idle_before_s: Callable[[], float | None] = lambda: None
+    was_captured: Callable[[], bool] = lambda: False
     launched_s: float = field(default_factory=time.monotonic)
 
     async def result(self) -> StepResult:

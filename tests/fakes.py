@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 
 from runtime.api import (
+    Activity,
     Busy,
     EngineError,
     EngineHealth,
     EngineStopped,
     FinishReason,
     HistogramData,
+    KVMap,
     Metric,
     ModelInfo,
     PoolerInfo,
@@ -24,6 +27,8 @@ from runtime.api import (
     PreparedPrompt,
     ProbeFailed,
     Request,
+    RequestRecord,
+    StepRecord,
     TokenLogprobs,
 )
 from runtime.token_stream import EngineTokenStream
@@ -135,6 +140,9 @@ class FakeEngine:
         self.lets_go = True  # of everything, when it is closed
         self._died = asyncio.Event()
         self.num_resets = 0  # of the prefix cache
+        self.steps: list[StepRecord] = []
+        self.records: list[RequestRecord] = []
+        self.kv_cells = b""
         self._live: list[_Live] = []
         self._running = not paused
         self._task: asyncio.Task[None] | None = None
@@ -181,6 +189,17 @@ class FakeEngine:
             Metric("request_success", "Requests that ended, by reason.", "counter", done),
             Metric("step_time_seconds", "A step.", "histogram", {(): HistogramData((0.1, 1.0), (3, 2, 1), 4.5)}),
         ]
+
+    def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
+        """Of `steps` and `records`, which a test fills; who is live has just come."""
+        steps = [step for step in self.steps if step.number > after_step]
+        records = [record for record in self.records if record.number > after_request]
+        live = [
+            RequestRecord(0, each.id, each.arrival_s, None, None, None, None, len(each.prompt_ids), 0, 0, None, ())
+            for each in self.live
+        ]
+        kv = KVMap(self.model.num_kv_blocks, 1, 0, self.kv_cells or bytes(3 * self.model.num_kv_blocks))
+        return Activity(time.monotonic(), len(self.steps), len(self.records), steps, records, live, kv)
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1

@@ -35,6 +35,10 @@ class Engine(Protocol):
         """A mask has come for a row that was deferred."""
         ...
 
+    def note_deferred(self, sampling: ScheduledBatch) -> None:
+        """The masks of its rows were late."""
+        ...
+
 
 class MaskedSampling:
     def __init__(self, model: ModelInfo, scheduler: Scheduler, engine: Engine) -> None:
@@ -79,6 +83,7 @@ class MaskedSampling:
         snapshot = self._engine.enqueue(lambda: output.snapshot_logits(sampling), sampling)
         if snapshot is not None:
             self._deferred.add(snapshot)
+            self._engine.note_deferred(sampling)
         return rest
 
     def _sample(self, output: ForwardOutput, batch: ScheduledBatch) -> Step | None:

@@ -67,6 +67,16 @@ class BlockPool:
     def count(self, block_id: int) -> int:
         return self._counts[block_id]
 
+    def states(self, per_cell: int) -> bytes:
+        """For each `per_cell` blocks in turn three bytes: how many of 255 parts of them are used by one sequence, by several, and
+        by nobody but cached. What is left is blank. For people to look at: it reads all of the pool."""
+        starts = np.arange(0, self.num_blocks, per_cell)
+        sizes = np.diff(starts, append=self.num_blocks)
+        counts = self._counts_of
+        kinds = counts == 1, counts > 1, (counts == 0) & (self._places_of != _NOWHERE)
+        parts = [-(-255 * np.add.reduceat(kind.astype(np.int32), starts) // sizes) for kind in kinds]
+        return bytes(np.stack(parts, axis=-1).astype(np.uint8).tobytes())
+
     def num_idle(self, ids: Sequence[int]) -> int:
         """How many of them nobody uses."""
         return len(ids) - int(np.count_nonzero(self._counts_of[np.asarray(ids, np.int32)]))

@@ -7,10 +7,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 
-from runtime.api import Metric, ModelInfo
+from runtime.api import Activity, Metric, ModelInfo
 from runtime.batch import ScheduledBatch
+from runtime.metrics.history import History
 from runtime.metrics.loop_lag import LoopLag
 from runtime.metrics.stats import EngineStats, counter, gauge
 from runtime.metrics.throughput_log import ThroughputLog
@@ -32,6 +34,7 @@ class EngineMeter:
         self._stats = EngineStats(model.max_model_len)
         self._lag = LoopLag(self._stats.loop_lag.observe)
         self._throughput = ThroughputLog(self._stats, scheduler)
+        self._history = History()
         self._cache_facts = (
             ("block_size", str(model.kv_block_size)),
             ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
@@ -67,14 +70,33 @@ class EngineMeter:
                 "%d requests preempted for lack of KV blocks (%d running, %d waiting): kv-cache-memory is short",
                 batch.num_preempted, len(scheduler.running), len(scheduler.waiting),
             )  # fmt: skip
+            self._note_preempted(launched_s)
+        has_chunks = batch.num_tokens > len(batch.rows)
         for row in batch.rows:
-            if row.binding is not None:  # as the first row of a sequence has one
+            # The first row of a sequence has a binding.
+            if row.binding is not None or (has_chunks and row.num_tokens > 1 + len(row.draft_ids)):
                 sequence = scheduler.sequence(row.number)
-                if sequence is not None and sequence.first_scheduled_s is None and not sequence.request.is_probe:
+                if sequence is None or sequence.request.is_probe:
+                    continue
+                if sequence.first_scheduled_s is None:
                     sequence.first_scheduled_s = launched_s
                     stats.queue_time.observe(launched_s - sequence.request.arrival_s)
                     num_started += 1
+                elif row.binding is not None:
+                    self._history.note(sequence, "resumed", launched_s)
+                self._history.note(sequence, "chunk", launched_s, row.num_tokens)
         return num_started
+
+    def _note_preempted(self, now: float) -> None:
+        for sequence in self._scheduler.waiting:
+            if sequence.num_preemptions > sum(kind == "preempted" for kind, _, _ in sequence.events):
+                self._history.note(sequence, "preempted", now)
+
+    def deferred(self, sampling: ScheduledBatch, now: float) -> None:
+        """The masks of its rows were late."""
+        for row in sampling.rows:
+            if (sequence := self._scheduler.sequence(row.number)) is not None:
+                self._history.note(sequence, "deferred", now)
 
     def settled(self, step: Step, now: float) -> float:
         """How long the step took, s: from its launch, or from the end of the one before it."""
@@ -83,6 +105,7 @@ class EngineMeter:
         if step.launched_s < self.last_settled_s and (idle_s := step.idle_before_s()) is not None:
             self._stats.gpu_idle_gap.observe(idle_s)
         self.last_settled_s = now
+        self._history.settled(step, now)
         return duration_s
 
     def report(self, now: float) -> None:
@@ -113,6 +136,7 @@ class EngineMeter:
             return
         stats, now = self._stats, time.monotonic()
         assert sequence.finish is not None
+        self._history.finished(sequence, now)
         stats.finished[sequence.finish] += 1
         stats.e2e_latency.observe(now - sequence.request.arrival_s)
         stats.request_num_preemptions.observe(sequence.num_preemptions)
@@ -136,6 +160,12 @@ class EngineMeter:
             stats.prefill_time.observe(now - sequence.first_scheduled_s)
 
     # --- what there is to tell ------------------------------------------------------------------------------------
+
+    def activity(
+        self, live: Iterable[Sequence], now: float, after_step: int, after_request: int, num_cells: int
+    ) -> Activity:
+        """See `EngineClient`. `live`: sequences that have not ended."""
+        return self._history.activity(self._scheduler, live, now, after_step, after_request, num_cells)
 
     def metrics(self) -> list[Metric]:
         scheduler = self._scheduler

@@ -52,6 +52,7 @@ class Computed(NamedTuple):
     stops: Sequence[int]
     prompt_logprobs: PromptLogprobs | None = None
     pooled: Pooled | None = None
+    was_captured: bool = False
 
     @classmethod
     def of(
@@ -91,6 +92,7 @@ class Outputs(NamedTuple):
 
     result: Callable[[], StepResult]
     prompt_logprobs: Callable[[], list[list[TokenLogprobs] | None]]
+    was_captured: bool = False
 
 
 class ModelRunner:
@@ -162,6 +164,7 @@ class ModelRunner:
             lambda: value().result(),
             (lambda: value().prompt_logprobs()) if batch.prompt_logprobs_rows else None,
             launched.idle_before_s,
+            lambda: value().was_captured,
         )
 
     def _forward_output(self, batch: ScheduledBatch, part: Part) -> ForwardOutput:
@@ -217,7 +220,8 @@ class ModelRunner:
 
     def _computed(self, batch: ScheduledBatch) -> Computed:
         rows = self._bound(batch)
-        return self._graphs.replay(rows) or self.compute(self._inputs.fill(rows), rows)
+        replayed = self._graphs.replay(rows)
+        return self.compute(self._inputs.fill(rows), rows) if replayed is None else replayed._replace(was_captured=True)
 
     @torch.inference_mode()
     def _snapshot(self, batch: ScheduledBatch, computed: Computed) -> Computed:
@@ -279,7 +283,7 @@ class ModelRunner:
             by_row = prompt_logprobs.by_row()
             return [by_row[row.row] for row in batch.prompt_logprobs_rows]
 
-        return Outputs(self._lane.reader(read), read_prompt_logprobs)
+        return Outputs(self._lane.reader(read), read_prompt_logprobs, computed.was_captured)
 
 
 def _result(

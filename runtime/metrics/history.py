@@ -1,0 +1,94 @@
+"""History: the last steps, and the lives of the last requests, for whoever looks at a running engine.
+
+A step is one tuple in a ring, a request one record when it ends: that is all it costs while nobody looks. What is shown is made
+when it is asked for. Bounded, in entries and in events of each; token ids are not kept."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+from runtime.api import Activity, KVMap, RequestEvent, RequestRecord, StepRecord
+from runtime.batch import ScheduledBatch
+from runtime.scheduler import Scheduler
+from runtime.sequence import Sequence
+from runtime.step import Step
+
+NUM_STEPS = 2048
+NUM_REQUESTS = 512
+NUM_LIVE = 256  # of those that have not ended, at most so many are told of
+MAX_EVENTS = 128  # of one request; later ones are not noted
+
+
+class History:
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float, int, ScheduledCounts, bool, float | None]] = deque(maxlen=NUM_STEPS)
+        self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
+        self._num_steps = 0
+        self._num_requests = 0
+
+    # --- what happens ---------------------------------------------------------------------------------------------
+
+    def settled(self, step: Step, now: float) -> None:
+        self._num_steps += 1
+        batch = step.batch
+        self._steps.append(
+            (step.launched_s, now, batch.num_preempted, counts(batch), step.was_captured(), step.idle_before_s())
+        )
+
+    def note(self, sequence: Sequence, kind: str, at_s: float, num_tokens: int = 0) -> None:
+        if len(sequence.events) < MAX_EVENTS:
+            sequence.events.append((kind, at_s, num_tokens))
+
+    def finished(self, sequence: Sequence, now: float) -> None:
+        self._num_requests += 1
+        self._requests.append(_record(sequence, self._num_requests, now))
+
+    # --- what there is to tell ------------------------------------------------------------------------------------
+
+    def activity(
+        self,
+        scheduler: Scheduler,
+        live: Iterable[Sequence],
+        now: float,
+        after_step: int,
+        after_request: int,
+        num_cells: int,
+    ) -> Activity:
+        first = self._num_steps - len(self._steps)
+        steps = [
+            StepRecord(number, launched_s, settled_s, counted[0], counted[1], num_preempted, captured, idle_s)
+            for number, (launched_s, settled_s, num_preempted, counted, captured, idle_s) in enumerate(
+                self._steps, first + 1
+            )
+            if number > after_step
+        ]
+        requests = [record for record in self._requests if record.number > after_request]
+        lives = [_record(sequence, 0, None) for sequence in islice(live, NUM_LIVE)]
+        return Activity(now, self._num_steps, self._num_requests, steps, requests, lives, _kv_map(scheduler, num_cells))
+
+
+ScheduledCounts = tuple[int, int]  # tokens of prompts, and rows that decode
+
+
+def counts(batch: ScheduledBatch) -> ScheduledCounts:
+    num_rows = len(batch.rows)
+    if batch.num_tokens == num_rows:
+        return 0, num_rows
+    chunks = [row.num_tokens for row in batch.rows if row.num_tokens > 1 + len(row.draft_ids)]
+    return sum(chunks), num_rows - len(chunks)
+
+
+def _record(sequence: Sequence, number: int, finished_s: float | None) -> RequestRecord:
+    return RequestRecord(
+        number, sequence.request.id, sequence.request.arrival_s, sequence.first_scheduled_s, sequence.first_token_s,
+        sequence.last_token_s, finished_s, sequence.num_prompt_tokens, sequence.num_cached_tokens,
+        sequence.num_output_tokens, sequence.finish, tuple([RequestEvent(*event) for event in sequence.events]),
+    )  # fmt: skip
+
+
+def _kv_map(scheduler: Scheduler, num_cells: int) -> KVMap:
+    pool = scheduler.pool
+    per_cell = max(1, -(-pool.num_blocks // num_cells))
+    return KVMap(pool.num_blocks, per_cell, pool.num_reserved, pool.states(per_cell))
