@@ -25,6 +25,7 @@ from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config import ServerConfig
 from server.errors import ErrorShape
+from server.feed import Feed, Snapshots
 from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
@@ -122,6 +123,9 @@ def create_app(service: Service) -> ASGIApp:
     config = service.config
     paths = [PathRoute(each.path, Endpoint(each, service), methods=[each.method]) for each in ROUTES]
     app: ASGIApp = Router(paths, redirect_slashes=False)
+    feed = Feed(Snapshots(service.lifecycle, service.http_stats))
+    service.add_part(Feed, feed)
+    service.lifecycle.when_draining(feed.close)
     folder = service.part(BatchFolder.of)
     if folder is not None:
         start_batches(service, folder)

@@ -256,7 +256,7 @@ class ServerConfig(EngineOptions):
     api_key_file: str | None = option(None, "file with more such keys, one a line", group=HTTP, metavar="FILE")
     admin_api_key: str | None = option(
         None,
-        "key that opens everything; /metrics then takes no other (`ps` shows flags, so better the variable)",
+        "key that opens everything; /metrics and the dashboard then take no other (`ps` shows flags, so better the variable)",
         group=HTTP,
         metavar="KEY",
         secret=True,

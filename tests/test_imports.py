@@ -12,7 +12,7 @@ import pytest
 from runtime.preload import preload_torch
 
 ROOT = Path(__file__).parent.parent
-# safetensors.torch is for tests and for transformers, sse_starlette for who asks for events that were stored.
+# safetensors.torch is for tests and for transformers, sse_starlette for who asks for stored events or the dashboard.
 HEAVY = ("transformers", "accelerate", "safetensors", "triton", "sse_starlette")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,

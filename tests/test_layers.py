@@ -19,7 +19,7 @@ SERVER_ROOMS = (
     ("responses", "pooling"),
     ("openai", "anthropic", "ollama", "llamacpp", "route"),
     ("generate", "load"),
-    ("structured", "service", "terminal", "field_names", "batches"),
+    ("structured", "service", "terminal", "field_names", "batches", "feed"),
     ("loaded", "http"),
     ("schema", "config", "offload"),
     ("text", "arrival", "errors", "version", "ending", "listening"),

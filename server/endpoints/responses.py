@@ -157,10 +157,10 @@ async def _stop(entry: Entry) -> None:
 
 
 def _replay(service: Service, entry: Entry, first: int) -> ASGIApp:
-    from server.responses.replay_response import ReplayResponse  # few ask, and nobody else shall pay
+    from server.http.event_source import EventSource  # few ask, and nobody else shall pay
 
     assert entry.events is not None, "who asks has looked"
-    return ReplayResponse(Replay(entry.events, first, entry.ongoing), service.config.ping_interval)
+    return EventSource(Replay(entry.events, first, entry.ongoing), service.config.ping_interval)
 
 
 def _json(body: bytes) -> Response:

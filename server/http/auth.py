@@ -20,9 +20,11 @@ from server.arrival import CALLER
 from server.errors import AdminOnly, InvalidApiKey, MissingApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
-PAGES = frozenset({"/", "/docs"})  # the same for everybody: a key is typed into them, and goes with what they ask for
+PAGES = frozenset(
+    {"/", "/docs", "/dashboard"}
+)  # the same for everybody: a key is typed into them, and goes with what they ask for
 PAGE_ASSETS = "/web/"
-ADMIN_PATHS = frozenset({"/metrics"})
+ADMIN_PATHS = frozenset({"/metrics", "/dashboard/feed"})
 UNIX_SOCKET = b"unix"
 
 

@@ -7,7 +7,7 @@ discovery, made while no token flows too; the same task sends empty lines as pin
 first token. What ends a stream is always last: `data: [DONE]`, or what an API has in its place.
 
 A plain ASGI response, not a subclass of sse-starlette's EventSourceResponse, which sends what no token waits for
-(`responses/replay_response.py`): that one starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's
+(`event_source.py`): that one starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's
 signal handling on import and cuts streams off at the first signal, where we drain. What was worth keeping (ping, disconnect
 race, HEAD) is below. Knows nothing of tokens or JSON."""
 

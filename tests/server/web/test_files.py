@@ -12,7 +12,7 @@ import server as package
 from server.http import pages
 
 WEB = Path(package.__file__).parent / "web"
-PAGES = {"/": "index.html", "/docs": "docs.html"}
+PAGES = {"/": "index.html", "/docs": "docs.html", "/dashboard": "dashboard.html"}
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -1,0 +1,167 @@
+"""Feed: what dashboard and inspector show, once a second, for all who watch.
+
+A snapshot is read from what is counted anyway (`EngineClient.metrics`, HttpStats) and from the engine's history
+(`EngineClient.activity`). It is made once, whoever many watch; while nobody does, nothing is made and no timer runs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import msgspec
+
+from runtime import api
+from server.http.metrics import HttpStats
+from server.loaded.lifecycle import Lifecycle
+
+NUM_CELLS = 3072  # of the map of KV blocks
+PERIOD_S = 1.0
+# The histograms that are shown; of the others /metrics tells.
+HISTOGRAMS = frozenset(
+    {
+        "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+        "step_time_seconds", "loop_lag_seconds", "gpu_idle_gap_seconds",
+    }
+)  # fmt: skip
+
+
+class Snapshots:
+    """What the server does, as events. Each tells of steps and requests since the one before."""
+
+    def __init__(self, lifecycle: Lifecycle, stats: HttpStats) -> None:
+        self._lifecycle = lifecycle
+        self._stats = stats
+        self._num_steps = self._num_requests = 0
+
+    def first(self) -> bytes:
+        """All that is remembered, for who begins to watch. Some of it may be told again: who watches knows it by its number."""
+        return _event(self._read(0, 0))
+
+    def next(self) -> bytes:
+        """What has come since this was asked last."""
+        found = self._read(self._num_steps, self._num_requests)
+        self._num_steps = found.get("num_steps", 0)
+        self._num_requests = found.get("num_requests", 0)
+        return _event(found)
+
+    def skip(self) -> None:
+        """`next` tells of what comes from now on."""
+        if (loaded := self._lifecycle.loaded) is not None:
+            activity = loaded.engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1)
+            self._num_steps, self._num_requests = activity.num_steps, activity.num_requests
+
+    def _read(self, after_step: int, after_request: int) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "wall_s": time.time(), "status": self._lifecycle.phase.value, "http_in_flight": self._stats.in_flight
+        }  # fmt: skip
+        loaded = self._lifecycle.loaded
+        if loaded is None:
+            return found
+        engine = loaded.engine
+        activity = engine.activity(after_step=after_step, after_request=after_request, num_cells=NUM_CELLS)
+        health, model = engine.health(), engine.model
+        found |= {
+            "reason": health.reason,
+            "running": health.num_running,
+            "waiting": health.num_waiting,
+            "metrics": _numbers(engine.metrics()),
+            "model": {
+                "name": loaded.name, "device": model.device, "dtype": model.dtype, "max_model_len": model.max_model_len,
+                "max_num_seqs": model.max_num_seqs, "kv_block_size": model.kv_block_size,
+            },
+            **activity._asdict(),
+            "kv": activity.kv._asdict(),
+        }  # fmt: skip
+        return found
+
+
+def _numbers(metrics: Iterable[api.Metric]) -> dict[str, Any]:
+    """Those without labels, by name."""
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        value = metric.samples.get(())
+        if value is not None and (metric.kind != "histogram" or metric.name in HISTOGRAMS):
+            found[metric.name] = value
+    return found
+
+
+def _event(snapshot: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(snapshot) + b"\n\n"
+
+
+async def _one_second() -> None:
+    await asyncio.sleep(PERIOD_S)
+
+
+class Feed:
+    """`async for event in feed.watch()` inside of `with feed.watching()`. `tick`: awaited between two snapshots."""
+
+    def __init__(self, snapshots: Snapshots, tick: Callable[[], Awaitable[None]] = _one_second) -> None:
+        self._snapshots = snapshots
+        self._tick = tick
+        self._watchers: set[Watch] = set()
+        self._ticker: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[Watch]:
+        watch = Watch(self._snapshots.first())
+        self._watchers.add(watch)
+        if self._ticker is None:
+            self._snapshots.skip()
+            self._ticker = asyncio.create_task(self._run(), name="feed")
+        try:
+            yield watch
+        finally:
+            self._watchers.discard(watch)
+            if not self._watchers and self._ticker is not None:
+                self._ticker.cancel()
+                self._ticker = None
+
+    def close(self) -> None:
+        """No more is to come: who watches is told the last, and the stream ends."""
+        for watch in self._watchers:
+            watch.end()
+
+    async def _run(self) -> None:
+        while True:
+            await self._tick()
+            event = self._snapshots.next()
+            for watch in self._watchers:
+                watch.put(event)
+
+
+class Watch:
+    """One who watches. Keeps the latest events only: who reads slowly misses some, and steps between them."""
+
+    MAX_EVENTS = 5
+
+    def __init__(self, first: bytes) -> None:
+        self._events = [first]
+        self._has_ended = False
+        self._news = asyncio.Event()
+        self._news.set()
+
+    def put(self, event: bytes) -> None:
+        self._events.append(event)
+        del self._events[: -self.MAX_EVENTS]
+        self._news.set()
+
+    def end(self) -> None:
+        self._has_ended = True
+        self._news.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        await self._news.wait()
+        if not self._events:
+            raise StopAsyncIteration
+        events, self._events = b"".join(self._events), []
+        if not self._has_ended:
+            self._news.clear()
+        return events

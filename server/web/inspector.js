@@ -1,0 +1,88 @@
+// The life of each recent request: a line in a table, and one in full.
+
+import {$, button, el, svg} from "./dom.js";
+import {count, seconds} from "./feed.js";
+
+const SHOWN = 100;
+const PHASES = [["queued", "arrival", "scheduled", "Queued"], ["prefill", "scheduled", "firstToken", "Prompt"], ["decoding", "firstToken", "lastToken", "Decode"], ["ending", "lastToken", "finished", "End"]];
+const EVENTS = {chunk: "Chunk launched", preempted: "Preempted: its KV blocks went to others", resumed: "Resumed", deferred: "Deferred: its mask was late"};
+
+export class Inspector {
+  constructor(feed) {
+    this.feed = feed;
+    this.rows = new Map();
+    $("request-search").addEventListener("input", () => this.update());
+  }
+
+  // [id in the address, or null]
+  get chosen() { return decodeURIComponent(/^#requests\/(.+)$/.exec(location.hash)?.[1] ?? "") || null; }
+
+  update() {
+    const {feed} = this, now = feed.last?.now_s ?? 0, wanted = $("request-search").value.trim();
+    const all = [...(feed.last?.live ?? []), ...[...feed.requests.values()].reverse()];
+    const found = all.filter(each => each.id.includes(wanted)).slice(0, SHOWN);
+    $("request-count").textContent = `${found.length} of ${all.length} requests`;
+    const rows = new Map(found.map(each => [each.id, this.row(each, now)]));
+    const body = $("requests-body"), elements = [...rows.values()];
+    if (elements.length !== body.children.length || elements.some((row, at) => body.children[at] !== row)) body.replaceChildren(...elements);
+    this.rows = rows;
+    $("no-requests").hidden = found.length > 0;
+    this.detail(all.find(each => each.id === this.chosen), now);
+  }
+
+  // A row of one that has ended stays the element it was.
+  row(request, now) {
+    const known = this.rows.get(request.id);
+    if (known && known.request === request) return known;
+    const row = known ?? el("tr");
+    const [end, label] = [request.finished ?? now, request.finish ?? (request.scheduled === null ? "waiting" : "running")];
+    const cells = [el("td", null, el("span", {class: `state ${label}`}, label)), numeric(count(request.prompt)), numeric(count(request.cached)), numeric(count(request.output)), numeric(seconds(since(request.arrival, request.scheduled))), numeric(seconds(since(request.arrival, request.firstToken))), numeric(perToken(request)), numeric(seconds(end - request.arrival)), el("td", {class: "bar"}, life(request, now, 14))];
+    const name = known?.firstChild ?? el("th", {scope: "row"}, el("a", {href: `#requests/${encodeURIComponent(request.id)}`}, request.id));
+    if (known) while (name.nextSibling) name.nextSibling.remove(); // the link stays where it is: it may have the focus
+    else row.append(name);
+    row.append(...cells);
+    row.request = request;
+    return row;
+  }
+
+  detail(request, now) {
+    const box = $("request-detail");
+    if (!request) {
+      box.hidden = true;
+      this.detailed = null;
+      return;
+    }
+    if (this.detailed === request) return;
+    this.detailed = request;
+    box.hidden = false;
+    const at = moment => `+${seconds(moment - request.arrival)}`;
+    const phases = phasesOf(request, now).map(([name, from, to, words]) => el("li", null, el("i", {class: `key ${name}`}), `${words}: ${seconds(to - from)}`));
+    const marks = request.events.map(([kind, moment, tokens]) => el("tr", null, numeric(at(moment)), el("td", null, el("i", {class: `key ${kind}`}), EVENTS[kind] ?? kind), numeric(tokens ? `${count(tokens)} tokens` : "")));
+    box.replaceChildren(
+      el("div", {class: "detail-head"}, el("h3", null, request.id), button("Close", () => { location.hash = "#requests"; $("request-search").focus(); }, {class: "small"})),
+      life(request, now, 26), el("ul", {class: "legend"}, phases),
+      el("p", {class: "dim"}, `${count(request.prompt)} prompt tokens, ${count(request.cached)} of them cached; ${count(request.output)} generated; ${request.finish ? `ended: ${request.finish}` : "has not ended"}.`),
+      marks.length ? el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Events"}, el("table", null, el("thead", null, el("tr", null, el("th", {scope: "col", class: "number"}, "after arrival"), el("th", {scope: "col"}, "event"), el("th", {scope: "col", class: "number"}, "of"))), el("tbody", null, marks))) : "",
+    );
+  }
+}
+
+const numeric = text => el("td", {class: "number"}, text);
+const since = (from, to) => from === null || to === null ? null : to - from;
+const perToken = ({firstToken, lastToken, output}) => output > 1 && lastToken > firstToken ? seconds((lastToken - firstToken) / (output - 1)) : "–";
+
+// [name, from, to, in words] of those it has come to; the last goes on while it runs.
+function phasesOf(request, now) {
+  const begun = PHASES.filter(([, from]) => request[from] !== null && (request.finished !== null || from !== "lastToken"));
+  return begun.map(([name, from, to, words], at) => [name, request[from], at < begun.length - 1 ? request[to] : request.finished ?? now, words]);
+}
+
+// From arrival to end, as wide as there is room: phases as bars, events as marks.
+function life(request, now, height) {
+  const end = request.finished ?? now, whole = Math.max(1e-6, end - request.arrival), x = moment => Math.min(1000, Math.max(0, (moment - request.arrival) / whole * 1000));
+  const phases = phasesOf(request, now);
+  const bars = phases.map(([name, from, to]) => svg("rect", {class: name, x: x(from), y: 0, height, width: Math.max(0, x(to) - x(from))}));
+  const marks = request.events.map(([kind, moment]) => svg("rect", {class: `mark ${kind}`, x: Math.min(997, x(moment)), y: kind === "chunk" ? height * 0.6 : 0, width: 3, height: kind === "chunk" ? height * 0.4 : height}));
+  const words = phases.map(([, from, to, name]) => `${name} ${seconds(to - from)}`).join(", ");
+  return svg("svg", {viewBox: `0 0 1000 ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": words, class: "life", height}, bars, marks);
+}
