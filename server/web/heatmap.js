@@ -25,7 +25,7 @@ const visible = text => text.replace(/ /g, "␣").replace(/\n/g, "↵") || "∅"
 // One element a token: the redder, the less likely. The one under pointer or focus is explained below.
 export function heatmap(tokens) {
   const about = el("p", {class: "heat-about dim", role: "status"}, "Point at a token, or move with the arrow keys: the redder, the less likely the model found it.");
-  const explain = each => about.replaceChildren(el("b", null, visible(each.text)), ` ${percent(each.logprob)}, rank ${each.rank}. Most likely: `, each.others.map(([text, logprob]) => el("span", {class: "other"}, el("code", null, visible(text)), ` ${percent(logprob)}`)));
+  const explain = each => about.replaceChildren(el("b", null, visible(each.text)), ` ${percent(each.logprob)}, rank ${each.rank}. Most likely: `, ...each.others.map(([text, logprob]) => el("span", {class: "other"}, el("code", null, visible(text)), ` ${percent(logprob)}`)));
   const spans = tokens.map((each, index) => {
     const span = el("span", {class: `heat heat-${heat(each.logprob)}`, tabindex: index ? "-1" : "0", "aria-label": `${visible(each.text)}, ${percent(each.logprob)}`, role: "option"}, each.text);
     span.addEventListener("pointerenter", () => explain(each));
