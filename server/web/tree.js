@@ -4,10 +4,10 @@
 export const FORMAT = 1;
 const ROLES = new Set(["user", "assistant", "tool"]);
 
-export const conversation = () => ({id: crypto.randomUUID?.() ?? fallbackId(), title: "", updated: Date.now(), nodes: {}, roots: [], chosen: {}});
+export const conversation = () => ({id: newId(), title: "", updated: Date.now(), nodes: {}, roots: [], chosen: {}});
 
-// crypto.randomUUID needs https or localhost; the page works without, too.
-const fallbackId = () => [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, "0")).join("");
+// crypto.randomUUID needs https or localhost; this does not.
+const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, "0")).join("");
 
 const siblingsOf = (whole, node) => node.parent === null ? whole.roots : whole.nodes[node.parent].children;
 const chosenAmong = (whole, parent, ids) => whole.nodes[ids.includes(whole.chosen[parent]) ? whole.chosen[parent] : ids.at(-1)];
@@ -25,7 +25,7 @@ export function path(whole) {
 
 // `fields` of a new node behind `parent` (null: at the beginning); it is shown.
 export function add(whole, parent, fields) {
-  const node = {id: crypto.randomUUID?.() ?? fallbackId(), parent, children: [], created: Date.now(), ...fields};
+  const node = {id: newId(), parent, children: [], created: Date.now(), ...fields};
   whole.nodes[node.id] = node;
   siblingsOf(whole, node).push(node.id);
   whole.chosen[parent ?? ""] = node.id;

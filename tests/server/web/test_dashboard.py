@@ -10,6 +10,7 @@ import pytest
 
 from runtime.api import FinishReason, HistogramData, Metric, RequestEvent, RequestRecord, StepRecord
 from server.feed import Feed
+from tests.server.conftest import RawAnswer
 from tests.server.web.browser import PHONE, WIDE, needs_axe, needs_chromium
 
 FEED = "/dashboard/feed"
@@ -62,8 +63,6 @@ async def events_of(stream):
 async def opened(server):
     raw = await server.raw()
     raw.send(b"GET /dashboard/feed HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    from tests.server.conftest import RawAnswer
-
     return RawAnswer(raw._reader, raw._writer)
 
 
