@@ -25,11 +25,11 @@ from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config import ServerConfig
 from server.errors import ErrorShape
-from server.feed import Feed, Snapshots
 from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.middleware import RequestMiddleware
+from server.loaded.feed import Feed, Snapshots
 from server.ollama.errors import OllamaErrors
 from server.route import Route
 from server.service import Service
@@ -123,7 +123,7 @@ def create_app(service: Service) -> ASGIApp:
     config = service.config
     paths = [PathRoute(each.path, Endpoint(each, service), methods=[each.method]) for each in ROUTES]
     app: ASGIApp = Router(paths, redirect_slashes=False)
-    feed = Feed(Snapshots(service.lifecycle, service.http_stats))
+    feed = Feed(Snapshots(service.lifecycle, lambda: service.http_stats.in_flight))
     service.add_part(Feed, feed)
     service.lifecycle.when_draining(feed.close)
     folder = service.part(BatchFolder.of)

@@ -19,7 +19,7 @@ SERVER_ROOMS = (
     ("responses", "pooling"),
     ("openai", "anthropic", "ollama", "llamacpp", "route"),
     ("generate", "load"),
-    ("structured", "service", "terminal", "field_names", "batches", "feed"),
+    ("structured", "service", "terminal", "field_names", "batches"),
     ("loaded", "http"),
     ("schema", "config", "offload"),
     ("text", "arrival", "errors", "version", "ending", "listening"),

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.feed import Feed
 from server.http import pages
+from server.loaded.feed import Feed
 from server.route import EVENTS, HTML, Operation, route
 from server.service import Service
 

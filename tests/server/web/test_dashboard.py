@@ -9,7 +9,7 @@ import time
 import pytest
 
 from runtime.api import FinishReason, HistogramData, Metric, RequestEvent, RequestRecord, StepRecord
-from server.feed import Feed
+from server.loaded.feed import Feed
 from tests.server.conftest import RawAnswer
 from tests.server.web.browser import PHONE, WIDE, needs_axe, needs_chromium
 

@@ -1,6 +1,6 @@
 """Feed: what dashboard and inspector show, once a second, for all who watch.
 
-A snapshot is read from what is counted anyway (`EngineClient.metrics`, HttpStats) and from the engine's history
+A snapshot is read from what is counted anyway (`EngineClient.metrics`) and from the engine's history
 (`EngineClient.activity`). It is made once, whoever many watch; while nobody does, nothing is made and no timer runs."""
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Self
 import msgspec
 
 from runtime import api
-from server.http.metrics import HttpStats
 from server.loaded.lifecycle import Lifecycle
 
 NUM_CELLS = 3072  # of the map of KV blocks
@@ -30,11 +29,11 @@ HISTOGRAMS = frozenset(
 
 
 class Snapshots:
-    """What the server does, as events. Each tells of steps and requests since the one before."""
+    """What the server does, as events. Each tells of steps and requests since the one before. `num_http`: requests in flight."""
 
-    def __init__(self, lifecycle: Lifecycle, stats: HttpStats) -> None:
+    def __init__(self, lifecycle: Lifecycle, num_http: Callable[[], int]) -> None:
         self._lifecycle = lifecycle
-        self._stats = stats
+        self._num_http = num_http
         self._num_steps = self._num_requests = 0
 
     def first(self) -> bytes:
@@ -56,7 +55,7 @@ class Snapshots:
 
     def _read(self, after_step: int, after_request: int) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "wall_s": time.time(), "status": self._lifecycle.phase.value, "http_in_flight": self._stats.in_flight
+            "wall_s": time.time(), "status": self._lifecycle.phase.value, "http_in_flight": self._num_http()
         }  # fmt: skip
         loaded = self._lifecycle.loaded
         if loaded is None:
