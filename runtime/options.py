@@ -99,7 +99,7 @@ class EngineOptions:
     max_itl: float | None = option(
         None,
         "milliseconds that a step takes at most which running answers share with prompts, as far as prompts go; half of them "
-        "while prompts are served in time (default: what 3072 tokens take, from 20 to 70; on a CPU to 200, and 2.5 times the step "
+        "while prompts are served in time (default: what 3072 tokens take, from 20 to 70; on a CPU to 200, and 5 times the step "
         "without prompts)",
         group=ENGINE,
         minimum=1,

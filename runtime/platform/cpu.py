@@ -26,9 +26,9 @@ from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps
 
-# Beside others' prompts a stream waits at most 2.5 times as long as without, three times with all that scatters. Without that
-# bound a single stream of SmolLM2 waits twelve times as long, and prompts beside it are done in six tenths of the time.
-STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16, max_slowdown=2.5)
+# Beside others' prompts a stream waits five times as long as without, six times with all that scatters; without this bound a
+# single stream of SmolLM2 waits twelve times as long. 2.5 was tried: three times, and a sixth of the throughput of four clients.
+STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16, max_slowdown=5.0)
 
 # A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
 DEFAULTS = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))

@@ -15,7 +15,7 @@ from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.step_budget import FixedBudget, Goals, Load, PlatformSteps, TimedBudget
 from runtime.step_cost import StepCost
-from tests.simulate import DEVICES, Arrival, Traffic, burst, closed, simulate
+from tests.simulate import DEVICES, ON_CPU, Arrival, Traffic, burst, closed, simulate
 
 COST = StepCost(base_s=0.004, token_s=2e-5, row_s=2e-5, context_s=0.0, pair_s=1e-9, scored_s=4e-5)
 GOALS = Goals(max_itl_s=0.070, target_ttft_s=0.350)
@@ -105,7 +105,7 @@ def test_on_a_cpu_streams_beside_long_prompts_wait_for_less_than_a_tenth_of_a_se
 
 
 @pytest.mark.parametrize(("num_prompts", "num_tokens"), [(60, 475), (3, 3000), (30, 20)])
-def test_on_a_cpu_a_stream_beside_any_number_of_prompts_waits_three_times_as_long_as_alone(num_prompts, num_tokens):
+def test_on_a_cpu_a_stream_beside_any_number_of_prompts_waits_no_more_than_so_many_times_as_long(num_prompts, num_tokens):
     device = DEVICES["smollm2-cpu"]
     prompts = [Arrival(1.0, num_tokens, 1) for _ in range(num_prompts)]
     found = simulate(device, timed("smollm2-cpu"), Traffic([Arrival(0.0, 10, 2500), *prompts]))
@@ -115,11 +115,11 @@ def test_on_a_cpu_a_stream_beside_any_number_of_prompts_waits_three_times_as_lon
     during = [late - early for early, late in gaps_s if late >= 1.0]
     assert len(during) > 30
     usual_s = statistics.median(before)
-    assert statistics.quantiles(during, n=20)[18] < 3 * usual_s
-    assert max(during) < 3.5 * usual_s  # where the ends of several prompts come together
+    assert statistics.quantiles(during, n=20)[18] < 1.1 * ON_CPU.max_slowdown * usual_s
+    assert max(during) < 1.3 * ON_CPU.max_slowdown * usual_s  # where the ends of several prompts come together
     served = [answer for answer in found.answers if answer is not stream]
     assert len(served) == num_prompts
-    assert max(answer.ttft_s for answer in served) < 2.5 * num_prompts * num_tokens * device.token / 1000 + 0.5
+    assert max(answer.ttft_s for answer in served) < 1.6 * num_prompts * num_tokens * device.token / 1000 + 0.5
 
 
 def test_what_waits_counts_without_what_the_prefix_cache_will_probably_have():
