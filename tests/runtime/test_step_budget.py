@@ -105,7 +105,9 @@ def test_on_a_cpu_streams_beside_long_prompts_wait_for_less_than_a_tenth_of_a_se
 
 
 @pytest.mark.parametrize(("num_prompts", "num_tokens"), [(60, 475), (3, 3000), (30, 20)])
-def test_on_a_cpu_a_stream_beside_any_number_of_prompts_waits_no_more_than_so_many_times_as_long(num_prompts, num_tokens):
+def test_on_a_cpu_a_stream_beside_any_number_of_prompts_waits_no_more_than_so_many_times_as_long(
+    num_prompts, num_tokens
+):
     device = DEVICES["smollm2-cpu"]
     prompts = [Arrival(1.0, num_tokens, 1) for _ in range(num_prompts)]
     found = simulate(device, timed("smollm2-cpu"), Traffic([Arrival(0.0, 10, 2500), *prompts]))
