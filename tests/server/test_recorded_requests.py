@@ -1,6 +1,6 @@
 """Requests of agents in the middle of their work, recorded here with their texts shortened and most of their tools left out: Claude
-Code 2.1.197 and opencode 1.18.33, after a command was run; Open WebUI 0.12.4, as its converter for Ollama makes them. Codex' first
-one is in responses/test_response_tools.py."""
+Code 2.1.197 and opencode 1.18.33, after a command was run. Open WebUI 0.12.4's is written by hand,
+as its converter for Ollama makes them. Codex' first one is in responses/test_response_tools.py."""
 
 from __future__ import annotations
 
