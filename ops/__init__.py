@@ -40,7 +40,7 @@ from ops.rope import rope
 from ops.sampling import sample
 from ops.scan import selective_scan, state_space_scan
 from ops.scan.heads import ScanHeads
-from ops.start import compile_ahead, compile_together, set_num_threads
+from ops.start import compile_ahead, compile_together, native_isa, set_num_threads
 from ops.stored import Stored, StoredWeight, WeightFormat
 from ops.symbols import NotTraceable
 from ops.tracing import CompiledStack, StepSymbols, Tracer, can_trace
@@ -87,6 +87,7 @@ __all__ = [
     "linear_refusal",
     "moe",
     "moe_refusal",
+    "native_isa",
     "paged_attention",
     "place_tokens",
     "prepare_experts",

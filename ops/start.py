@@ -34,6 +34,11 @@ def compile_together(device: torch.device) -> Iterator[None]:
         yield
 
 
+def native_isa() -> str | None:
+    """The instruction set that the compiled CPU kernels compute with; None where they are not compiled."""
+    return native.about if native.module is not None else None
+
+
 def set_num_threads(n: int) -> None:
     """Threads that one op may use, the calling one included.
 

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 
 import ops
-import ops.native
 from runtime.doctor.what_fits import what_fits
 from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes
 from runtime.weights.builtin import cache_folder
@@ -117,8 +116,8 @@ def _has_driver() -> bool:
 
 
 def _kernels() -> Iterator[Finding]:
-    if ops.native.missing is None:
-        yield Finding("CPU kernels", f"compiled, with {ops.native.about}")
+    if (isa := ops.native_isa()) is not None:
+        yield Finding("CPU kernels", f"compiled, with {isa}")
     else:
         compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
         mend = "pip install --force-reinstall --no-deps oneloop"

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-import ops.native
+import ops
 from runtime.doctor import findings as room
 from runtime.doctor.what_fits import SIZES, what_fits
 
@@ -18,7 +18,7 @@ def test_findings_are_of_this_machine_and_fit_into_json():
     found = json.loads(json.dumps(room.findings()))
     by_topic = {finding["topic"]: finding for finding in found["findings"]}
     assert torch.__version__ in " ".join(f["text"] for f in found["findings"] if f["topic"] == "packages")
-    assert (by_topic["CPU kernels"]["state"] == "good") == (ops.native.missing is None)
+    assert (by_topic["CPU kernels"]["state"] == "good") == (ops.native_isa() is not None)
     assert (by_topic["GPU"]["state"] == "good") == torch.cuda.is_available()
     assert found["memory_bytes_per_s"] > 0
     assert any(line.startswith("linear: ") for line in found["kernels"])
@@ -27,7 +27,7 @@ def test_findings_are_of_this_machine_and_fit_into_json():
 
 @pytest.mark.parametrize(("compiler", "command"), [(None, "apt-get install g++"), ("/usr/bin/c++", "pip install")])
 def test_kernels_that_are_not_compiled_are_missing_and_a_compiler_too(monkeypatch, compiler, command):
-    monkeypatch.setattr(ops.native, "missing", "not built")
+    monkeypatch.setattr(ops, "native_isa", lambda: None)
     monkeypatch.setattr(room.shutil, "which", lambda name: compiler)
     [finding] = room._kernels()
     assert (finding.state, finding.mend.startswith(command)) == ("missing", True)

@@ -125,7 +125,7 @@ def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
             {"architectures": ["Qwen2EyeForCausalLM"]},
             "Qwen2EyeForCausalLM is not supported natively.*nearest.*Qwen2ForCausalLM",
         ),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "nearest.*LlamaForCausalLM"),
+        ({"architectures": ["LlamaForCausalLMs"]}, "nearest.*LlamaForCausalLM"),
         ({"architectures": []}, "names no model class"),
         ({"architectures": None}, "names no model class"),
         ({"architectures": [3]}, "names no model class"),

@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="there is no chromium (see .ci/run)")
-AXE = Path(os.environ.get("ONELOOP_AXE", ""))  # axe.min.js of the npm package axe-core
-needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="there is no axe-core (ONELOOP_AXE, see .ci/run)")
+AXE = Path(os.environ.get("AXE_CORE", ""))  # axe.min.js of the npm package axe-core
+needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="there is no axe-core (AXE_CORE, see .ci/run)")
 
 WIDE, PHONE = (1280, 860), (390, 780)
 FLAGS = (
