@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
@@ -119,7 +119,10 @@ def _preempt_often(scheduler: Scheduler) -> None:
 
 
 async def engine_parts(model: Model, config: EngineConfig) -> EngineParts:
-    """On the device that the model is on."""
+    """On the device that the model is on. Steps hold what options say and no measured time does: sequences that are preempted again
+    and again might never get through their prompts in the small steps of a machine that was slow for a moment."""
+    if config.max_num_mixed_tokens is None:
+        config = replace(config, max_num_mixed_tokens=config.max_num_batched_tokens or 512)
     platform, worker = choose_platform(model.device), Worker()
     ops.set_num_threads(THREADS)
     plan = platform.plan(config, model.spec, None)

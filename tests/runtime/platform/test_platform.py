@@ -71,20 +71,21 @@ def files(tmp_path_factory):
     return resolve(str(folder), None, lambda progress: None)
 
 
-async def outputs(config: EngineConfig, files) -> dict[int, list]:
+async def outputs(config: EngineConfig, files) -> dict[int, tuple[list, list]]:
     """Of each request: ids, and what was told beside them."""
     engine = await start_engine(config, files, lambda progress: None)
     requests = [
         Request(str(number), [*range(3 + number, 20 + 9 * number)], SamplingParams(max_tokens=14, **sampling))
         for number, sampling in enumerate(PARAMS)
     ]
-    answers: dict[int, list] = {number: [] for number in range(len(requests))}
+    answers: dict[int, tuple[list, list]] = {number: ([], []) for number in range(len(requests))}
     async with engine.submit(requests) as stream:
         async for several in stream:
             for output in several:
                 assert output.error is None
-                answers[output.index] += output.token_ids
-                answers[output.index] += [[token for token, _ in each.top] for each in output.logprobs or ()]
+                ids, tops = answers[output.index]
+                ids += output.token_ids  # several at once where the reader is slow
+                tops += [[token for token, _ in each.top] for each in output.logprobs or ()]
     await engine.close()
     return answers
 
