@@ -40,6 +40,7 @@ border, `server/http/admission.py`. Standard library only."""
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
@@ -326,6 +327,14 @@ class InternalError(ApiError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"The server had an error while processing the request; its log has more under {request_id}")
+
+
+def as_api_error(error: Exception, request_id: str) -> ApiError:
+    """What a client is told of `error` in the middle of a stream. What is none of these is logged, under the id that is told."""
+    if isinstance(error, ApiError):
+        return error
+    logging.getLogger("oneloop.http").error("%s failed while it streamed", request_id, exc_info=error)
+    return InternalError(request_id)
 
 
 class Unavailable(ApiError):

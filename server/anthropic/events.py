@@ -6,7 +6,6 @@ turns out broken comes again, whole, as text: the client has got it in part, and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 
 from orjson import dumps
@@ -15,13 +14,11 @@ from runtime.api import FinishReason, Output
 from server.anthropic.content import NOT_STOPPED, SIGNATURE, message, stop, usage
 from server.anthropic.errors import error_body
 from server.anthropic.history import tool_use_id
-from server.errors import ApiError, InternalError, Unavailable
+from server.errors import Unavailable, as_api_error
 from server.generate.generation import Generation
 from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
-
-logger = logging.getLogger("oneloop.http")
 
 TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
 _HOLE = "\x00text\x00"
@@ -136,10 +133,7 @@ class MessageFrames:
         return frame("message_stop")
 
     def fail(self, error: Exception) -> bytes:
-        if not isinstance(error, ApiError):
-            logger.error("%s failed while it streamed", self._id, exc_info=error)
-            error = InternalError(self._request_id)
-        return b"event: error\ndata: " + error_body(error, self._request_id) + b"\n\n"
+        return b"event: error\ndata: " + error_body(as_api_error(error, self._request_id), self._request_id) + b"\n\n"
 
 
 _DELTAS: dict[str, Json] = {

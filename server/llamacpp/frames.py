@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import ApiError, InternalError, Unavailable
+from server.errors import Unavailable, as_api_error
 from server.generate.generation import Generation
 from server.generate.timings import Timings
 from server.llamacpp.answers import counts, last, probabilities, selected, timings_json
 from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 from server.loaded.model import LoadedModel
 from server.schema import Json
-
-logger = logging.getLogger("oneloop.http")
 
 
 class ContentFrames:
@@ -79,7 +76,4 @@ class ContentFrames:
         return b""
 
     def fail(self, error: Exception) -> bytes:
-        if not isinstance(error, ApiError):
-            logger.error("%s failed while it streamed", self._request_id, exc_info=error)
-            error = InternalError(self._request_id)
-        return b"data: " + error.body() + b"\n\n"
+        return b"data: " + as_api_error(error, self._request_id).body() + b"\n\n"

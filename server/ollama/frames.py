@@ -5,13 +5,12 @@ took. Or an error, at any time, and nothing more. A call that turns out broken i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import ApiError, InternalError, Unavailable
+from server.errors import Unavailable, as_api_error
 from server.generate.generation import Generation
 from server.generate.timings import Timings
 from server.generate.transcript import Call
@@ -20,8 +19,6 @@ from server.ollama.answers import Shape, ending, head, logprobs_writer
 from server.ollama.errors import error_body
 from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
-
-logger = logging.getLogger("oneloop.http")
 
 
 class LineFrames:
@@ -89,7 +86,4 @@ class LineFrames:
         return b""
 
     def fail(self, error: Exception) -> bytes:
-        if not isinstance(error, ApiError):
-            logger.error("%s failed while it streamed", self._request_id, exc_info=error)
-            error = InternalError(self._request_id)
-        return error_body(error) + b"\n"
+        return error_body(as_api_error(error, self._request_id)) + b"\n"

@@ -9,7 +9,6 @@ Where answers are events, each has a chunk of its own, in the order the model wr
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,15 +16,13 @@ from typing import Any, Protocol
 from orjson import dumps
 
 from runtime.api import Output
-from server.errors import ApiError, InternalError
+from server.errors import as_api_error
 from server.generate.generation import Choice, Generation, PromptChoice
 from server.generate.logprobs import Style, Writer, prompt_table
 from server.generate.transcript import Transcript
 from server.loaded.tokenizer import Tokenizer
 from server.schema import Json
 from server.text.events import Event, Text
-
-logger = logging.getLogger("oneloop.http")
 
 
 class ResponseShape(Protocol):
@@ -237,7 +234,4 @@ class ChunkFrames:
         return self._envelope.chunk([], usage=usage(self._generation), system_fingerprint=self._envelope.fingerprint)
 
     def fail(self, error: Exception) -> bytes:
-        if not isinstance(error, ApiError):
-            logger.error("%s failed while it streamed", self._envelope.id, exc_info=error)
-            error = InternalError(self._envelope.id)
-        return b"data: " + error.body() + b"\n\n"
+        return b"data: " + as_api_error(error, self._envelope.id).body() + b"\n\n"
