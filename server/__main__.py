@@ -77,8 +77,11 @@ def check_early(config: ServerConfig) -> None:
     check: the usual start does not pay.
 
     Raises ConfigError."""
-    if config.device == "cuda" and not has_nvidia_driver():
-        raise ConfigError("--device cuda: there is no NVIDIA driver here (libcuda.so.1); use --device cpu")
+    if config.device == "cuda":
+        from runtime.platform.host import has_nvidia_driver
+
+        if not has_nvidia_driver():
+            raise ConfigError("--device cuda: there is no NVIDIA driver here (libcuda.so.1); use --device cpu")
     names = (config.tool_parser, config.reasoning_parser)
     sizes = (config.max_model_len, config.kv_cache_bytes, config.num_kv_blocks)
     try:
@@ -96,16 +99,6 @@ def check_early(config: ServerConfig) -> None:
             check_sizes(config)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-
-
-def has_nvidia_driver() -> bool:
-    import ctypes
-
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def list_models(argv: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import platform
@@ -20,7 +19,7 @@ import torch
 
 import ops
 from runtime.doctor.what_fits import what_fits
-from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes
+from runtime.platform.host import free_host_bytes, has_nvidia_driver, num_cores, total_host_bytes
 from runtime.weights.builtin import cache_folder
 
 GIB = 1 << 30
@@ -98,21 +97,13 @@ def _devices() -> Iterator[Finding]:
             name = torch.cuda.get_device_name(index)
             major, minor = torch.cuda.get_device_capability(index)
             yield Finding("GPU", f"{name} (sm_{major}{minor}), {free / GIB:.1f} of {total / GIB:.1f} GiB are free")
-    elif not _has_driver():
+    elif not has_nvidia_driver():
         yield Finding("GPU", "none: there is no NVIDIA driver here", "note")
     elif torch.version.cuda is None:
         mend = "pip install --force-reinstall torch"
         yield Finding("GPU", "there is a driver, but this build of torch has no CUDA", "missing", mend)
     else:
         yield Finding("GPU", "there is a driver, but torch finds no device: see nvidia-smi", "missing", "nvidia-smi")
-
-
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def _kernels() -> Iterator[Finding]:

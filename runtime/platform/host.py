@@ -26,6 +26,17 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_nvidia_driver() -> bool:
+    """Whether a driver is installed here; whether it finds a device is torch's to say."""
+    import ctypes  # most starts never ask
+
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def _read(path: str) -> str:
     try:
         return Path(path).read_text()

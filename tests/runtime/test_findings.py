@@ -35,7 +35,7 @@ def test_kernels_that_are_not_compiled_are_missing_and_a_compiler_too(monkeypatc
 
 def test_a_driver_without_a_torch_for_it_is_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(room, "_has_driver", lambda: True)
+    monkeypatch.setattr(room, "has_nvidia_driver", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", None)
     [finding] = room._devices()
     assert (finding.state, finding.mend) == ("missing", "pip install --force-reinstall torch")

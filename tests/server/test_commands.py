@@ -60,7 +60,8 @@ def test_a_model_that_does_not_come_first_is_refused_with_where_it_goes():
 RUN = """
 import json, sys
 from server import __main__ as program
-program.has_nvidia_driver = lambda: False
+from runtime.platform import host
+host.has_nvidia_driver = lambda: False
 ended = []
 for argv in json.loads(sys.argv[1]):
     sys.argv = ["oneloop", *argv]
