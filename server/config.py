@@ -558,14 +558,16 @@ def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
     return command, rest
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
+    """Raises ConfigError in place of ending the process."""
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message[:1].lower() + message[1:])
 
 
-def _parser(options: Mapping[str, _Option]) -> _Parser:
+def _parser(options: Mapping[str, _Option]) -> CommandParser:
     width = min(120, shutil.get_terminal_size().columns)
-    parser = _Parser(
+    parser = CommandParser(
         prog="oneloop",
         usage=USAGE,
         description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "

@@ -11,9 +11,9 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from server.config import ConfigError, ServerConfig, parse
+from server.config import CommandParser, ConfigError, ServerConfig, parse
 
 if TYPE_CHECKING:
     from server.offline.answerers import Answerer
@@ -25,10 +25,6 @@ DESCRIPTIONS = {
     "chat": "Talk to a model at the terminal. A question on the command line, or by a pipe, is answered once.",
     "complete": "Go on with a text, given on the command line or by a pipe.",
 }
-
-
-class AskedWrongly(Exception):
-    """The command line cannot be honoured; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +40,11 @@ class Asked:
     config: ServerConfig | None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise AskedWrongly(message)
-
-
 def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Asked | None:
     """None where only help was asked for, which has been printed then.
 
-    Raises AskedWrongly."""
-    parser = _Parser(
+    Raises ConfigError."""
+    parser = CommandParser(
         prog=f"oneloop {command}", usage=f"oneloop {command} [PROMPT] [options]", description=DESCRIPTIONS[command],
         allow_abbrev=False, add_help=False,
         epilog="Options of `oneloop serve` for model and engine are options here too, where no --url is given.",
@@ -88,30 +79,26 @@ def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]
     prompt, system = " ".join(argv[:num_words]), getattr(given, "system", "")
     if given.url is not None:
         if rest:
-            raise AskedWrongly(f"{rest[0]} says nothing to an endpoint")
+            raise ConfigError(f"{rest[0]} says nothing to an endpoint")
         key = given.api_key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
         return Asked(prompt, system, fields, given.url, key, given.model, None)
     model = [] if given.model is None else ["--model", given.model]
-    try:
-        config = parse([*model, *rest], environment)
-    except ConfigError as error:
-        raise AskedWrongly(str(error)) from None
-    return Asked(prompt, system, fields, None, None, None, config)
+    return Asked(prompt, system, fields, None, None, None, parse([*model, *rest], environment))
 
 
 def read_value(name: str, text: str) -> dict[str, Any]:
     """`{name: value}` of a number that a request can have; a value of nothing takes it out again.
 
-    Raises AskedWrongly."""
+    Raises ConfigError."""
     name = name.replace("-", "_")
     if name not in NUMBERS:
-        raise AskedWrongly(f"there is no {name}; there are {', '.join(NUMBERS)}")
+        raise ConfigError(f"there is no {name}; there are {', '.join(NUMBERS)}")
     try:
         value = json.loads(text or "null")
     except ValueError:
         value = text
     if isinstance(value, bool) or not isinstance(value, int | float | None):
-        raise AskedWrongly(f"{name} is a number, not {text}")
+        raise ConfigError(f"{name} is a number, not {text}")
     return {name: value}
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from server.config import ConfigError
 from server.offline.answerers import Answerer, AnswerFailed, Message, Piece
-from server.offline.asked import Asked, AskedWrongly, answering, read_asked, read_value
+from server.offline.asked import Asked, answering, read_asked, read_value
 
 QUESTION, MORE, QUOTES = "> ", ". ", '"""'
 HELP = """\
@@ -163,7 +164,7 @@ class Session:
         try:
             if name:
                 fields |= read_value(name, value.strip())
-        except AskedWrongly as error:
+        except ConfigError as error:
             self._print(str(error))
             return
         self._print(
@@ -237,7 +238,7 @@ def main(argv: Sequence[str]) -> int:
     """The exit code: 0 at the end, 1 where there is no answer, 2 for options that cannot be honoured."""
     try:
         asked = read_asked("chat", argv, os.environ)
-    except AskedWrongly as error:
+    except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
     if asked is None:

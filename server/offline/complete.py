@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from server.offline.asked import AskedWrongly, answering, read_asked
+from server.config import ConfigError
+from server.offline.asked import answering, read_asked
 from server.offline.chat import answer_once
 
 
@@ -15,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     """The exit code, as `oneloop chat`'s."""
     try:
         asked = read_asked("complete", argv, os.environ)
-    except AskedWrongly as error:
+    except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
     if asked is None:

@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator, Iterator
 import httpx
 import pytest
 
+from server.config import ConfigError
 from server.offline.answerers import AnswerFailed, Endpoint, Piece
-from server.offline.asked import AskedWrongly, read_asked, read_value
+from server.offline.asked import read_asked, read_value
 from server.offline.chat import Chat, Session, is_styled, printable
 
 ASK = {"role": "user", "content": "hi"}
@@ -164,7 +165,7 @@ def test_an_endpoint_has_a_key_from_the_environment_unless_one_is_given():
     ],
 )
 def test_what_cannot_be_honoured_is_refused(argv, words):
-    with pytest.raises(AskedWrongly, match=words):
+    with pytest.raises(ConfigError, match=words):
         read_asked("chat", argv, {})
 
 
@@ -175,7 +176,7 @@ def test_help_says_what_there_is(capsys):
 
 @pytest.mark.parametrize("text", ["true", "[1]", '"x"', "x"])
 def test_a_field_is_a_number(text):
-    with pytest.raises(AskedWrongly):
+    with pytest.raises(ConfigError):
         read_value("seed", text)
 
 
