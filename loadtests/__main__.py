@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-COMMANDS = ("serve", "victim", "idle", "steps", "gpu", "weights", "compare", "table", "results", "soak")
+COMMANDS = ("serve", "victim", "idle", "steps", "drafts", "gpu", "weights", "compare", "table", "results", "soak")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,7 +26,8 @@ TESTS = Path(__file__).parent
 SLOW = (
     "ops/", "equality/", "e2e/", "runtime/models/", "runtime/platform/", "runtime/runner/", "runtime/sample/", "runtime/weights/",
     "runtime/kv/test_kv_cache.py", "runtime/test_measure.py", "runtime/test_scheduler.py",
-    "loadtests/test_clients.py", "loadtests/test_commands.py", "loadtests/test_gpu.py", "loadtests/test_load.py",
+    "loadtests/test_clients.py", "loadtests/test_commands.py", "loadtests/test_drafts.py",
+    "loadtests/test_gpu.py", "loadtests/test_load.py",
     "loadtests/test_processes.py", "loadtests/test_steps.py",
     "server/structured/", "server/text/test_tool_parsers.py", "server/text/test_stop.py", "server/test_structured_outputs.py",
     "server/test_made_up_requests.py",

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.api import LoadProgress
 from runtime.measure.counted import Counted
-from runtime.measure.figures import emit, measure_decode, measure_prefill, measure_throughput, measure_ttft
+from runtime.measure.figures import (
+    emit,
+    measure_decode,
+    measure_prefill,
+    measure_steps,
+    measure_throughput,
+    measure_ttft,
+)
 from runtime.measure.machine import device_facts, process_age_s, status_mib
 from runtime.measure.options import engine_config, parser
 from runtime.measure.profile import measure_profile
@@ -67,6 +74,7 @@ async def measure(args: argparse.Namespace) -> int:
     prompter, counted = Prompter(engine.model.vocab_size), Counted(engine)
     jobs: list[Job] = [
         *(("decode", {"batch": batch}, measure_decode(engine, prompter, batch, args)) for batch in args.batch),
+        *(("steps", {"batch": batch}, measure_steps(engine, prompter, batch, args)) for batch in args.steps),
         *(("prefill", {"requests": p[0], "tokens": p[1]}, measure_prefill(engine, prompter, *p)) for p in args.prefill),
         *(("ttft", {"tokens": tokens}, measure_ttft(engine, prompter, tokens)) for tokens in args.ttft),
     ]

@@ -8,7 +8,14 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from runtime.measure.counted import Counted, num_preemptions
-from runtime.measure.workloads import MeasureError, Prompter, Timing, generate, throughput_workload
+from runtime.measure.workloads import (
+    MeasureError,
+    Prompter,
+    Timing,
+    decode_together,
+    generate,
+    throughput_workload,
+)
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
@@ -53,6 +60,24 @@ async def measure_decode(engine: Engine, prompter: Prompter, batch: int, args: a
         check_together(batch, many, num_preemptions(engine) > preemptions)
         step_ms.append((many.total_s - one.total_s) * 1000 / steps)
     emit("decode", batch=batch, ms=statistics.median(step_ms), runs=step_ms, **counted.found())
+
+
+async def measure_steps(engine: Engine, prompter: Prompter, batch: int, args: argparse.Namespace) -> None:
+    """Steps of so many rows and what they bring, which with guessed tokens are two things. A run more than is counted goes before:
+    what guesses cost is learned from steps."""
+    prompt, num_tokens = args.prompt_tokens, args.decode_tokens
+    check_room(engine, batch, prompt + num_tokens)
+    runs, preemptions = [], num_preemptions(engine)
+    for _ in range(args.repeat + 1):
+        runs.append(await decode_together(engine, prompter.draw(batch, prompt), num_tokens))
+        if num_preemptions(engine) > preemptions:
+            raise MeasureError(f"a batch of {batch} did not decode together: too few KV blocks (kv-cache-bytes)")
+    step_ms = [run.seconds * 1000 / run.num_steps for run in runs[1:]]
+    rates = [run.num_tokens / run.seconds for run in runs[1:]]
+    emit(
+        "steps", batch=batch, ms=statistics.median(step_ms), tok_per_s=statistics.median(rates), runs=step_ms,
+        tokens_a_step=sum(run.num_tokens for run in runs[1:]) / sum(run.num_steps for run in runs[1:]) / batch,
+    )  # fmt: skip
 
 
 async def measure_prefill(engine: Engine, prompter: Prompter, num_prompts: int, num_tokens: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime import measure
 from runtime.config import EngineConfig
+from runtime.speculate.config import SpeculativeConfig
 
 DEFAULT_MODEL_LEN, DEFAULT_SEQS = 16_384, 512  # as vLLM was measured
 
@@ -26,6 +27,14 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", required=True, metavar="FOLDER", help="a folder with a config.json; weights are drawn at random")
     add("--batch", type=int, nargs="*", default=[], metavar="B", help="decode step time at these batch sizes")
+    add(
+        "--steps",
+        type=int,
+        nargs="*",
+        default=[],
+        metavar="B",
+        help="step time, and tokens a second, at these batch sizes",
+    )
     add("--prefill", type=pair, nargs="*", default=[], metavar="AxT", help="prefill rates, such as 8x8192")
     add("--ttft", type=int, nargs="*", default=[], metavar="T", help="time to first token of one prompt of T ids")
     add("--throughput", action="store_true", help="the workload of many requests of mixed lengths")
@@ -33,9 +42,15 @@ def parser() -> argparse.ArgumentParser:
         "--profile", type=Path, metavar="DIR", help="a table of the kernels of settled decode steps, at --profile-batch"
     )
     add("--profile-batch", type=int, nargs="*", default=[1], metavar="B")
-    add("--prompt-tokens", type=int, default=512, metavar="N", help="decode: length of each prompt (512)")
-    add("--decode-tokens", type=int, default=128, metavar="N", help="decode: steps that are timed (128)")
-    add("--repeat", type=int, default=3, metavar="N", help="decode: the median of this many (3)")
+    add("--prompt-tokens", type=int, default=512, metavar="N", help="decode, steps: length of each prompt (512)")
+    add(
+        "--decode-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="decode: steps that are timed; steps: tokens of a row (128)",
+    )
+    add("--repeat", type=int, default=3, metavar="N", help="decode, steps: the median of this many (3)")
     add("--throughput-requests", type=int, default=256, metavar="N")
     add("--throughput-lengths", type=int, nargs=2, default=[100, 1024], metavar=("MIN", "MAX"))
     add("--verbose", action="store_true", help="the engine's log on standard error")
@@ -46,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
         flag = "--" + option.name.replace("_", "-")
         if hints[option.name] is bool:
             engine.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS)
+        elif option.metadata.get("parse") == SpeculativeConfig.parse:
+            engine.add_argument(flag, type=SpeculativeConfig.parse, metavar="JSON", default=argparse.SUPPRESS)
         elif isinstance(kinds[0], str):  # one of a Literal's
             choices = [kind for kind in kinds if isinstance(kind, str)]
             engine.add_argument(flag, choices=choices, default=argparse.SUPPRESS)

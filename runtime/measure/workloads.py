@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,47 @@ async def generate(engine: Engine, prompts: Prompts, lengths: Sequence[int] | in
     if first_s is None or num_tokens != sum(wanted):
         raise MeasureError(f"{num_tokens} tokens came of {sum(wanted)}")
     return Timing(first_s, total_s, num_tokens, together)
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """What came while all requests decoded together: from when the last had begun to when the first ended."""
+
+    seconds: float
+    num_tokens: int
+    num_steps: int
+
+
+async def decode_together(engine: Engine, prompts: Prompts, num_tokens: int) -> Steady:
+    """All of them in one submit. Counts steps and not tokens of a row, of which a step may bring several.
+
+    Raises MeasureError where some ended before all had begun, or no step came between."""
+    began_s: float | None = None
+    steady: Steady | None = None
+    begun, tokens, first_step = set[int](), 0, 0
+    async with engine.submit(requests_of(prompts, [num_tokens] * len(prompts))) as stream:
+        async for outputs in stream:
+            if steady is not None:
+                continue
+            now_s = time.perf_counter()
+            if began_s is not None:
+                tokens += sum(len(output.token_ids) for output in outputs)
+            if error := next((output.error for output in outputs if output.error is not None), None):
+                raise MeasureError(error)
+            begun.update(output.index for output in outputs)
+            if any(output.finish is not None for output in outputs):
+                if began_s is None:
+                    break
+                steady = Steady(now_s - began_s, tokens, _num_steps(engine) - first_step)
+            elif began_s is None and len(begun) == len(prompts):
+                began_s, first_step = now_s, _num_steps(engine)
+    if steady is None or not steady.num_steps:
+        raise MeasureError(f"{len(prompts)} requests of {num_tokens} tokens did not decode together")
+    return steady
+
+
+def _num_steps(engine: Engine) -> int:
+    return engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1).num_steps
 
 
 @dataclass(slots=True)

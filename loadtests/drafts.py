@@ -1,0 +1,99 @@
+"""`python -m loadtests drafts`: what guessed tokens cost and bring, beside the same engine without: time per step, tokens a second.
+
+The measuring is done by `python -m runtime.measure --steps`, one process for each configuration, weights drawn at random: so what
+is guessed has to be right by chance (`synthetic_acceptance`), or by a model that is the other one. Options after `--` go to all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtests.results import add_to_file, new_record
+from loadtests.steps import records_of, tell
+
+SUMMARY = "measure steps with guessed tokens beside steps without (speculative decoding)"
+FIXED = '{"method": "ngram", "num_speculative_tokens": 3, "synthetic_acceptance": 0.7, "adaptive": false}'
+ADAPTIVE = '{"method": "ngram", "num_speculative_tokens": 3, "synthetic_acceptance": 0.7}'
+Records = Mapping[int, Mapping[str, Any]]  # by batch size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="FOLDER", help="with a config.json; weights are drawn")
+    add("--batch", type=int, nargs="+", default=[1, 32, 256], metavar="B", help="batch sizes (default 1 32 256)")
+    add(
+        "--config", nargs="+", default=[FIXED, ADAPTIVE], metavar="JSON",
+        help="as --speculative-config, each in turn (default: 3 guesses, right by a chance of 0.7: always, and as many as pay)",
+    )  # fmt: skip
+    add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
+    add("engine_options", nargs="*", metavar="-- OPTION", help="for the engine: -- --max-num-seqs 256")
+
+
+def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, Any], Records, bool]:
+    """What the start told, the figures, and whether all were taken."""
+    command = [sys.executable, "-m", "runtime.measure", "--model", str(args.model), "--steps", *map(str, args.batch)]
+    command += [] if config is None else ["--speculative-config", config]
+    start: dict[str, Any] = {}
+    found: dict[int, dict[str, Any]] = {}
+    failed = False
+    with subprocess.Popen([*command, *args.engine_options], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for record in records_of(process.stdout):
+                print(tell(record), file=sys.stderr, flush=True)
+                failed |= "error" in record
+                if record["figure"] == "start":
+                    start = record
+                elif record["figure"] == "steps" and "error" not in record:
+                    found[record["batch"]] = record
+        except BaseException:
+            process.terminate()
+            raise
+    return start, found, not failed and process.returncode == 0
+
+
+def table(configs: Sequence[str], plain: Records, drafted: Sequence[Records]) -> str:
+    """Aligned text: a line for each batch size and configuration, with how many times the plain figures they are."""
+    lines = [
+        f"{'batch':>6} {'ms a step':>10} {'x plain':>8} {'tokens a step':>14} {'tok/s':>10} {'x plain':>8}  guesses"
+    ]
+    for batch, one in plain.items():
+        lines.append(
+            f"{batch:>6} {one['ms']:>10.3f} {'':>8} {one['tokens_a_step']:>14.2f} {one['tok_per_s']:>10,.0f} {'':>8}  none"
+        )
+        for config, found in zip(configs, drafted, strict=True):
+            if (two := found.get(batch)) is not None:
+                ratios = two["ms"] / one["ms"], two["tok_per_s"] / one["tok_per_s"]
+                lines.append(
+                    f"{batch:>6} {two['ms']:>10.3f} {ratios[0]:>8.3f} {two['tokens_a_step']:>14.2f} {two['tok_per_s']:>10,.0f} "
+                    f"{ratios[1]:>8.3f}  {config}"
+                )
+    return "\n".join(lines)
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 when every figure was taken; 2 when it could not begin."""
+    if not (args.model / "config.json").is_file():
+        print(f"loadtests drafts: {args.model}: no config.json there", file=sys.stderr)
+        return 2
+    runs = [measured(args, config) for config in (None, *args.config)]
+    (start, plain, _), drafted = runs[0], [found for _, found, _ in runs[1:]]
+    figures = {f"steps_ms.plain.{batch}": record["ms"] for batch, record in plain.items()}
+    for number, found in enumerate(drafted, 1):
+        for batch, record in found.items():
+            figures[f"steps_ms.{number}.{batch}"] = record["ms"]
+            if batch in plain:
+                figures[f"tok_per_s_ratio.{number}.{batch}"] = record["tok_per_s"] / plain[batch]["tok_per_s"]
+    name = args.model.resolve().name
+    device = " ".join(str(start[key]) for key in ("device_name", "dtype") if key in start)
+    result = new_record("drafts", name, device, figures) | {"configs": args.config, "details": [run[1] for run in runs]}
+    print(table(args.config, plain, drafted))
+    if args.output_json is not None:
+        add_to_file(args.output_json, result)
+    print("\n" + json.dumps(result), flush=True)
+    return 0 if all(complete for _, _, complete in runs) else 1
