@@ -5,7 +5,7 @@ Standard library only, so the HTTP layer can be imported, typed and tested witho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import TracebackType
@@ -171,7 +171,8 @@ class Request:
     `time.monotonic()` when the request reached the server: queue time and TTFT count from it. `prepared`: of `prompt_ids` and
     `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event loop when it is submitted, which
     takes some 150 ns a token. `speculative`: whether several tokens of it may be guessed and checked in one step, where the engine
-    does that; `prediction`: what its answer may be like, for those guesses. Neither changes a token."""
+    does that; `prediction`: what its answer may be like, for those guesses. Neither changes a token. `parent_id`: of
+    what it is a part, as whoever asks knows it."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -185,6 +186,7 @@ class Request:
     deadline_s: float | None = None
     speculative: bool = True
     prediction: Sequence[int] = field(default=(), repr=False)
+    parent_id: str | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -529,6 +531,10 @@ class EngineClient(Protocol):
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
         """The steps and requests behind those numbers, as far as they are remembered; `num_cells`: of the map, at most."""
+        ...
+
+    def abort(self, ids: Collection[str] | None = None) -> int:
+        """End requests of these ids or parent ids, or all, with ABORT, which their readers get; how many there were."""
         ...
 
     def reset_prefix_cache(self) -> None:

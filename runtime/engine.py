@@ -14,7 +14,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from dataclasses import replace
@@ -169,6 +169,17 @@ class Engine:
         return EngineHealth(
             verdict.reason is None, verdict.reason, num_running, num_waiting, verdict.hopeless, self._health.failing
         )
+
+    def abort(self, ids: Collection[str] | None = None) -> int:
+        asked = [
+            number
+            for number, (sequence, _, _) in self._sinks.items()
+            if not sequence.request.is_probe
+            and (ids is None or sequence.request.id in ids or sequence.request.parent_id in ids)
+        ]
+        for number in asked:
+            self.end(number, FinishReason.ABORT)
+        return len(asked)
 
     def reset_prefix_cache(self) -> None:
         self._scheduler.cache.clear()

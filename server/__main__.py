@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.config import ConfigError, ServerConfig, command_of, log_level, parse
+from server.config import ConfigError, ServerConfig, command_of, parse
 
 if TYPE_CHECKING:
     import socket
@@ -144,15 +144,14 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     # Hundreds of modules that stay would be gone through again and again; `Process` turns it on once the model is there.
     gc.disable()
     import asyncio
-    import logging
 
     import uvloop
 
+    from server import logs
     from server.load import load
     from server.process import Process
 
-    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=log_level(config))
-    logging.getLogger("uvicorn.error").setLevel(max(log_level(config), logging.WARNING))
+    logs.begin(config.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         process = Process(config, sock, load, started_s)
         code = runner.run(process.run())

@@ -130,8 +130,9 @@ def create_app(service: Service) -> ASGIApp:
     if folder is not None:
         start_batches(service, folder)
     keys = Keys(config.user_keys(), config.admin_api_key, None if folder is None else folder.secret)
-    if keys:
-        app = RequireKey(app, keys, [each.path for each in ROUTES])
+    is_private = config.uds is not None or is_loopback(config.host)
+    if keys or not is_private:
+        app = RequireKey(app, keys, [each.path for each in ROUTES], is_private=is_private)
     if not keys.has_user and not is_loopback(config.host):
         logger.warning("anybody who reaches %s may use this server: no --api-key was given", config.host)
     cors = None

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 # nobody is told from others. It goes with the context, since much work on a request's way is done by what knows no requests.
 CALLER: ContextVar[bytes | None] = ContextVar("caller", default=None)
 
+# The id of the request that is worked on, as its client and the log have it; None where there is none. The same way.
+CURRENT_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:

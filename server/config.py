@@ -705,9 +705,3 @@ def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
         if name not in options:
             raise ConfigError(f"unknown option {name!r}{did_you_mean(name, options)}")
     return _made({n: options[n].read(value, n) for n, value in values.items() if value is not None}, options)
-
-
-def log_level(config: ServerConfig) -> int:
-    import logging  # a third of what `--help` imports
-
-    return logging.getLevelNamesMapping()[config.log_level.upper()]

@@ -31,6 +31,7 @@
     ├── HeadTooLarge               431  request line and headers, trailers
     ├── InternalError              500  our fault; the log knows, the body does not
     ├── Unavailable                503  loading, draining, failed, too many clients, or too long in the queue: Retry-After
+    │   └── Aborted                503  it shuts down, or whoever runs it ended the request
     └── DeadlineExceeded           504  the answer was not complete when its client's time was over
 
 The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
@@ -44,6 +45,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
+RETRY_WHEN_ABORTED_S = 10
 MAX_ECHO = 200  # characters of a client's own input that an answer repeats
 
 
@@ -208,8 +210,10 @@ class InvalidApiKey(_Unauthorized):
 class AdminOnly(ApiError):
     status, type, code = 403, "invalid_request_error", "insufficient_permissions"
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{clip(path)} needs the administrator's key")
+    def __init__(self, path: str, *, has_key: bool = True) -> None:
+        """`has_key`: whether there is one at all."""
+        hint = "" if has_key else ", and this server was started without --admin-api-key"
+        super().__init__(f"{clip(path)} needs the administrator's key{hint}")
 
 
 class OriginNotAllowed(ApiError):
@@ -339,6 +343,15 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
 
 class Unavailable(ApiError):
     status, code = 503, "service_unavailable"
+
+
+class Aborted(Unavailable):
+    """Streams say so by a finish_reason where their API has one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server ended the request before its answer was complete", retry_after_s=RETRY_WHEN_ABORTED_S
+        )
 
 
 class DeadlineExceeded(ApiError):

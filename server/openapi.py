@@ -14,7 +14,7 @@ import msgspec
 from orjson import dumps
 
 from server import errors
-from server.http.auth import ADMIN_PATHS, is_open
+from server.http.auth import is_open, needs_admin
 from server.route import JSON, ErrorBody, Operation, Route
 from server.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
 from server.version import __version__
@@ -170,7 +170,7 @@ def _refusal(status: int, body: Json, *, with_codes: bool) -> Json:
 
 def _refusals(operation: Operation, path: str, *, user_key: bool, admin_key: bool) -> set[int]:
     found = {*operation.refusals, 500}
-    if path in ADMIN_PATHS and admin_key:
+    if needs_admin(path, user_key=user_key, admin_key=admin_key):
         found |= {401, 403} if user_key else {401}
     elif not is_open(path) and user_key:
         found.add(401)
@@ -181,7 +181,7 @@ def _security(path: str, *, user_key: bool, admin_key: bool) -> list[Json] | Non
     """What an operation needs, None where there are no keys at all."""
     if not (user_key or admin_key):
         return None
-    if path in ADMIN_PATHS and admin_key:
+    if needs_admin(path, user_key=user_key, admin_key=admin_key) and admin_key:
         return [{"adminBearer": []}, {"adminHeader": []}]
     return [{"bearer": []}, {"header": []}] if user_key and not is_open(path) else []
 

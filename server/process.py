@@ -120,7 +120,8 @@ class Process:
     async def run(self) -> int:
         """The exit code; where something hangs it returns all the same, and leaves it behind. Installs signal handlers on the
         running loop, which is the main thread's."""
-        stopping = self._handle_signals()
+        stopping = self._lifecycle.stopping
+        self._handle_signals(stopping)
         server = http_server(self._service, self._max_connections())
         serving = asyncio.create_task(server.serve(sockets=[self._sock]), name="http")
         loading = asyncio.create_task(self._load_model(), name="load")
@@ -210,9 +211,8 @@ class Process:
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
-    def _handle_signals(self) -> asyncio.Event:
-        """Set by the first signal; the second one ends the process."""
-        stopping = asyncio.Event()
+    def _handle_signals(self, stopping: asyncio.Event) -> None:
+        """The first one sets `stopping`; the second one ends the process."""
         signals = SignalCount(self._clock)
 
         def handle(number: int) -> None:
@@ -222,7 +222,6 @@ class Process:
 
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, handle, number)
-        return stopping
 
     async def _drain(self, loaded: LoadedModel, server: HttpServer, serving: asyncio.Task[None]) -> int:
         limit_s = self._config.drain_timeout

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 
@@ -200,6 +200,13 @@ class FakeEngine:
         ]
         kv = KVMap(self.model.num_kv_blocks, 1, 0, self.kv_cells or bytes(3 * self.model.num_kv_blocks))
         return Activity(time.monotonic(), len(self.steps), len(self.records), steps, records, live, kv)
+
+    def abort(self, ids: Collection[str] | None = None) -> int:
+        asked = [live for live in self._live if ids is None or {live.request.id, live.request.parent_id} & {*ids}]
+        for live in asked:
+            self._end(live, FinishReason.ABORT)
+            live.stream.put(live.index, [], self.num_cached_tokens, FinishReason.ABORT)
+        return len(asked)
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1

@@ -14,9 +14,8 @@ from runtime.api import FinishReason, Output
 from server.anthropic.content import NOT_STOPPED, SIGNATURE, message, stop, usage
 from server.anthropic.errors import error_body
 from server.anthropic.history import tool_use_id
-from server.errors import Unavailable, as_api_error
+from server.errors import Aborted, as_api_error
 from server.generate.generation import Generation
-from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 
@@ -68,7 +67,7 @@ class MessageFrames:
 
     def _frames(self, events: list[Event]) -> Iterator[bytes]:
         if self._choice.finish_reason == FinishReason.ABORT:
-            raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
+            raise Aborted
         if not self._started:
             self._started = True
             yield self._start()

@@ -7,10 +7,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from runtime.api import Output
-from server.errors import ClientLeft, Unavailable
+from server.errors import Aborted, ClientLeft
 from server.generate.generation import Generation
 from server.generate.transcript import Transcript
-from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 
 
 class Presence(Protocol):
@@ -45,4 +44,4 @@ async def collect(generation: Generation, client: Presence, feed: Callable[[Outp
         raise ClientLeft
     if generation.aborted:
         # Half an answer without a word about it would pass for a whole one.
-        raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
+        raise Aborted

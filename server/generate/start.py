@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from runtime import api
-from server.arrival import CALLER, Arrival
+from server.arrival import CALLER, CURRENT_ID, Arrival
 from server.config import ServerConfig
 from server.errors import Field, InvalidRequest
 from server.generate.beams import BeamParams
@@ -86,6 +86,7 @@ async def start(
                 cache_salt=salt,
                 arrival_s=arrival.time_s,
                 caller=CALLER.get(),
+                parent_id=CURRENT_ID.get(),
                 deadline_s=ends_s,
                 prepared=made,
                 speculative=request.speculative,

@@ -25,12 +25,20 @@ PAGES = frozenset(
 )  # the same for everybody: a key is typed into them, and goes with what they ask for
 PAGE_ASSETS = "/web/"
 ADMIN_PATHS = frozenset({"/metrics", "/dashboard/feed"})
+# What changes the server for everybody. Without an administrator's key only a server that nobody but this machine reaches, and
+# that has no users' keys either, does so.
+OPERATOR_PATHS = frozenset({"/log_level", "/reset_prefix_cache", "/abort_requests", "/drain"})
 UNIX_SOCKET = b"unix"
 
 
 def is_open(path: str) -> bool:
     """Whether nobody needs a key for it."""
     return path in OPEN_PATHS or path in PAGES or path.startswith(PAGE_ASSETS)
+
+
+def needs_admin(path: str, *, user_key: bool, admin_key: bool) -> bool:
+    """Whether it is the administrator's where there are keys."""
+    return (path in ADMIN_PATHS and admin_key) or (path in OPERATOR_PATHS and (user_key or admin_key))
 
 
 def is_loopback(host: str) -> bool:
@@ -145,12 +153,14 @@ def tenant(scope: Scope) -> str | None:
 
 
 class RequireKey:
-    """The layer in front of the routes. `paths` are those a refusal may be counted under; others are "unknown"."""
+    """The layer in front of the routes. `paths` are those a refusal may be counted under; others are "unknown". `is_private`:
+    only this machine reaches the server."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, paths: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, paths: Collection[str] = (), *, is_private: bool = True) -> None:
         self._app = app
         self._keys = keys
         self._paths = frozenset(paths)
+        self._is_private = is_private
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -165,11 +175,13 @@ class RequireKey:
         keys, path, given = self._keys, scope["path"], presented(scope)
         is_admin, user = keys.is_admin(given), keys.user(given)
         scope["caller_key"], scope["is_admin"] = user, is_admin
-        needs_admin = path in ADMIN_PATHS and keys.has_admin
-        if is_admin or not (needs_admin or keys.has_user):
+        admin_only = needs_admin(path, user_key=keys.has_user, admin_key=keys.has_admin)
+        if not keys and path in OPERATOR_PATHS and not self._is_private:
+            raise AdminOnly(path, has_key=False)
+        if is_admin or not (admin_only or keys.has_user):
             return
         if user is not None:
-            if needs_admin:
-                raise AdminOnly(path)
+            if admin_only:
+                raise AdminOnly(path, has_key=keys.has_admin)
             return
         raise InvalidApiKey if given else MissingApiKey

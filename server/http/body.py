@@ -11,6 +11,7 @@ from orjson import dumps
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.arrival import CURRENT_ID
 from server.config import ServerConfig
 from server.errors import TooManyValues, UnsupportedParameter, clip
 from server.http import admission
@@ -46,6 +47,7 @@ async def read_request(
     named: str | None = getattr(found, "request_id", None)  # of APIs whose bodies have it
     if named and "x-request-id" not in request.headers:
         request.scope["request_id"] = named
+        CURRENT_ID.set(named)
     if ignored:
         note_ignored(request, ignored, config)
     return found

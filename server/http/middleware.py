@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
-from server.arrival import Arrival
+from server.arrival import CURRENT_ID, Arrival
 from server.errors import (
     ApiError,
     ClientLeft,
@@ -99,7 +99,8 @@ class _Exchange:
     __slots__ = ("_date", "_scope", "_send", "started_s", "status")
 
     def __init__(self, scope: Scope, send: Send, date: bytes) -> None:
-        scope["request_id"] = _choose_id(scope)
+        scope["request_id"] = id = _choose_id(scope)
+        CURRENT_ID.set(id)
         self.started_s = scope["arrival_s"] = time.monotonic()
         self.status = 0
         self._scope = scope

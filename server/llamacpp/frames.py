@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import Unavailable, as_api_error
+from server.errors import Aborted, as_api_error
 from server.generate.generation import Generation
 from server.generate.timings import Timings
 from server.llamacpp.answers import counts, last, probabilities, selected, timings_json
-from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 from server.loaded.model import LoadedModel
 from server.schema import Json
 
@@ -48,7 +47,7 @@ class ContentFrames:
         timings.note()
         text = choice.feed(output)
         if choice.finish_reason == FinishReason.ABORT:
-            raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
+            raise Aborted
         if "\n" in text:
             self._with_new_line.add(index)
         if text:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from server import logs
 from server.batches.lines import (
     LINE_EXTRA_BYTES,
     URLS,
@@ -35,7 +36,7 @@ from server.batches.lines import (
     read_line,
     record_of,
 )
-from server.config import ConfigError, ServerConfig, flag_of, log_level, parse
+from server.config import ConfigError, ServerConfig, flag_of, parse
 from server.errors import ApiError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def main(argv: Sequence[str], load: Load | None = None) -> int:
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=log_level(job.config))
+    logs.begin(job.config.log_level)
     try:
         with _input(job.source) as source:
             return _run(job, source, load or _loader())

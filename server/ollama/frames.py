@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import Unavailable, as_api_error
+from server.errors import Aborted, as_api_error
 from server.generate.generation import Generation
 from server.generate.timings import Timings
 from server.generate.transcript import Call
-from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 from server.ollama.answers import Shape, ending, head, logprobs_writer
 from server.ollama.errors import error_body
 from server.schema import Json
@@ -42,7 +41,7 @@ class LineFrames:
         choice = self._choice
         events = choice.events(output)
         if choice.finish_reason == FinishReason.ABORT:
-            raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
+            raise Aborted
         pieces = [piece for event in events for piece in self._pieces(event)]
         if choice.finish_reason is not None:
             pieces += self._whole_call()

@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from runtime import api
 from runtime.api import FinishReason, TokenStream
-from server.arrival import CALLER, Arrival
+from server.arrival import CALLER, CURRENT_ID, Arrival
 from server.config import ServerConfig
-from server.errors import InvalidRequest, Unavailable
+from server.errors import Aborted, InvalidRequest
 from server.generate.generation import FAILED, failure_of
 from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
-from server.loaded.lifecycle import RETRY_AFTER_DRAIN_S
 from server.loaded.model import LoadedModel
 from server.offload import Offload
 from server.pooling.encode import Encoded, cost_of, encoded
@@ -147,6 +146,7 @@ class _Run:
             cache_salt=self._salt,
             arrival_s=self._arrival.time_s,
             caller=CALLER.get(),
+            parent_id=CURRENT_ID.get(),
             deadline_s=self._deadline_s,
             prepared=await prepared(self._loaded, self._offload, prompt.ids, self._salt),
         )
@@ -161,7 +161,7 @@ class _Run:
         if output.finish in FAILED:
             raise failure_of(output)
         if output.finish is FinishReason.ABORT:
-            raise Unavailable("The server shut down before the answer was complete", retry_after_s=RETRY_AFTER_DRAIN_S)
+            raise Aborted
         assert output.pooled is not None, "a pooled request ends with its numbers"
         found = Pooled(request.id, output.pooled, request.prompt_ids, output.num_cached_tokens)
         self._found[number] = found

@@ -17,7 +17,7 @@ from typing import TypeVar
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import ApiError, InvalidRequest, Unavailable
+from server.errors import Aborted, ApiError, InvalidRequest
 from server.generate.generation import Generation
 from server.generate.logprobs import chat_writer
 from server.responses.body import Head, Status, usage
@@ -100,7 +100,7 @@ class ResponseEvents:
     def end(self) -> list[Json]:
         """What comes after the last Output: the response is complete, or as complete as it gets."""
         if self._choice.finish_reason == FinishReason.ABORT:
-            return self.fail(Unavailable("The server shut down before the response was complete"))
+            return self.fail(Aborted())
         is_cut = self._choice.finish_reason == FinishReason.LENGTH
         if self._item is None and not self._done:
             self._open(MessageItem())  # an answer without a word is one, too

@@ -21,6 +21,7 @@ from tests.server.text.tool_samples import TOOLS
 from tests.server.tiny import tiny_tokenizer
 
 KEYS = [(False, False), (True, False), (False, True), (True, True)]
+BODILESS = ("/cancel", "/ping", "/reset_prefix_cache", "/drain")  # POSTs that need no body
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -50,7 +51,7 @@ def test_every_route_is_in_it_with_what_goes_in_and_what_comes_out():
     }
     for path, item in paths.items():
         for method, operation in item.items():
-            assert ("requestBody" in operation) == (method == "post" and not path.endswith(("/cancel", "/ping")))
+            assert ("requestBody" in operation) == (method == "post" and not path.endswith(BODILESS))
             assert operation["responses"]["200"]["content"]
             assert "500" in operation["responses"]
             needed = {parameter["name"] for parameter in operation["parameters"] if parameter.get("in") == "path"}

@@ -1,0 +1,146 @@
+"""What is for who runs the server: the prefix cache, aborts, drain, the log's level; and who may."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from server.app import create_app
+from server.config import ServerConfig
+from server.errors import AdminOnly
+from server.http.auth import OPERATOR_PATHS, Keys, RequireKey
+from server.loaded.lifecycle import Lifecycle
+from server.service import Service
+from tests.server.conftest import MESSAGES
+from tests.server.test_auth import ADMIN, USER, bearer
+
+
+@pytest.fixture
+def _keep_level():
+    root = logging.getLogger()
+    before, uvicorns = root.level, logging.getLogger("uvicorn.error").level
+    yield
+    root.setLevel(before)
+    logging.getLogger("uvicorn.error").setLevel(uvicorns)
+
+
+async def test_the_prefix_cache_is_forgotten(serve):
+    server = await serve()
+    assert (await server.post("/reset_prefix_cache")).json() == {"success": True}
+    assert server.engine.num_resets == 1
+
+
+async def test_a_request_is_aborted_by_any_name_it_has(serve):
+    server = await serve(paused=True)
+    for name in ("mine", "chatcmpl-mine-0"):
+        answer = asyncio.create_task(
+            server.post("/v1/chat/completions", {"messages": MESSAGES}, headers={"x-request-id": "mine"})
+        )
+        stays = asyncio.create_task(server.chat())
+        await server.engine.until(lambda: len(server.engine.live) == 2)
+        assert (await server.post("/abort_requests", {"request_ids": [name, "nobody"]})).json() == {"aborted": 1}
+        ended = await answer
+        assert (ended.status_code, ended.headers["retry-after"]) == (503, "10")
+        assert [each.parent_id for each in server.engine.live] != ["mine"]
+        assert (await server.post("/abort_requests", {"abort_all": True})).json() == {"aborted": 1}
+        assert (await stays).status_code == 503
+
+
+async def test_an_aborted_stream_says_so(serve):
+    server = await serve(paused=True)
+    stream = await server.open_stream("/v1/chat/completions", messages=MESSAGES, stream=True)
+    await stream.head()
+    await server.engine.until(lambda: bool(server.engine.live))
+    await server.post("/abort_requests", {"abort_all": True})
+    assert b'"finish_reason":"abort"' in b"".join(await stream.chunks())
+    stream.leave()
+
+
+async def test_an_id_that_a_body_brings_aborts_as_well(serve):
+    server = await serve(paused=True)
+    answer = asyncio.create_task(server.chat(request_id="of-the-body"))
+    await server.engine.until(lambda: bool(server.engine.live))
+    assert (await server.post("/abort_requests", {"request_ids": ["of-the-body"]})).json() == {"aborted": 1}
+    assert (await answer).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"abort_all": False}, {"abort_all": True, "request_ids": []}, {"request_ids": [5]}]
+)
+async def test_an_abort_that_says_not_what_is_refused(serve, body):
+    response = await (await serve()).post("/abort_requests", body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("request_ids")
+
+
+async def test_a_drain_is_what_the_process_waits_for(serve):
+    server = await serve(paused=True)
+    answer = asyncio.create_task(server.chat())
+    await server.engine.until(lambda: bool(server.engine.live))
+    assert not server.service.lifecycle.stopping.is_set()
+    assert (await server.post("/drain")).json() == {"status": "draining", "running": 1, "waiting": 0}
+    assert server.service.lifecycle.stopping.is_set()
+    server.engine.step(20)
+    assert (await answer).status_code == 200
+
+
+@pytest.mark.usefixtures("_keep_level")
+async def test_the_log_says_more_or_less_from_now_on(serve):
+    server = await serve()
+    for level in ("debug", "error"):
+        assert (await server.post("/log_level", {"level": level})).json() == {"level": level}
+        assert (await server.http.get("/log_level")).json() == {"level": level}
+        assert logging.getLogger("oneloop.http").isEnabledFor(logging.DEBUG) == (level == "debug")
+        assert not logging.getLogger("uvicorn.error").isEnabledFor(logging.INFO)
+    refused = await server.post("/log_level", {"level": "loud"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "level")
+
+
+# --- who may ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(OPERATOR_PATHS))
+@pytest.mark.parametrize(
+    ("users", "admin", "key", "status"),
+    [
+        ((), None, None, None), ((USER,), None, USER, 403), ((USER,), None, None, 401), ((USER,), ADMIN, USER, 403),
+        ((USER,), ADMIN, ADMIN, None), ((), ADMIN, None, 401), ((), ADMIN, ADMIN, None),
+    ],
+)  # fmt: skip
+async def test_only_the_administrator_operates_where_there_are_keys(serve, path, users, admin, key, status):
+    server = await serve(api_key=users, admin_api_key=admin)
+    response = await server.post(path, {}, headers=bearer(key) if key else {})
+    assert response.status_code == (status or response.status_code)
+    assert (response.status_code in (401, 403)) == (status is not None)
+    if status == 403 and admin is None:
+        assert "--admin-api-key" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_nobody_operates_an_open_server_that_others_reach(host, is_open):
+    scope = {"path": "/drain", "headers": []}
+    guard = RequireKey(None, Keys(), is_private=host == "127.0.0.1")
+    if is_open:
+        guard._check(scope)
+    else:
+        with pytest.raises(AdminOnly, match="--admin-api-key"):
+            guard._check(scope)
+    create_app(Service(ServerConfig(host=host), Lifecycle()))
+
+
+async def test_an_open_server_that_others_reach_serves_but_is_not_operated(serve):
+    server = await serve(host="0.0.0.0")
+    assert (await server.chat()).status_code == 200
+    assert (await server.http.get("/metrics")).status_code == 200
+    assert (await server.post("/drain")).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/drain"])
+async def test_a_page_of_somebody_elses_operates_nothing(serve, path):
+    server = await serve()
+    headers = {"origin": "https://elsewhere.example"}
+    assert (await server.http.post(path, headers=headers)).status_code == 415
+    assert not server.engine.num_resets
+    assert not server.service.lifecycle.stopping.is_set()
