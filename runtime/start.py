@@ -92,6 +92,7 @@ class Planned:
     spec: ModelSpec
     platform: Platform
     plan: EnginePlan
+    weights_bytes: int
 
     def kernels(self) -> list[str]:
         """A line for each operation: what computes it in the usual case, and why nothing faster does."""
@@ -112,7 +113,8 @@ def plan_engine(config: EngineConfig, files: ModelFiles, report: Report) -> Plan
     platform.force_kernels(config)
     platform.refuse(config)
     stored_bytes = None if config.load_format == "dummy" else files.stored_bytes
-    return Planned(config, spec, platform, platform.plan(config, spec, stored_bytes))
+    weights_bytes = platform.weights_bytes(config, spec, stored_bytes)
+    return Planned(config, spec, platform, platform.plan(config, spec, stored_bytes), weights_bytes)
 
 
 def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> EngineParts:

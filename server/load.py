@@ -141,19 +141,15 @@ def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
         planned = plan_engine(EngineConfig.of(config, end_token_ids=frozenset()), files, report)
     except (WeightsError, PlanError) as error:
         raise LoadError(str(error)) from error
-    spec, plan = planned.spec, planned.plan
-    dense, stored = plan.weights.dense_dtype, files.stored_bytes if here else None
-    weights_bytes = spec.weights_bytes(plan.dtype if dense == "stored" else dense)
-    if plan.weights.keep_quantized and stored is not None:
-        weights_bytes = min(weights_bytes, stored)
+    plan = planned.plan
     return {
         "model": config.model,
         "served_model_names": config.served_names,
-        "architecture": spec.architecture,
+        "architecture": planned.spec.architecture,
         "device": planned.platform.device,
         "device_name": planned.platform.describe(),
         "dtype": plan.dtype,
-        "weights_bytes": weights_bytes,
+        "weights_bytes": planned.weights_bytes,
         "max_model_len": plan.max_model_len,
         "max_num_seqs": plan.max_num_seqs,
         "max_num_batched_tokens": plan.max_num_batched_tokens,

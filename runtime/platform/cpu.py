@@ -56,15 +56,18 @@ class CpuPlatform:
     def memory(self) -> DeviceMemory:
         return DeviceMemory(free_host_bytes(), total_host_bytes())
 
+    def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
+        weights = _weights(config)
+        dense = spec.weights_bytes(DEFAULTS.dtype if weights.dense_dtype == "stored" else weights.dense_dtype)
+        return dense if stored_bytes is None or not weights.keep_quantized else min(dense, stored_bytes)
+
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
+        weights_bytes = self.weights_bytes(config, spec, stored_bytes)
         weights, dtype = _weights(config), DEFAULTS.dtype
         if weights.dense_dtype != "stored" and not _native():
             dtype = weights.dense_dtype  # references compute in the type of the weights
         elif config.kv_cache_dtype == "auto" and config.dtype == "bfloat16":
             config = replace(config, kv_cache_dtype=config.dtype)
-        weights_bytes = spec.weights_bytes(dtype if weights.dense_dtype == "stored" else weights.dense_dtype)
-        if weights.keep_quantized and stored_bytes is not None:
-            weights_bytes = min(weights_bytes, stored_bytes)
         return EnginePlan.resolve(
             config, dtype=dtype, layers=spec.memory_kinds(), model_len=spec.max_model_len, defaults=DEFAULTS,
             free_bytes=max(0, self.memory().free - weights_bytes), weights=weights,

@@ -80,12 +80,14 @@ class CudaPlatform:
     def memory(self) -> DeviceMemory:
         return DeviceMemory(*torch.cuda.mem_get_info())
 
-    def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
+    def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
         """Quantised weights become numbers, so how they are stored does not matter."""
+        return spec.weights_bytes(_dtype(config))
+
+    def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
         if any(kind.in_one_step for kind in spec.memory_kinds()):
             raise PlanError(f"{spec.architecture} sees both ways, and runs on a CPU only: say --device cpu")
-        dtype = _dtype(config)
-        return self._plan(config, spec, spec.weights_bytes(dtype))
+        return self._plan(config, spec, self.weights_bytes(config, spec, stored_bytes))
 
     def _plan(self, config: EngineConfig, spec: ModelSpec, to_come: int) -> EnginePlan:
         """`to_come`: bytes that model, steps and graphs will take on top of what is allocated now. Raises PlanError."""

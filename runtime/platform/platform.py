@@ -61,8 +61,12 @@ class Platform(Protocol):
 
     def memory(self) -> DeviceMemory: ...
 
+    def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
+        """What the weights will take here. `stored_bytes`: what they take in the model's files, if there are any."""
+        ...
+
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> EnginePlan:
-        """Before loading. `stored_bytes`: of the model's weights in its files, if there are any. Raises PlanError."""
+        """Before loading. `stored_bytes` as above. Raises PlanError."""
         ...
 
     def compile_ahead(self, plan: EnginePlan) -> None:

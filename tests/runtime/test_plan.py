@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
 import ops
 from runtime.config import GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
@@ -225,3 +226,14 @@ def test_a_share_that_others_hold_is_refused_with_what_would_fit():
 def test_a_share_that_the_model_fills_is_refused_in_numbers_that_are_never_negative():
     with pytest.raises(PlanError, match=r"model and steps take 50.0 GiB of the 40.0 that .* 0.4 grants"):
         SharedGpu(45).plan(EngineConfig(gpu_memory_utilization=0.4), spec_of_gib(50))
+
+
+@pytest.mark.parametrize(("quantization", "in_files", "expected"), [("auto", 2, 2), ("auto", 30, 10), ("none", 2, 10)])
+def test_what_weights_take_on_a_device_follows_from_what_becomes_of_those_that_are_stored_quantised(
+    quantization, in_files, expected
+):
+    config, spec, stored_bytes = EngineConfig(quantization=quantization), spec_of_gib(10), in_files * GIB
+    assert CudaPlatform().weights_bytes(config, spec, stored_bytes) == 10 * GIB
+    keeps = ops.linear_refusal([ops.WeightFormat("int8")], torch.float32, torch.device("cpu")) is None
+    assert CpuPlatform().weights_bytes(config, spec, stored_bytes) == (expected if keeps else 10) * GIB
+    assert CpuPlatform().weights_bytes(config, spec, None) == 10 * GIB

@@ -86,6 +86,9 @@ class TinyPlatform:
     def memory(self) -> DeviceMemory:
         return DeviceMemory(1 << 22, 1 << 23)
 
+    def weights_bytes(self, config, spec, stored_bytes) -> int:
+        return spec.weights_bytes("float32")
+
     def plan(self, config, spec, stored_bytes) -> EnginePlan:
         self.called.append("plan")
         return EnginePlan.resolve(
