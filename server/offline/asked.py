@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from server.offline.answerers import Answerer
 
 KEY_VARIABLES = ("ONELOOP_API_KEY", "OPENAI_API_KEY")  # in this order
-NUMBERS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty",
-           "repetition_penalty")  # fmt: skip
+NUMBER_FLAGS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
+NUMBERS = (*NUMBER_FLAGS, "presence_penalty", "frequency_penalty", "repetition_penalty")  # what /set knows
 DESCRIPTIONS = {
     "chat": "Talk to a model at the terminal. A question on the command line, or by a pipe, is answered once.",
     "complete": "Go on with a text, given on the command line or by a pipe.",
@@ -38,6 +39,17 @@ class Asked:
     api_key: str | None
     model: str | None
     config: ServerConfig | None
+
+
+def asked_here(command: str, argv: Sequence[str]) -> Asked | int:
+    """What this process is asked; its exit code where there is nothing to answer: 0 after help, 2 for options that cannot be
+    honoured, which has been said then."""
+    try:
+        asked = read_asked(command, argv, os.environ)
+    except ConfigError as error:
+        print(f"oneloop: {error}", file=sys.stderr)
+        return 2
+    return 0 if asked is None else asked
 
 
 def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Asked | None:
@@ -63,7 +75,7 @@ def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]
     add("--api-key", metavar="KEY", help=f"of the endpoint (default: {' or '.join(KEY_VARIABLES)} in the environment)")
     if command == "chat":
         add("--system", default="", metavar="TEXT", help="how the model shall be")
-    for name in NUMBERS[:6]:
+    for name in NUMBER_FLAGS:
         add("--" + name.replace("_", "-"), metavar="N", help=argparse.SUPPRESS if name in ("top_k", "min_p") else None)
     add("-h", "--help", action="store_true", help="show this and exit")
     # What is not known here is the engine's, with its values; so a prompt comes first.
@@ -73,7 +85,7 @@ def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]
         parser.print_help()
         return None
     fields: dict[str, Any] = {}
-    for name in NUMBERS[:6]:
+    for name in NUMBER_FLAGS:
         if (value := getattr(given, name)) is not None:
             fields |= read_value(name, value)
     prompt, system = " ".join(argv[:num_words]), getattr(given, "system", "")

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from server.config import ConfigError
 from server.offline.answerers import Answerer, AnswerFailed, Message, Piece
-from server.offline.asked import Asked, answering, read_asked, read_value
+from server.offline.asked import Asked, answering, asked_here, read_value
 
 QUESTION, MORE, QUOTES = "> ", ". ", '"""'
 HELP = """\
@@ -236,13 +236,9 @@ def printable(text: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0 at the end, 1 where there is no answer, 2 for options that cannot be honoured."""
-    try:
-        asked = read_asked("chat", argv, os.environ)
-    except ConfigError as error:
-        print(f"oneloop: {error}", file=sys.stderr)
-        return 2
-    if asked is None:
-        return 0
+    asked = asked_here("chat", argv)
+    if isinstance(asked, int):
+        return asked
     chat = Chat(fields=dict(asked.fields))
     chat.set_system(asked.system)
     with asyncio.Runner() as runner, answering(runner, asked) as answerer:
