@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from runtime.models.read.encoder import Kind, architectures, dense, encoder, post_norm_layers, with_classes
+from runtime.models.read.encoder import Kind, architectures, dense, encoder, post_norm_layers, with_head
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import DecoderSpec, LearnedPositions
 from runtime.models.spec.model import UnsupportedModel
@@ -43,24 +43,12 @@ def _encoder(config: HfConfig, architecture: str, prefix: str, offset: int, max_
 
 def bert(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
     spec = _encoder(config, architecture, "bert", 0, 512)
-    match kind:
-        case "sequence":
-            return with_classes(spec, config, (dense(config, "model.pooler.dense", "tanh"),))
-        case "token":
-            return with_classes(spec, config, (), by_token=True)
-        case "model":
-            return spec
+    return with_head(spec, config, kind, dense(config, "model.pooler.dense", "tanh"))
 
 
 def roberta(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
     spec = _encoder(config, architecture, "roberta", config.count_or_zero("pad_token_id", 1) + 1, 514)
-    match kind:
-        case "sequence":
-            return with_classes(spec, config, (dense(config, "classifier.dense", "tanh"),), "classifier.out_proj")
-        case "token":
-            return with_classes(spec, config, (), by_token=True)
-        case "model":
-            return spec
+    return with_head(spec, config, kind, dense(config, "classifier.dense", "tanh"), "classifier.out_proj")
 
 
 ARCHITECTURES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.models.read.encoder import Kind, architectures, dense, encoder, post_norm_layers, with_classes
+from runtime.models.read.encoder import Kind, architectures, dense, encoder, post_norm_layers, with_head
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import DecoderSpec, LearnedPositions
 from runtime.models.spec.norm import LayerNorm
@@ -36,13 +36,7 @@ def distilbert(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
         config, architecture, post_norm_layers(config, norm), "distilbert", _RULES, embedding_norm=norm,
         positions=LearnedPositions(config.count("max_position_embeddings", 512)),
     )  # fmt: skip
-    match kind:
-        case "sequence":
-            return with_classes(spec, config, (dense(config, "pre_classifier", "relu"),))
-        case "token":
-            return with_classes(spec, config, (), by_token=True)
-        case "model":
-            return spec
+    return with_head(spec, config, kind, dense(config, "pre_classifier", "relu"))
 
 
 ARCHITECTURES = architectures("DistilBert", distilbert)

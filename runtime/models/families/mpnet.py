@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.models.read.encoder import Kind, architectures, dense, encoder, post_norm_layers, with_classes
+from runtime.models.read.encoder import Kind, architectures, dense, encoder, post_norm_layers, with_head
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.attention import RelativeBias
 from runtime.models.spec.decoder import DecoderSpec, LearnedPositions
@@ -33,13 +33,7 @@ def mpnet(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
         config, architecture, post_norm_layers(config, norm, bias), "mpnet", _RULES, embedding_norm=norm,
         positions=LearnedPositions(config.count("max_position_embeddings", 512), _PADDING + 1),
     )  # fmt: skip
-    match kind:
-        case "sequence":
-            return with_classes(spec, config, (dense(config, "classifier.dense", "tanh"),), "classifier.out_proj")
-        case "token":
-            return with_classes(spec, config, (), by_token=True)
-        case "model":
-            return spec
+    return with_head(spec, config, kind, dense(config, "classifier.dense", "tanh"), "classifier.out_proj")
 
 
 ARCHITECTURES = architectures("MPNet", mpnet)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.models.read.encoder import Kind, architectures, dense, encoder, with_classes
+from runtime.models.read.encoder import Kind, architectures, dense, encoder, with_head
 from runtime.models.read.hf_config import HfConfig, activation, heads, num_layers, rope
 from runtime.models.spec.attention import Attention, Mask
 from runtime.models.spec.decoder import DecoderSpec
@@ -56,13 +56,7 @@ def nomic_bert(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
         config, architecture, [layer] * num_layers(config), "nomic_bert", _RULES, embedding_norm=norm,
         num_token_types=config.count("type_vocab_size", 2), more_rules=(_FIRST_RULES,),
     )  # fmt: skip
-    match kind:
-        case "sequence":
-            return with_classes(spec, config, (dense(config, "model.pooler.dense", "tanh"),))
-        case "token":
-            return with_classes(spec, config, (), by_token=True)
-        case "model":
-            return spec
+    return with_head(spec, config, kind, dense(config, "model.pooler.dense", "tanh"))
 
 
 ARCHITECTURES = architectures("NomicBert", nomic_bert)

@@ -150,6 +150,17 @@ def with_classes(
     )  # fmt: skip
 
 
+def with_head(spec: DecoderSpec, config: HfConfig, kind: Kind, before: Dense, name: str = "classifier") -> DecoderSpec:
+    """`spec` as BERT's kin are published: a text's classes come of `before` and what is at `name`, a token's of "classifier"."""
+    match kind:
+        case "sequence":
+            return with_classes(spec, config, (before,), name)
+        case "token":
+            return with_classes(spec, config, (), by_token=True)
+        case "model":
+            return spec
+
+
 def with_dimensions(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
     """`spec` with the sizes to which its embeddings were trained to be cut, as vLLM's users write them in a config."""
     sizes = config.get("matryoshka_dimensions")
