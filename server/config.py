@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from runtime.options import ENGINE, HTTP, MODEL, EngineOptions, option, parse_size
-from server.version import __version__
+from server import __version__
 
 ENVIRONMENT_PREFIX = "ONELOOP_"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
@@ -27,6 +27,11 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _KEY = re.compile(r"[!-~]+")
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
 _ORIGIN = re.compile(r'[a-z][a-z0-9+.-]*://[!"$-)+-.0->\[-~]+')  # visible ASCII but capitals and / ? # @ *
+
+
+def seconds(default: float | None, text: str, *, minimum: float = 0) -> Any:
+    """An option of the server that is a time."""
+    return option(default, text, group=HTTP, minimum=minimum, maximum=86400, metavar="SECONDS")
 
 
 class ConfigError(Exception):
@@ -167,37 +172,13 @@ class ServerConfig(EngineOptions):
         group=HTTP,
         metavar="NAME",
     )
-    timeout_head: float = option(
-        30.0,
-        "seconds for a request's line and headers; 0 is no limit",
-        group=HTTP,
-        minimum=0,
-        maximum=86400,
-        metavar="SECONDS",
+    timeout_head: float = seconds(30.0, "seconds for a request's line and headers; 0 is no limit")
+    timeout_body: float = seconds(
+        30.0, "seconds in which 16 KiB more of a request's body have to come, or its end; 0 is no limit"
     )
-    timeout_body: float = option(
-        30.0,
-        "seconds in which 16 KiB more of a request's body have to come, or its end; 0 is no limit",
-        group=HTTP,
-        minimum=0,
-        maximum=86400,
-        metavar="SECONDS",
-    )
-    timeout_keep_alive: float = option(
-        60.0,
-        "seconds a connection may wait for its next request; 0 is no limit",
-        group=HTTP,
-        minimum=0,
-        maximum=86400,
-        metavar="SECONDS",
-    )
-    timeout_write: float = option(
-        300.0,
-        "seconds in which a client has to read something of what it was sent; 0 is no limit",
-        group=HTTP,
-        minimum=0,
-        maximum=86400,
-        metavar="SECONDS",
+    timeout_keep_alive: float = seconds(60.0, "seconds a connection may wait for its next request; 0 is no limit")
+    timeout_write: float = seconds(
+        300.0, "seconds in which a client has to read something of what it was sent; 0 is no limit"
     )
     batch_dir: str | None = option(
         None,
@@ -228,23 +209,13 @@ class ServerConfig(EngineOptions):
         maximum=3600,
         metavar="SECONDS",
     )
-    request_timeout: float | None = option(
+    request_timeout: float | None = seconds(
         None,
         "seconds after which an answer that is not complete ends with 504, where the request says nothing (`timeout`, "
         "X-Request-Timeout; default: never)",
-        group=HTTP,
         minimum=0.001,
-        maximum=86400,
-        metavar="SECONDS",
     )
-    drain_timeout: float = option(
-        30.0,
-        "seconds for requests in flight to finish after the first Ctrl-C",
-        group=HTTP,
-        minimum=0,
-        maximum=86400,
-        metavar="SECONDS",
-    )
+    drain_timeout: float = seconds(30.0, "seconds for requests in flight to finish after the first Ctrl-C")
 
     api_key: tuple[str, ...] = option(
         (),
