@@ -10,9 +10,9 @@ import time
 from typing import Any, TextIO
 
 from runtime.api import LoadProgress
+from server import __version__
 from server.config import ServerConfig
 from server.loaded.model import LoadedModel
-from server.version import __version__
 
 ENDPOINTS = (
     "POST /v1/chat/completions  /v1/responses  /v1/completions  /v1/messages  /tokenize  /detokenize",

@@ -19,10 +19,10 @@ SERVER_ROOMS = (
     ("responses", "pooling"),
     ("openai", "anthropic", "ollama", "llamacpp", "route"),
     ("generate", "load"),
-    ("structured", "service", "terminal", "field_names", "batches"),
+    ("structured", "service", "terminal", "batches"),
     ("loaded", "http"),
     ("schema", "config", "offload"),
-    ("text", "arrival", "errors", "version", "ending", "listening", "logs"),
+    ("text", "arrival", "errors", "ending", "listening", "logs"),
 )
 # The folders of runtime; the files beside them are the spine, which all of them may know.
 RUNTIME_ROOMS = (
@@ -141,7 +141,7 @@ def test_every_room_of_the_server_has_its_floor():
 
 def test_the_server_stays_a_house_of_few_floors_and_arrows():
     assert len(SERVER_ROOMS) <= 12
-    assert len(arrows("server")) <= 170  # an API of its own is a room, and some ten arrows; the log has some
+    assert len(arrows("server")) <= 160  # an API of its own is a room, and some ten arrows
 
 
 def test_text_codecs_know_neither_http_nor_engine():

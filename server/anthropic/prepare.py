@@ -18,7 +18,7 @@ from server.anthropic.wire import (
     ThinkingDisabled,
     ThinkingEnabled,
 )
-from server.field_names import FieldNames
+from server.errors.field_names import FieldNames
 from server.generate.matchers import one_constraint
 from server.generate.request import (
     Chat,

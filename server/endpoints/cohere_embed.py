@@ -7,7 +7,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server.field_names import FieldNames
+from server.errors.field_names import FieldNames
 from server.http.body import body_cost, note_ignored, read_request
 from server.pooling import api_types, cohere
 from server.pooling.answer import pooled_for, written

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from runtime.api import Output, TokenStream
 from server.errors import InvalidRequest
-from server.field_names import FieldNames
+from server.errors.field_names import FieldNames
 from server.generate.collect import collect
 from server.generate.start import start
 from server.generate.timings import Timings

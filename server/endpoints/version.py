@@ -6,10 +6,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server import __version__
 from server.http.body import json_response
 from server.route import JSON, Operation, route
 from server.service import Service
-from server.version import __version__
 
 
 class Version(Struct):

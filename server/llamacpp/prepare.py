@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from server.errors import InvalidRequest
-from server.field_names import FieldNames
+from server.errors.field_names import FieldNames
 from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompts, Sampling, Shown
 from server.llamacpp import wire
 from server.structured.grammar import JsonSchema, Rules

@@ -4,11 +4,11 @@ prompt of its own."""
 from __future__ import annotations
 
 from runtime.api import SamplingParams
+from server import __version__
 from server.config import ServerConfig
 from server.llamacpp.answers import settings
 from server.loaded.model import LoadedModel
 from server.schema import Json
-from server.version import __version__
 
 
 def props(loaded: LoadedModel, config: ServerConfig) -> Json:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from runtime.api import EngineClient, MatcherFactory, ModelInfo
+from server import __version__
 from server.errors import ModelNotFound, TaskNotSupported
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
@@ -18,7 +19,6 @@ from server.loaded.json_style import JsonStyle
 from server.loaded.pooling import ServedPooling
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
-from server.version import __version__
 
 
 class Grammar(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from server.errors import InvalidRequest
-from server.field_names import FieldNames
+from server.errors.field_names import FieldNames
 from server.generate.request import (
     Chat,
     Function,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from server.field_names import FieldNames
+from server.errors.field_names import FieldNames
 from server.generate.matchers import one_constraint
 from server.generate.request import (
     Chat,

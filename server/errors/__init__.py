@@ -57,7 +57,7 @@ def clip(value: object) -> str:
 
 class Field(str):
     """The path of a request's field in the core's own words: "tools", "chat_template_kwargs.x". Of an error it is data, so that
-    each API can say it in its words (`field_names`), and nothing else of the message is touched."""
+    each API can say it in its words (`field_names.py`), and nothing else of the message is touched."""
 
     __slots__ = ()
 
