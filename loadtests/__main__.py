@@ -1,4 +1,5 @@
-"""`python -m loadtests COMMAND`: the outside client's front door. A command is a module with SUMMARY, add_arguments, main."""
+"""`python -m loadtests COMMAND`, also `oneloop bench COMMAND`: the outside client's front door. A command is a module with SUMMARY,
+add_arguments, main."""
 
 from __future__ import annotations
 
@@ -6,13 +7,28 @@ import argparse
 import importlib
 import sys
 
-COMMANDS = ("serve", "victim", "idle", "steps", "drafts", "gpu", "weights", "compare", "table", "results", "soak")
+COMMANDS = (
+    "serve",
+    "sweep",
+    "plot",
+    "flat",
+    "victim",
+    "idle",
+    "steps",
+    "drafts",
+    "gpu",
+    "weights",
+    "compare",
+    "table",
+    "results",
+    "soak",
+)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, prog: str = "python -m loadtests") -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests",
-        description="Load tests for any OpenAI-compatible server on this machine. The last line printed is always JSON.",
+        prog=prog,
+        description="Load tests for any OpenAI-compatible server. The last line printed is always JSON.",
         epilog="COMMAND --help says more; loadtests/README.md says what the figures mean.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

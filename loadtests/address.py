@@ -1,58 +1,117 @@
-"""Where load may be sent: plain HTTP on a loopback address, and nowhere else.
+"""Where load may be sent: to this machine, unless somebody says that another may be loaded.
 
-An `Address` that exists has been checked. Names other than localhost are refused without being looked up."""
+An `Address` that exists has been checked. Names other than localhost are refused without being looked up, until then."""
 
 from __future__ import annotations
 
+import functools
 import ipaddress
+import re
 import socket
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+_PORTS = {"http": 80, "https": 443}
+_KEY = re.compile(r"[!-~]+")
 
 
 class AddressRefused(ValueError):
-    """The address is no loopback address, or not a base URL at all."""
+    """The address is not one that load may go to, or not a base URL at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`host` is a literal loopback IP; `path` is what stands before `/v1`, without a final slash."""
+    """`host` is a literal IP, `name` what the URL called it where it said a name; `path` is what stands before `/v1`, without a
+    final slash. `uds`: a Unix socket in place of host and port. `api_key` goes with every request."""
 
     host: str
     port: int
     path: str = ""
+    name: str = ""
+    tls: bool = False
+    uds: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, base_url: str) -> Address:
-        """`http://127.0.0.1:8000`, with or without `/v1` at its end. Raises AddressRefused."""
+        """Plain HTTP on this machine: `http://127.0.0.1:8000`, with or without `/v1` at its end. Raises AddressRefused."""
+        address = cls.of_server(base_url)
+        if address.tls or address.uds is not None:
+            raise AddressRefused(f"{base_url!r}: only http://HOST:PORT is supported here")
+        return address
+
+    @classmethod
+    def of_server(cls, base_url: str, *, remote: bool = False, api_key: str | None = None) -> Address:
+        """Any server's: HTTP, HTTPS, or `unix:PATH`. `remote`: it may be another machine's. Raises AddressRefused."""
+        if api_key is not None and not _KEY.fullmatch(api_key):
+            raise AddressRefused("the API key is empty, or has characters that no header may have")
+        if base_url.startswith("unix:"):
+            path = base_url.removeprefix("unix:").removeprefix("//")
+            if not path:
+                raise AddressRefused(f"{base_url!r} names no socket")
+            return cls("localhost", 80, uds=path, api_key=api_key)
         try:
             parts = urlsplit(base_url)
             name, port = parts.hostname or "", parts.port
         except ValueError as error:
             raise AddressRefused(f"{base_url!r} is not a URL: {error}") from None
-        if parts.scheme != "http":
-            raise AddressRefused(f"{base_url!r}: only http://HOST:PORT is supported")
+        if parts.scheme not in _PORTS:
+            raise AddressRefused(f"{base_url!r}: http://HOST:PORT, https://HOST or unix:PATH is supported")
         if parts.username is not None or parts.query or parts.fragment:
             raise AddressRefused(f"{base_url!r}: a base URL has no user, query or fragment")
-        return cls(_loopback_ip(name), port or 80, parts.path.rstrip("/").removesuffix("/v1"))
+        host = _any_ip(name) if remote else _loopback_ip(name)
+        tls = parts.scheme == "https"
+        # A certificate is for a name, and so is a proxy's choice of server; localhost is neither's.
+        called = name if name not in (host, "localhost") or tls else ""
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(host, port or _PORTS[parts.scheme], path, called, tls, api_key=api_key)
 
     @property
     def url(self) -> str:
-        return f"http://{self.authority}{self.path}"
+        if self.uds is not None:
+            return f"unix:{self.uds}"
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
     @property
     def authority(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        name = self.name or self.host
+        return f"[{name}]:{self.port}" if ":" in name else f"{name}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request to it says beside what it asks."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
+
+@functools.cache
+def tls_context() -> ssl.SSLContext:
+    """One for all connections: to read the certificates of this machine takes longer than many a request."""
+    return ssl.create_default_context()
 
 
 def _loopback_ip(name: str) -> str:
     if name == "localhost":
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-        return min(map(_loopback_ip, found), key=lambda ip: ":" in ip)
+        return min(map(_loopback_ip, _looked_up(name)), key=lambda ip: ":" in ip)
     try:
         allowed = ipaddress.ip_address(name).is_loopback
     except ValueError:
         allowed = False
     if not allowed:
-        raise AddressRefused(f"{name or 'no host'!r} is not a loopback address; load is sent to this machine only")
+        raise AddressRefused(
+            f"{name or 'no host'!r} is not a loopback address; load goes to this machine only, or with --remote to one "
+            "that you may load"
+        )
     return name
+
+
+def _any_ip(name: str) -> str:
+    """Looked up once: requests shall not wait for a resolver. Raises AddressRefused."""
+    try:
+        return _looked_up(name)[0]
+    except OSError as error:
+        raise AddressRefused(f"{name or 'no host'!r}: {error.strerror or error}") from None
+
+
+def _looked_up(name: str) -> list[str]:
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]

@@ -13,8 +13,12 @@ from typing import Any, Literal
 
 from loadtests.exchange import Recording
 
-Endpoint = Literal["chat", "completions"]
-PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+Endpoint = Literal["chat", "completions", "embeddings"]
+PATHS: dict[Endpoint, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+}
 _EXCERPT = 200
 
 
@@ -192,6 +196,8 @@ def answer_text(recording: Recording, endpoint: Endpoint) -> str:
 def read_answer(recording: Recording, endpoint: Endpoint) -> Answer:
     """Never raises on what a server sent: a broken answer is an Answer with an error."""
     ended_s = recording.times[-1] if recording.times else recording.sent_s
+    if endpoint == "embeddings":
+        return _read_embeddings(recording, ended_s)
     stream = _Stream(endpoint)
     try:
         _replay(recording, stream)
@@ -215,6 +221,26 @@ def read_answer(recording: Recording, endpoint: Endpoint) -> Answer:
     )
 
 
+def _read_embeddings(recording: Recording, ended_s: float) -> Answer:
+    """Whole at once: there is no first token, so the time to it is that of the request."""
+    response, body = HttpResponse(), b""
+    try:
+        body = b"".join(map(response.feed, recording.pieces))
+        _check_status(response, body, recording)
+        if recording.failure is not None:
+            raise BadAnswer(recording.failure)
+        answer = json.loads(body)
+        if not all(entry["embedding"] for entry in answer["data"]) or not answer["data"]:
+            raise BadAnswer("an embedding is empty")
+        usage = answer.get("usage") or {}
+        num_tokens = int(usage.get("prompt_tokens", 0))
+    except BadAnswer as reason:
+        return Answer(recording.sent_s, ended_s, error=str(reason))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return Answer(recording.sent_s, ended_s, error=f"no embeddings: {_excerpt(body)}")
+    return Answer(recording.sent_s, ended_s, (ended_s,), num_prompt_tokens=num_tokens, counted_by_usage=bool(usage))
+
+
 def _replay(recording: Recording, stream: _Stream) -> None:
     response, events = HttpResponse(), SseData()
     refusal = b""
@@ -225,10 +251,14 @@ def _replay(recording: Recording, stream: _Stream) -> None:
                 stream.take(at_s, data)
         else:
             refusal += body
+    _check_status(response, refusal, recording)
+
+
+def _check_status(response: HttpResponse, body: bytes, recording: Recording) -> None:
     if response.status == 0:
         raise BadAnswer(recording.failure or "connection closed without an answer")
     if response.status != 200:
-        raise BadAnswer(f"HTTP {response.status}: {_refusal_text(refusal)}")
+        raise BadAnswer(f"HTTP {response.status}: {_refusal_text(body)}")
 
 
 def _refusal_text(body: bytes) -> str:

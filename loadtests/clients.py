@@ -60,7 +60,7 @@ def parts_of(
 ) -> list[Part]:
     """Requests and arrivals are dealt out in turns; streams as evenly as they go."""
     scripts = scripts_of(address, workload, request_options)
-    arrivals_s = None if workload.rate_per_s is None else workload.arrivals_s()
+    arrivals_s = None if workload.arrivals is None else workload.arrivals_s()
     return [
         Part(
             address,
@@ -103,7 +103,7 @@ def measure_with_clients(
     return Run(
         answers=[answer for outcome in outcomes for answer in outcome.answers],
         num_requested=workload.num_requests,
-        num_output_tokens=workload.output_lengths(),
+        num_output_tokens=None if workload.ends_by_itself else workload.output_lengths(),
         wall_s=wall_s,
         cut_off=any(outcome.cut_off for outcome in outcomes),
         client_cpu_s=sum(outcome.cpu_s for outcome in outcomes),

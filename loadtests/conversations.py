@@ -1,16 +1,28 @@
-"""Conversations: each turn's request holds the turns before it, with what was really answered to them, as chat clients send it."""
+"""Requests that hang on the answers before them: what was really answered goes out again with the next, as clients send it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+
+class Dialogue(Protocol):
+    """Requests one behind another."""
+
+    @property
+    def num_turns(self) -> int: ...
+
+    def body(self, answers: Sequence[str]) -> bytes:
+        """The JSON body of the turn behind `answers`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`fields` are those of every request; `users[i]` is said in turn i, `num_output_tokens[i]` the length its answer may have."""
+    """A chat. `fields` are those of every request; `users[i]` is said in turn i, `num_output_tokens[i]` the length its answer may
+    have."""
 
     fields: Mapping[str, Any]
     users: Sequence[str]
@@ -21,7 +33,7 @@ class Conversation:
         return len(self.users)
 
     def body(self, answers: Sequence[str]) -> bytes:
-        """The JSON body of the turn behind `answers`. One without text is left out: some templates take no empty message."""
+        """An answer without text is left out: some templates take no empty message."""
         turn = len(answers)
         messages = []
         for user, answer in zip(self.users, answers, strict=False):
@@ -29,5 +41,48 @@ class Conversation:
             if answer:
                 messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": self.users[turn]})
-        given = {"max_tokens": self.num_output_tokens[turn], **self.fields, "messages": messages}
-        return json.dumps({name: value for name, value in given.items() if value is not None}).encode()
+        return body_of({"max_tokens": self.num_output_tokens[turn], **self.fields, "messages": messages})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call as an agent's model made it, and what the tool said."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """A task that is worked at with tools: turn i is asked behind the results of `calls[:i]`. What the model says beside its calls
+    is what it really said; the calls are the script's, so that every server is asked the same."""
+
+    fields: Mapping[str, Any]
+    system: str
+    task: str
+    calls: Sequence[ToolCall]
+    num_output_tokens: Sequence[int]
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.calls) + 1
+
+    def body(self, answers: Sequence[str]) -> bytes:
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": self.system},
+            {"role": "user", "content": self.task},
+        ]
+        for number, (call, answer) in enumerate(zip(self.calls, answers, strict=False)):
+            called = {"name": call.name, "arguments": json.dumps(call.arguments)}
+            calls = [{"id": f"call_{number}", "type": "function", "function": called}]
+            messages += [
+                {"role": "assistant", "content": answer, "tool_calls": calls},
+                {"role": "tool", "tool_call_id": f"call_{number}", "content": call.result},
+            ]
+        return body_of({"max_tokens": self.num_output_tokens[len(answers)], **self.fields, "messages": messages})
+
+
+def body_of(fields: Mapping[str, Any]) -> bytes:
+    """JSON; a field that is None is left out."""
+    return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from loadtests.address import Address
+from loadtests.address import Address, tls_context
 from loadtests.clock import Clock
 
 
@@ -46,8 +46,9 @@ class _Exchange(asyncio.Protocol):
 
 def post_request(address: Address, path: str, body: bytes) -> bytes:
     """The bytes of a POST of JSON to `path` below the address."""
+    more = "".join(f"{name}: {value}\r\n" for name, value in address.headers.items())
     head = (
-        f"POST {address.path}{path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n"
+        f"POST {address.path}{path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n{more}"
         f"Accept: text/event-stream, application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
@@ -62,9 +63,7 @@ async def exchange(
     transport: asyncio.Transport | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            transport, protocol = await asyncio.get_running_loop().create_connection(
-                lambda: _Exchange(request, recording, clock), address.host, address.port
-            )
+            transport, protocol = await _connect(address, _Exchange(request, recording, clock))
             error = await protocol.closed
         if error is not None:
             recording.failure = f"{type(error).__name__}: {error}"
@@ -76,3 +75,16 @@ async def exchange(
         if transport is not None:
             transport.abort()
     return recording
+
+
+async def _connect(address: Address, protocol: _Exchange) -> tuple[asyncio.Transport, _Exchange]:
+    loop = asyncio.get_running_loop()
+    if address.uds is not None:
+        transport, _ = await loop.create_unix_connection(lambda: protocol, address.uds)
+    elif address.tls:
+        transport, _ = await loop.create_connection(
+            lambda: protocol, address.host, address.port, ssl=tls_context(), server_hostname=address.name
+        )
+    else:
+        transport, _ = await loop.create_connection(lambda: protocol, address.host, address.port)
+    return transport, protocol

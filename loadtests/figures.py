@@ -67,7 +67,7 @@ class Run:
 
     answers: Sequence[Answer]
     num_requested: int
-    num_output_tokens: Sequence[int]  # asked for, in any order
+    num_output_tokens: Sequence[int] | None  # asked for, in any order; None: answers end where they do
     wall_s: float
     cut_off: bool = False
     client_cpu_s: float | None = None
@@ -95,9 +95,10 @@ def summarise(run: Run, slo: Slo | None = None) -> dict[str, Any]:
         "req_per_s": round(len(whole) / wall_s, 4),
         "out_tok_per_s": round(num_output / wall_s, 3),
         "out_tokens": num_output,
+        "in_tok_per_s": round(sum(answer.num_prompt_tokens for answer in whole) / wall_s, 3),
         "in_tokens": sum(answer.num_prompt_tokens for answer in whole),
         "cached_in_tokens": sum(answer.num_cached_tokens for answer in whole),
-        "other_length": (Counter(a.num_output_tokens for a in whole) - Counter(run.num_output_tokens)).total(),
+        "other_length": _num_of_other_length(whole, run.num_output_tokens),
         "tokens_from": "usage" if all(answer.counted_by_usage for answer in whole) else "events",
         "tokens_per_event": _ratio(num_output, sum(len(answer.content_s) for answer in whole)),
     }
@@ -109,15 +110,25 @@ def summarise(run: Run, slo: Slo | None = None) -> dict[str, Any]:
     return figures
 
 
-def _latencies(whole: Sequence[Answer]) -> dict[str, float | None]:
-    series = {
+def _num_of_other_length(whole: Sequence[Answer], asked: Sequence[int] | None) -> int:
+    if asked is None:
+        return 0
+    return (Counter(answer.num_output_tokens for answer in whole) - Counter(asked)).total()
+
+
+def latencies_s(whole: Sequence[Answer]) -> dict[str, list[float]]:
+    """All values of each metric, in seconds."""
+    return {
         "ttft": [answer.ttft_s for answer in whole],
         "tpot": [answer.tpot_s for answer in whole if answer.tpot_s is not None],
         "itl": [gap for answer in whole for gap in answer.itl_s],
         "e2e": [answer.e2e_s for answer in whole],
     }
+
+
+def _latencies(whole: Sequence[Answer]) -> dict[str, float | None]:
     figures: dict[str, float | None] = {}
-    for name, values in series.items():
+    for name, values in latencies_s(whole).items():
         figures[f"{name}_ms_mean"] = _ms(sum(values) / len(values) if values else None)
         figures |= {f"{name}_ms_p{percent}": _ms(percentile(values, percent)) for percent in PERCENTILES}
     return figures

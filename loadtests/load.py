@@ -12,12 +12,12 @@ from typing import Any
 from loadtests.address import Address
 from loadtests.answers import PATHS, answer_text, read_answer
 from loadtests.clock import Clock, WallClock
-from loadtests.conversations import Conversation
+from loadtests.conversations import Dialogue
 from loadtests.exchange import Recording, exchange, post_request
 from loadtests.figures import Run
 from loadtests.workloads import Workload
 
-Script = bytes | Conversation  # a request; or requests that hang on the answers before them
+Script = bytes | Dialogue  # a request; or requests that hang on the answers before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ async def measure(
         # Its failures are not counted: whatever is wrong shows again in the run itself.
         await Load(address, limits, clock).run(scripts_of(address, warmup, request_options), warmup.concurrency)
     scripts = scripts_of(address, workload, request_options)
-    arrivals_s = None if workload.rate_per_s is None else workload.arrivals_s()
+    arrivals_s = None if workload.arrivals is None else workload.arrivals_s()
     load = Load(address, limits, clock)
     gc.collect()
     server_before, client_before, start_s = server_cpu_s and server_cpu_s(), time.process_time(), clock.now()
@@ -123,7 +123,7 @@ async def measure(
     return Run(
         answers=[read_answer(recording, workload.endpoint) for recording in load.recordings],
         num_requested=workload.num_requests,
-        num_output_tokens=workload.output_lengths(),
+        num_output_tokens=None if workload.ends_by_itself else workload.output_lengths(),
         wall_s=wall_s,
         cut_off=load.cut_off,
         client_cpu_s=client_cpu_s,
@@ -134,7 +134,7 @@ async def measure(
 
 
 def scripts_of(address: Address, workload: Workload, request_options: RequestOptions) -> list[Script]:
-    """The bytes to send, one a request; or conversations."""
+    """The bytes to send, one a request; or dialogues."""
     path = PATHS[workload.endpoint]
     bodies = workload.bodies(request_options.model, request_options.ignore_eos, request_options.extra_body)
     return [post_request(address, path, body) if isinstance(body, bytes) else body for body in bodies]

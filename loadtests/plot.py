@@ -1,37 +1,38 @@
-"""Latency distributions as a picture. The only file that needs matplotlib, and only once a plot is asked for."""
+"""`oneloop bench plot`: a picture of runs that `serve --out` or `sweep --out` kept, of as many servers as the files have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
+import sys
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
+from loadtests.pictures import CannotDraw, check_pictures, draw
+from loadtests.saved import NotSaved, read_records
 
-from loadtests.figures import Run
-
-matplotlib.use("Agg")
+SUMMARY = "draw kept runs, several servers side by side"
 
 
-def plot_latencies(path: Path, runs: Sequence[tuple[str, Run]]) -> None:
-    """One panel each for TTFT, ITL and e2e: the share of values (y) below so many milliseconds (x)."""
-    figure = Figure(figsize=(15, 4.5), layout="constrained")
-    for axes, metric in zip(figure.subplots(1, 3), ("TTFT", "ITL", "e2e"), strict=True):
-        for name, run in runs:
-            values_ms = sorted(1000 * value for value in _values(metric, run) if value > 0)
-            if values_ms:
-                shares = [(rank + 1) / len(values_ms) for rank in range(len(values_ms))]
-                axes.step(values_ms, shares, where="post", label=name)
-        axes.set(title=metric, xlabel="ms", ylabel="share of values", ylim=(0, 1))
-        axes.set_xlim(left=0)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend()
-    figure.savefig(path, dpi=120)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("records", type=Path, nargs="+", metavar="JSONL", help="what serve --out or sweep --out wrote")
+    add("--out", type=Path, nargs="+", required=True, metavar="FILE", help=".svg or .png, one or several")
+    add("--workload", nargs="+", default=[], metavar="NAME", help="these only (default: all in the files)")
 
 
-def _values(metric: str, run: Run) -> list[float]:
-    whole = [answer for answer in run.answers if answer.error is None]
-    if metric == "ITL":
-        return [gap for answer in whole for gap in answer.itl_s]
-    return [answer.ttft_s if metric == "TTFT" else answer.e2e_s for answer in whole]
+def main(args: argparse.Namespace) -> int:
+    try:
+        check_pictures(args.out)
+        records = read_records(args.records)
+        if args.workload:
+            records = [record for record in records if record["workload"] in args.workload]
+            if not records:
+                raise NotSaved(f"no run of {', '.join(args.workload)} in these files")
+        for path in args.out:
+            draw(path, records)
+    except (CannotDraw, NotSaved, OSError) as error:
+        print(f"bench plot: {error}", file=sys.stderr)
+        return 2
+    servers = list(dict.fromkeys(record["server"] for record in records))
+    print(json.dumps({"command": "plot", "pictures": list(map(str, args.out)), "servers": servers}))
+    return 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 from collections.abc import Mapping
 from typing import Any
 
-from loadtests.address import Address
+from loadtests.address import Address, tls_context
 
 _LAG_BUCKET = re.compile(r'^oneloop:loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\}\s+([0-9.eE+]+)', re.MULTILINE)
 Buckets = Mapping[float, float]
@@ -22,10 +23,15 @@ def ask(
     address: Address, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 10.0
 ) -> tuple[int, bytes]:
     """Status and body of a GET, or of a POST of JSON where there is a body. Raises ProbeFailed when nobody answers."""
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    connection = _connection(address, timeout_s)
     try:
         payload = None if body is None else json.dumps(body)
-        headers = {"Connection": "close", "Content-Type": "application/json"}
+        headers = {
+            "Connection": "close",
+            "Content-Type": "application/json",
+            "Host": address.authority,
+            **address.headers,
+        }
         connection.request("GET" if body is None else "POST", address.path + path, payload, headers)
         response = connection.getresponse()
         return response.status, response.read()
@@ -33,6 +39,25 @@ def ask(
         raise ProbeFailed(f"{address.url}{path}: {type(error).__name__}: {error}") from error
     finally:
         connection.close()
+
+
+def _connection(address: Address, timeout_s: float) -> http.client.HTTPConnection:
+    if address.uds is not None:
+        return _UnixConnection(address.uds, timeout_s)
+    if address.tls:
+        return http.client.HTTPSConnection(address.name, address.port, timeout=timeout_s, context=tls_context())
+    return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def is_healthy(address: Address, path: str) -> bool:

@@ -3,13 +3,13 @@
 A name is all one needs: `c16`, `shared512` and the other CPU rows; `edit`, whose answers repeat their prompts; `c32_512_128`
 (streams_prompt_output, in tokens) for the GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256` for a
 burst of 512 at once, `p40_256_256` for Poisson arrivals at 40 a second, `m16_6_40_~100` for 16 conversations at a time of 6
-turns, 40 words each, lengths as `lengths.Lengths.parse` reads them; or a group, `cpu` or `gpu`.
+turns, 40 words each, lengths as `lengths.Lengths.parse` reads them; what applications send: `rag`, `agents`, `structured`,
+`embeddings`; or a group, `cpu` or `gpu`.
 No two requests of a workload share a prompt beyond the prefix they are meant to share, so a prefix cache helps only where the
 workload says so."""
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,25 +18,22 @@ from typing import Any
 from zlib import crc32
 
 from loadtests.answers import Endpoint
-from loadtests.conversations import Conversation
+from loadtests.applications import (
+    AgentPrompt,
+    Application,
+    DocumentsPrompt,
+    EmbeddingPrompt,
+    StructuredPrompt,
+    TurnsPrompt,
+)
+from loadtests.arrivals import Arrivals, Poisson
+from loadtests.conversations import Dialogue, body_of
 from loadtests.lengths import Lengths
+from loadtests.trace import TracePrompt
+from loadtests.words import WORDS, drawn, story
 
 MAX_REQUESTS, MAX_CONCURRENCY, MAX_TOKENS = 100_000, 4096, 8_000_000
 _REPEAT_STRIDE, _WARMUP_SEED, _PREFIX_SEED, _OUTPUT_SEED = 7919, 104_729, 15_485_863, 32_452_843
-_TEXT = (
-    "able action age animal answer apple arm art autumn baby ball bank base bed bird blood blue board boat body bone book "
-    "bottle box boy bread bridge brother brown building bus camera car card cat center chair chance child church city class "
-    "clock cloud coat coffee color corner country cow cup dance dark daughter day desk dinner doctor dog door dream dress "
-    "drink ear earth east edge egg engine evening eye face family farm father field fire fish floor flower food foot forest "
-    "friend fruit game garden gate girl glass gold grass green ground group hair hall hand hat head heart hill history home "
-    "horse hospital hotel hour house ice island job king kitchen lake land language leaf letter library light line lion "
-    "machine map market milk minute moment money month moon morning mother mountain mouth movie music name nation night "
-    "north ocean office paper park party person picture plan plant player poem pool queen question rain river road rock "
-    "room rose salt school sea season shadow ship shoe shop silver sister sky snow song south spring star station stone "
-    "storm story street summer sun table teacher team tree truck village wall war watch water week west wind window winter "
-    "woman wood word work world year"
-)
-_WORDS = _TEXT.split()
 _SENTENCES = (
     "The {} stood near the {} until the {} came.",
     "Every {} has a {}, and no {} has two.",
@@ -85,30 +82,19 @@ class EditPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnsPrompt:
-    """Conversations for the chat endpoint: English words, `num_words` in every turn, the turns and answers before them again."""
-
-    num_words: Lengths
-    num_turns: int
-
-    def describe(self) -> str:
-        return f"conversations of {self.num_turns} turns, {self.num_words} words each"
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
-    """`rate_per_s` None: `concurrency` streams, each sending its next request when the last ended (closed loop). Otherwise
-    Poisson arrivals at that rate, with at most `concurrency` in flight (open loop). Warm-up requests go before, one by one. What
-    arrives, and what a stream does at a time, is a request, or a conversation, whose turns are `num_requests` together."""
+    """`arrivals` None: `concurrency` streams, each sending its next request when the last ended (closed loop). Otherwise requests
+    go out when they arrive, with at most `concurrency` in flight (open loop). Warm-up requests go before, one by one. What
+    arrives, and what a stream does at a time, is a request, or a dialogue, whose turns are `num_requests` together."""
 
     name: str
-    prompt: WordPrompt | TokenPrompt | TurnsPrompt | EditPrompt
+    prompt: WordPrompt | TokenPrompt | EditPrompt | TracePrompt | Application
     concurrency: int
     num_requests: int
     num_output_tokens: Lengths
     seed: int = 0
     num_warmup: int = 0
-    rate_per_s: float | None = None
+    arrivals: Arrivals | None = None
     endpoint: Endpoint = "chat"
 
     def __post_init__(self) -> None:
@@ -116,23 +102,23 @@ class Workload:
             raise ValueError(f"{self.name}: 1 to {MAX_REQUESTS} requests and 1 to {MAX_CONCURRENCY} at a time")
         if self.num_requests * self.num_output_tokens.high > MAX_TOKENS:
             raise ValueError(f"{self.name}: requests times output tokens must be at most {MAX_TOKENS}")
-        if self.rate_per_s is not None and not 0 < self.rate_per_s < float("inf"):
-            raise ValueError(f"{self.name}: the rate of arrivals must be positive and finite")
         if isinstance(self.prompt, TokenPrompt):
-            if self.endpoint == "chat":
+            if self.endpoint != "completions":
                 raise ValueError(f"{self.name}: prompts of token ids go to the completions endpoint only")
             if self.prompt.vocab_size <= self.prompt.first_id:
                 raise ValueError(f"{self.name}: the vocabulary must be larger than {self.prompt.first_id}")
-        if isinstance(self.prompt, TurnsPrompt):
-            if self.endpoint != "chat":
-                raise ValueError(f"{self.name}: conversations go to the chat endpoint only")
-            if self.num_requests % self.prompt.num_turns:
-                raise ValueError(
-                    f"{self.name}: {self.num_requests} requests are no conversations of {self.prompt.num_turns}"
-                )
+        elif isinstance(self.prompt, WordPrompt | EditPrompt):
+            if self.endpoint == "embeddings":
+                raise ValueError(f"{self.name}: embeddings are asked for by the workload of that name")
+        elif self.endpoint not in self.prompt.endpoints:
+            raise ValueError(f"{self.name}: this goes to the {self.prompt.endpoints[0]} endpoint only")
+        if self.num_requests % self.num_turns:
+            raise ValueError(f"{self.name}: {self.num_requests} requests are no dialogues of {self.num_turns}")
 
     def describe(self) -> str:
-        arrivals = f"{self.rate_per_s:g}/s" if self.rate_per_s else f"{self.concurrency} streams"
+        arrivals = self.arrivals.describe() if self.arrivals else f"{self.concurrency} streams"
+        if self.endpoint == "embeddings":
+            return f"{self.num_requests} requests, {arrivals}, {self.prompt.describe()}"
         return f"{self.num_requests} requests, {arrivals}, {self.prompt.describe()} in, {self.num_output_tokens} tokens out"
 
     def repeated(self, index: int) -> Workload:
@@ -149,7 +135,7 @@ class Workload:
             seed=self.seed + _WARMUP_SEED,
             num_warmup=0,
             concurrency=1,
-            rate_per_s=None,
+            arrivals=None,
         )
 
     def scaled(self, share: float) -> Workload:
@@ -159,25 +145,30 @@ class Workload:
     @property
     def num_turns(self) -> int:
         """Requests of one arrival."""
-        return self.prompt.num_turns if isinstance(self.prompt, TurnsPrompt) else 1
+        return 1 if isinstance(self.prompt, WordPrompt | TokenPrompt | EditPrompt) else self.prompt.num_turns
 
     @property
     def num_arrivals(self) -> int:
         return self.num_requests // self.num_turns
 
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether answers end where they do, and not at the length that was asked for."""
+        return "ignore_eos" in self._withheld
+
+    @property
+    def _withheld(self) -> frozenset[str]:
+        return frozenset() if isinstance(self.prompt, WordPrompt | TokenPrompt | EditPrompt) else self.prompt.withholds
+
     def arrivals_s(self) -> list[float]:
-        """Open loop: when each request, or conversation, is sent, in seconds after the first. A Poisson process of `rate_per_s`."""
-        assert self.rate_per_s is not None
-        rng = random.Random(self.seed + 1)
-        moments = [0.0]
-        while len(moments) < self.num_arrivals:
-            moments.append(moments[-1] + rng.expovariate(self.rate_per_s))
-        return moments
+        """Open loop: when each request, or dialogue, is sent, in seconds after the first."""
+        assert self.arrivals is not None
+        return self.arrivals.moments_s(self.num_arrivals, random.Random(self.seed + 1))
 
     def bodies(
         self, model: str, ignore_eos: bool = True, extra: Mapping[str, Any] | None = None
-    ) -> list[bytes] | list[Conversation]:
-        """The JSON bodies, one a request; or conversations. `extra` is merged in last; a None there removes the field."""
+    ) -> list[bytes] | list[Dialogue]:
+        """The JSON bodies, one a request; or dialogues. `extra` is merged in last; a None there removes the field."""
         common: dict[str, Any] = {
             "model": model,
             "temperature": 0,
@@ -186,18 +177,18 @@ class Workload:
         }
         if ignore_eos:
             common["ignore_eos"] = True
-        merged = common | dict(extra or {})
-        if isinstance(self.prompt, TurnsPrompt):
-            return self._conversations(self.prompt, merged)
-
-        def body(prompt: tuple[str, str] | list[int], length: int) -> bytes:
-            given = {key: value for key, value in ({"max_tokens": length} | merged).items() if value is not None}
-            return json.dumps(given | self._prompt_field(prompt)).encode()
-
-        return list(map(body, self.prompts(), self.output_lengths()))
+        merged = {name: value for name, value in common.items() if name not in self._withheld} | dict(extra or {})
+        if isinstance(self.prompt, WordPrompt | TokenPrompt | EditPrompt):
+            return [
+                body_of({"max_tokens": length} | merged | self._prompt_field(prompt))
+                for prompt, length in zip(self.prompts(), self.output_lengths(), strict=True)
+            ]
+        return self.prompt.scripts(self.seed, self.output_lengths(), merged)
 
     def output_lengths(self) -> list[int]:
         """Tokens that each answer is asked for."""
+        if isinstance(self.prompt, TracePrompt):
+            return [each.num_output_tokens for each in self.prompt.recorded[: self.num_requests]]
         rng = random.Random(self.seed + _OUTPUT_SEED)
         return [self.num_output_tokens.draw(rng) for _ in range(self.num_requests)]
 
@@ -210,44 +201,24 @@ class Workload:
         messages = [{"role": "user", "content": user}]
         return {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
 
-    def _conversations(self, shape: TurnsPrompt, fields: Mapping[str, Any]) -> list[Conversation]:
-        rng, lengths = random.Random(self.seed), self.output_lengths()
-        return [
-            Conversation(
-                fields,
-                [_story(rng, shape.num_words.draw(rng)) for _ in range(shape.num_turns)],
-                lengths[first : first + shape.num_turns],
-            )
-            for first in range(0, self.num_requests, shape.num_turns)
-        ]
-
     def prompts(self) -> Sequence[tuple[str, str] | list[int]]:
-        """(system or "", user) pairs, or lists of token ids; conversations have none before they are held."""
+        """(system or "", user) pairs, or lists of token ids; what applications send has its own way."""
         rng, prefix_rng = random.Random(self.seed), random.Random(self.seed + _PREFIX_SEED)
         shape = self.prompt
-        assert not isinstance(shape, TurnsPrompt)
+        assert isinstance(shape, WordPrompt | TokenPrompt | EditPrompt)
         if isinstance(shape, TokenPrompt):
             ids = range(shape.first_id, shape.vocab_size)
             prefix = prefix_rng.choices(ids, k=shape.num_shared_tokens)
             return [prefix + rng.choices(ids, k=shape.num_tokens.draw(rng)) for _ in range(self.num_requests)]
         if isinstance(shape, EditPrompt):
             return [("", _edit(rng, shape.num_sentences)) for _ in range(self.num_requests)]
-        system = _draw(prefix_rng, shape.num_shared_words)
-        return [(system, _story(rng, shape.num_words)) for _ in range(self.num_requests)]
-
-
-def _draw(rng: random.Random, num_words: int) -> str:
-    return " ".join(rng.choices(_WORDS, k=num_words))
-
-
-def _story(rng: random.Random, num_words: int) -> str:
-    # The number comes first, so that prompts part at once and a prefix cache finds nothing to share.
-    return f"({rng.randrange(100_000, 1_000_000)}) Write a long story using these words: {_draw(rng, num_words)}"
+        system = drawn(prefix_rng, shape.num_shared_words)
+        return [(system, story(rng, shape.num_words)) for _ in range(self.num_requests)]
 
 
 def _edit(rng: random.Random, num_sentences: int) -> str:
-    sentences = [rng.choice(_SENTENCES).format(*rng.choices(_WORDS, k=3)) for _ in range(num_sentences)]
-    old, new = rng.sample(_WORDS, 2)
+    sentences = [rng.choice(_SENTENCES).format(*rng.choices(WORDS, k=3)) for _ in range(num_sentences)]
+    old, new = rng.sample(WORDS, 2)
     return (
         f"({rng.randrange(100_000, 1_000_000)}) The first version of the text:\n\n{' '.join(sentences)}\n\n"
         f'The second version, in which "{old}" is called "{new}":\n\n'
@@ -280,7 +251,44 @@ OTHERS: Mapping[str, Workload] = {
         seed=6,
         num_warmup=1,
         endpoint="completions",
-    )
+    ),
+    "rag": Workload(
+        "rag",
+        DocumentsPrompt(150, 4),
+        concurrency=16,
+        num_requests=64,
+        num_output_tokens=Lengths.parse("~60"),
+        seed=7,
+        num_warmup=1,
+    ),
+    "agents": Workload(
+        "agents",
+        AgentPrompt(Lengths.parse("~60"), 8),
+        concurrency=16,
+        num_requests=256,
+        num_output_tokens=Lengths.parse("~30"),
+        seed=8,
+        num_warmup=1,
+    ),
+    "structured": Workload(
+        "structured",
+        StructuredPrompt(60),
+        concurrency=16,
+        num_requests=64,
+        num_output_tokens=Lengths(200, 200),
+        seed=9,
+        num_warmup=1,
+    ),
+    "embeddings": Workload(
+        "embeddings",
+        EmbeddingPrompt(Lengths.parse("~100")),
+        concurrency=16,
+        num_requests=256,
+        num_output_tokens=Lengths(1, 1),
+        seed=10,
+        num_warmup=1,
+        endpoint="embeddings",
+    ),
 }
 GPU_REQUESTS: Mapping[str, int] = {
     "c1_128_128": 12,
@@ -328,7 +336,7 @@ def _find(name: str, vocab_size: int) -> Workload:
         known = ", ".join(["cpu", "gpu", *CPU, *OTHERS, *GPU_REQUESTS, *ALIASES])
         raise UnknownWorkload(
             f"no workload {name!r}; known: {known}, and any cSTREAMS_PROMPT_OUTPUT, bBURST_..., pRATE_... or "
-            "mSTREAMS_TURNS_WORDS_OUTPUT"
+            "mSTREAMS_TURNSWORDS_OUTPUT"
         )
     arrivals, count, shared, own, output = match.groups()
     if not int(count):
@@ -343,6 +351,6 @@ def _find(name: str, vocab_size: int) -> Workload:
         # By name, so that no workload's prompts begin those of another: a prefix cache would find them.
         seed=crc32(name.encode()),
         num_warmup=2,
-        rate_per_s=float(count) if arrivals == "p" else None,
+        arrivals=Poisson(float(count)) if arrivals == "p" else None,
         endpoint="completions",
     )

@@ -1,5 +1,5 @@
 """The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
-`chat`, `complete`, `doctor` and `models`.
+`bench`, `chat`, `complete`, `doctor` and `models`.
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -29,6 +29,10 @@ def main() -> int:
             from server.offline import batch
 
             return batch.main(argv)
+        if command == "bench":
+            from loadtests.__main__ import main as bench
+
+            return bench(argv, prog="oneloop bench")
         if command == "chat":
             from server.offline import chat
 

@@ -33,6 +33,7 @@ RUNTIME_ROOMS = (
     ("constrain", "metrics"),
     ("kv", "weights", "speculate"),
 )
+BENCH = {("server.__main__", "loadtests.__main__"), ("server.__main__", "loadtests.__main__.main")}
 NO_TORCH_IN_RUNTIME = (
     "runtime.api", "runtime.options", "runtime.config", "runtime.policy", "runtime.batch", "runtime.sequence", "runtime.scheduler",
     "runtime.engine", "runtime.fault", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
@@ -88,7 +89,8 @@ def test_the_rooms_are_where_the_test_looks():
     ],
 )
 def test_nothing_imports_upward(room, above):
-    assert not offences(lambda m: within(m, room), lambda m, n: within(n, *above))
+    # One door: `oneloop bench` is loadtests' own command line, which the composition root hands the words behind it.
+    assert not offences(lambda m: within(m, room), lambda m, n: within(n, *above) and (m, n) not in BENCH)
 
 
 def test_server_sees_only_the_border_of_runtime():

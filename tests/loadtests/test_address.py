@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from loadtests.address import Address, AddressRefused
+from loadtests.exchange import post_request
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,37 @@ def test_localhost_that_points_elsewhere_is_refused(monkeypatch):
 def test_loopback_addresses_are_taken_with_or_without_v1(url, address):
     assert Address.parse(url) == address
     assert Address.parse(address.url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "url_again"),
+    [
+        ("https://127.0.0.1", "https://127.0.0.1:443"),
+        ("https://localhost:8443/v1", "https://localhost:8443"),
+        ("unix:/run/oneloop.sock", "unix:/run/oneloop.sock"),
+        ("unix:///run/oneloop.sock", "unix:/run/oneloop.sock"),
+    ],
+)
+def test_a_measured_server_may_speak_tls_or_listen_at_a_unix_socket(url, url_again):
+    assert Address.of_server(url).url == url_again
+
+
+def test_another_machine_is_loaded_only_where_somebody_says_so(monkeypatch):
+    with pytest.raises(AddressRefused, match="--remote"):
+        Address.of_server("http://my-server:8000")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kw: [(0, 0, 0, "", ("192.0.2.1", 0))])
+    address = Address.of_server("http://my-server:8000/llm/v1", remote=True)
+    # Connected to by the number, looked up once; called by the name, as a proxy in between wants it.
+    assert (address.host, address.authority, address.url) == (
+        "192.0.2.1",
+        "my-server:8000",
+        "http://my-server:8000/llm",
+    )
+
+
+def test_a_key_goes_with_every_request_and_into_no_message():
+    address = Address.of_server("http://127.0.0.1:8000", api_key="sk-secret")
+    assert b"\r\nAuthorization: Bearer sk-secret\r\n" in post_request(address, "/v1/completions", b"{}")
+    assert "secret" not in f"{address} {address!r} {address.url}"
+    with pytest.raises(AddressRefused, match="header"):
+        Address.of_server("http://127.0.0.1:8000", api_key="a\r\nX-Evil: 1")

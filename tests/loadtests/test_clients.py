@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from loadtests.address import Address
+from loadtests.arrivals import Poisson
 from loadtests.client_capacity import main
 from loadtests.clients import measure_with_clients, num_clients, parts_of
 from loadtests.figures import summarise
@@ -24,14 +25,14 @@ def workload(**changes: object) -> Workload:
     return replace(find_workloads(["c5_8_4"])[0], **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rate_per_s", [None, 100.0])
-def test_every_request_and_every_stream_belongs_to_one_client(rate_per_s):
-    whole = workload(rate_per_s=rate_per_s)
+@pytest.mark.parametrize("arrivals", [None, Poisson(100.0)])
+def test_every_request_and_every_stream_belongs_to_one_client(arrivals):
+    whole = workload(arrivals=arrivals)
     parts = parts_of(HERE, whole, RequestOptions("m"), Limits(), 3)
     sent = [request for part in parts for request in part.scripts]
     assert sorted(sent) == sorted(scripts_of(HERE, whole, RequestOptions("m")))
     assert [part.concurrency for part in parts] == [2, 2, 1]
-    if rate_per_s is None:
+    if arrivals is None:
         assert {part.arrivals_s for part in parts} == {None}
     else:
         assert sorted(moment for part in parts for moment in part.arrivals_s or ()) == whole.arrivals_s()

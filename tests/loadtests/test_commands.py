@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,10 @@ import pytest
 from loadtests.__main__ import main
 from loadtests.address import Address
 from loadtests.probe import bucket_percentile, is_healthy
+from server.__main__ import main as server_main
 from tests.loadtests.test_processes import free_port, toy, wait_healthy
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def served(tmp_path) -> Iterator[tuple[str, int]]:
-    """Base URL and pid of a toy."""
-    process, address = toy(tmp_path)
-    with process:
-        wait_healthy(process, address)
-        yield address.url, process.pid
 
 
 def last_json(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, object]]:
@@ -82,12 +73,18 @@ def test_serve_fails_when_requests_fail(tmp_path, capsys):
     assert summary["runs"][0]["errors"] == 16
 
 
-def test_a_plot_without_matplotlib_is_a_message_and_not_the_end(served, capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "loadtests.plot", raising=False)
-    args = ["--workload", "c1_8_5", "--num-requests", "2", "--plot", str(tmp_path / "x.png")]
-    assert main(["serve", "--base-url", served[0], *args]) == 0
-    assert "pip install matplotlib" in capsys.readouterr().err
+def test_a_key_is_taken_from_the_environment_where_openais_client_takes_it(served, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\n")
+    assert main(["serve", "--base-url", served[0]]) == 2
+    assert "API key" in capsys.readouterr().err
+
+
+def test_the_servers_program_has_the_same_commands(served, capsys, monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", ["oneloop", "bench", "serve", "--url", served[0], "--workload", "c1_8_5", "--num-prompts", "2"]
+    )
+    assert server_main() == 0
+    assert last_json(capsys)[1]["runs"][0]["ok"] == 2
 
 
 def servers_file(tmp_path: Path, **moods: str) -> Path:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from loadtests.applications import TurnsPrompt
+from loadtests.arrivals import Poisson
 from loadtests.figures import summarise
 from loadtests.lengths import Lengths
 from loadtests.load import RequestOptions, measure
-from loadtests.workloads import TurnsPrompt, Workload, find_workloads
+from loadtests.workloads import Workload, find_workloads
 from tests.loadtests.scripted_server import HEAD, ScriptedServer, answer, event
 
 TWO_OF_THREE = Workload("w", TurnsPrompt(Lengths(2, 2), 3), 2, 6, Lengths(5, 9))
@@ -54,7 +56,7 @@ async def test_an_answer_that_breaks_is_an_error_and_the_conversation_goes_on_wi
 
 
 def test_conversations_arrive_as_a_whole():
-    assert len(replace(TWO_OF_THREE, rate_per_s=3.0).arrivals_s()) == 2
+    assert len(replace(TWO_OF_THREE, arrivals=Poisson(3.0)).arrivals_s()) == 2
     assert replace(TWO_OF_THREE, num_warmup=1).warmup().num_requests == 3
     assert TWO_OF_THREE.scaled(0.5).num_requests == 3
 
@@ -74,7 +76,7 @@ def test_fields_of_all_requests_are_in_every_turn_and_none_removes_one():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"num_requests": 4}, "no conversations of 3"), ({"endpoint": "completions"}, "chat endpoint only")],
+    [({"num_requests": 4}, "no dialogues of 3"), ({"endpoint": "completions"}, "chat endpoint only")],
 )
 def test_what_is_no_conversation_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from loadtests.address import Address
+from loadtests.arrivals import Poisson
 from loadtests.figures import summarise
 from loadtests.lengths import Lengths
 from loadtests.load import Limits, RequestOptions, measure
@@ -62,7 +63,7 @@ async def test_each_prompt_is_sent_once_and_warmup_before_all():
 
 
 async def test_an_open_loop_sends_at_the_arrivals_of_its_poisson_process():
-    shape = workload(num_requests=5, rate_per_s=2.0, concurrency=100)
+    shape = workload(num_requests=5, arrivals=Poisson(2.0), concurrency=100)
     clock = ManualClock()
     server = ScriptedServer([answer(0, [])] * 5)
     async with server.running() as address:
@@ -75,7 +76,7 @@ async def test_an_open_loop_sends_at_the_arrivals_of_its_poisson_process():
 async def test_an_open_loop_never_has_more_in_flight_than_allowed():
     server = ScriptedServer([answer(0, [])] * 8, wait_for_open=2)
     async with server.running() as address:
-        await measure(address, workload(num_requests=8, rate_per_s=1e6, concurrency=2), RequestOptions("m"))
+        await measure(address, workload(num_requests=8, arrivals=Poisson(1e6), concurrency=2), RequestOptions("m"))
     assert server.max_open == 2
 
 

@@ -1,0 +1,206 @@
+"""What applications send: chats of several turns, questions on documents that were found, agents with tools, answers of a given
+form, texts to embed, and what a trace recorded. Each knows the endpoint it is for, and makes its requests from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from loadtests.answers import Endpoint
+from loadtests.conversations import AgentRun, Conversation, Dialogue, ToolCall, body_of
+from loadtests.lengths import Lengths
+from loadtests.words import WORDS, drawn, number, story
+
+Fields = Mapping[str, Any]
+_SHARED_SEED = 15_485_863  # what requests have in common is drawn apart from what is their own
+
+
+class Application(Protocol):
+    """`endpoints`: where it may be sent. `num_turns`: requests of one arrival. `withholds`: common fields that it does not send."""
+
+    endpoints: ClassVar[tuple[Endpoint, ...]]
+    withholds: ClassVar[frozenset[str]]
+
+    @property
+    def num_turns(self) -> int: ...
+
+    def describe(self) -> str: ...
+
+    def scripts(self, seed: int, lengths: Sequence[int], fields: Fields) -> list[bytes] | list[Dialogue]:
+        """One for `num_turns` of `lengths`, the tokens that answers are asked for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsPrompt:
+    """Conversations: English words, `num_words` in every turn, the turns and answers before them again."""
+
+    num_words: Lengths
+    num_turns: int
+    endpoints: ClassVar[tuple[Endpoint, ...]] = ("chat",)
+    withholds: ClassVar[frozenset[str]] = frozenset()
+
+    def describe(self) -> str:
+        return f"conversations of {self.num_turns} turns, {self.num_words} words each"
+
+    def scripts(self, seed: int, lengths: Sequence[int], fields: Fields) -> list[Dialogue]:
+        rng = random.Random(seed)
+        return [
+            Conversation(fields, [story(rng, self.num_words.draw(rng)) for _ in part], part)
+            for part in _parts(lengths, self.num_turns)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsPrompt:
+    """Questions on documents (RAG): behind the same instructions, each has `num_documents` of `library`, the popular ones more
+    often (the k-th as 1/k), in the order in which they were found; then a question of its own. What is shared is a prefix only
+    where the same documents come first, as in the field."""
+
+    num_words: int
+    num_documents: int
+    library: int = 64
+    num_turns: ClassVar[int] = 1
+    endpoints: ClassVar[tuple[Endpoint, ...]] = ("chat",)
+    withholds: ClassVar[frozenset[str]] = frozenset()
+
+    def describe(self) -> str:
+        return f"{self.num_documents} of {self.library} documents of {self.num_words} words and a question"
+
+    def scripts(self, seed: int, lengths: Sequence[int], fields: Fields) -> list[bytes]:
+        rng, shared = random.Random(seed), random.Random(seed + _SHARED_SEED)
+        library = [f"[{number}] {drawn(shared, self.num_words)}" for number in range(1, self.library + 1)]
+        system = "Answer from these documents only, and name those that you used."
+        bodies = []
+        for length in lengths:
+            found = self._found(rng, library)
+            question = f"{number(rng)} What do they say of {drawn(rng, 8)}?"
+            messages = [
+                {"role": "system", "content": "\n\n".join([system, *found])},
+                {"role": "user", "content": question},
+            ]
+            bodies.append(body_of({"max_tokens": length, **fields, "messages": messages}))
+        return bodies
+
+    def _found(self, rng: random.Random, library: Sequence[str]) -> list[str]:
+        weights = [1 / rank for rank in range(1, len(library) + 1)]
+        found: dict[str, None] = {}
+        while len(found) < min(self.num_documents, len(library)):
+            found.setdefault(rng.choices(library, weights)[0])
+        return list(found)
+
+
+_TOOLS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("read_file", "Read a file of the project, or some lines of it.", ("path", "lines")),
+    ("search", "Search all files for a text.", ("text", "folder")),
+    ("edit_file", "Replace a text in a file by another.", ("path", "old", "new")),
+    ("run", "Run a command in a shell, and give what it printed.", ("command",)),
+    ("list_folder", "List the files of a folder.", ("path",)),
+    ("ask", "Ask the user a question.", ("question",)),
+)
+
+
+def _tool(name: str, text: str, parameters: Sequence[str]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {each: {"type": "string"} for each in parameters}}
+    function = {"name": name, "description": text, "parameters": schema | {"required": [parameters[0]]}}
+    return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPrompt:
+    """Agents: six tools and long instructions that all share, a task, and `num_turns` requests, each behind one more call of a tool
+    and its result of `num_words`: a prompt that only grows, and answers that are short."""
+
+    num_words: Lengths
+    num_turns: int
+    num_shared_words: int = 400
+    endpoints: ClassVar[tuple[Endpoint, ...]] = ("chat",)
+    withholds: ClassVar[frozenset[str]] = frozenset()
+
+    def describe(self) -> str:
+        return f"agents of {self.num_turns} turns, results of {self.num_words} words"
+
+    def scripts(self, seed: int, lengths: Sequence[int], fields: Fields) -> list[Dialogue]:
+        rng, shared = random.Random(seed), random.Random(seed + _SHARED_SEED)
+        system = f"You are an agent that works on a program with tools. {drawn(shared, self.num_shared_words)}"
+        tools = {"tools": [_tool(*each) for each in _TOOLS]}
+        return [
+            AgentRun(
+                tools | dict(fields),
+                system,
+                f"{number(rng)} Mend this: {drawn(rng, 40)}",
+                [self._call(rng) for _ in part[1:]],
+                part,
+            )
+            for part in _parts(lengths, self.num_turns)
+        ]
+
+    def _call(self, rng: random.Random) -> ToolCall:
+        name, _, parameters = rng.choice(_TOOLS)
+        return ToolCall(name, {each: drawn(rng, 3) for each in parameters}, drawn(rng, self.num_words.draw(rng)))
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredPrompt:
+    """Answers in the form of a JSON schema: one of `num_schemas`, of two to nine properties, as if several programs asked. They end
+    when the form is complete, or at the length that was asked for."""
+
+    num_words: int
+    num_schemas: int = 8
+    num_turns: ClassVar[int] = 1
+    endpoints: ClassVar[tuple[Endpoint, ...]] = ("chat",)
+    withholds: ClassVar[frozenset[str]] = frozenset({"ignore_eos"})
+
+    def describe(self) -> str:
+        return f"{self.num_words} words to put in one of {self.num_schemas} JSON forms"
+
+    def scripts(self, seed: int, lengths: Sequence[int], fields: Fields) -> list[bytes]:
+        rng, shared = random.Random(seed), random.Random(seed + _SHARED_SEED)
+        schemas = [self._schema(shared, number) for number in range(self.num_schemas)]
+        bodies = []
+        for length in lengths:
+            form = {"type": "json_schema", "json_schema": rng.choice(schemas)}
+            text = f"{number(rng)} Put this in the form that was asked for: {drawn(rng, self.num_words)}"
+            messages = [{"role": "user", "content": text}]
+            bodies.append(body_of({"max_tokens": length, "response_format": form, **fields, "messages": messages}))
+        return bodies
+
+    def _schema(self, rng: random.Random, number: int) -> dict[str, Any]:
+        kinds: Sequence[dict[str, Any]] = (
+            {"type": "string", "maxLength": 40},
+            {"type": "integer"},
+            {"type": "boolean"},
+            {"enum": rng.sample(WORDS, 4)},
+            {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
+        )
+        names = rng.sample(WORDS, rng.randint(2, 9))
+        properties = {name: rng.choice(kinds) for name in names}
+        schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+        return {"name": f"form_{number}", "schema": schema, "strict": True}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingPrompt:
+    """Texts to embed, `num_texts` a request. What is measured is the time of a request and the tokens that went in."""
+
+    num_words: Lengths
+    num_texts: int = 1
+    num_turns: ClassVar[int] = 1
+    endpoints: ClassVar[tuple[Endpoint, ...]] = ("embeddings",)
+    withholds: ClassVar[frozenset[str]] = frozenset({"ignore_eos", "temperature", "stream", "stream_options"})
+
+    def describe(self) -> str:
+        return f"{self.num_texts} text(s) of {self.num_words} words to embed"
+
+    def scripts(self, seed: int, lengths: Sequence[int], fields: Fields) -> list[bytes]:
+        rng = random.Random(seed)
+        texts = (
+            [f"{number(rng)} {drawn(rng, self.num_words.draw(rng))}" for _ in range(self.num_texts)] for _ in lengths
+        )
+        return [body_of({**fields, "input": each}) for each in texts]
+
+
+def _parts(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [lengths[at : at + size] for at in range(0, len(lengths), size)]

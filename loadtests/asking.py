@@ -1,0 +1,154 @@
+"""What the commands that measure a running server ask of their user: the server, the workloads, the requests, the limits.
+
+Options that vLLM's `bench serve` has too are also known by its names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadtests import arrivals, processes
+from loadtests.address import Address
+from loadtests.figures import Slo
+from loadtests.lengths import Lengths
+from loadtests.load import Limits, RequestOptions
+from loadtests.probe import first_model
+from loadtests.trace import read_trace
+from loadtests.workloads import MAX_CONCURRENCY, Workload, find_workloads
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server, and how it is talked to and watched."""
+
+    name: str
+    address: Address
+    request_options: RequestOptions
+    limits: Limits
+    slo: Slo
+    pid: int | None
+    clients: int | None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Target:
+        """Raises AddressRefused, ProbeFailed, ValueError."""
+        key = os.environ.get("OPENAI_API_KEY") if args.api_key is None else args.api_key
+        address = Address.of_server(args.base_url, remote=args.remote, api_key=key or None)
+        slo = Slo.parse(args.goodput)
+        if args.pid is not None and processes.read_stat(args.pid) is None:
+            raise ValueError(f"--pid {args.pid}: no such process")
+        if args.clients is not None and args.clients < 1:
+            raise ValueError("--clients must be at least 1")
+        if not isinstance(args.extra_body, dict):
+            raise ValueError("--extra-body is not a JSON object")
+        model = args.model or first_model(address)
+        options = RequestOptions(model, not args.no_ignore_eos, args.extra_body)
+        limits = Limits(args.timeout, args.max_seconds)
+        return cls(args.name or address.url, address, options, limits, slo, args.pid, args.clients)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("the server")
+    server.add_argument(
+        "--base-url",
+        "--url",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="any OpenAI-compatible server: http://, https:// or unix:PATH (default http://127.0.0.1:8000)",
+    )
+    server.add_argument("--remote", action="store_true", help="it may be another machine, which you may load")
+    server.add_argument(
+        "--api-key", metavar="KEY", help="`ps` shows it: better the variable (default: $OPENAI_API_KEY)"
+    )
+    server.add_argument("--model", help="model name in requests (default: the first of /v1/models)")
+    server.add_argument("--name", help="what tables and pictures call the server (default: its URL)")
+    server.add_argument("--pid", type=int, help="the server's process here: adds its CPU per token and its memory")
+    body = parser.add_argument_group("requests")
+    body.add_argument("--no-ignore-eos", action="store_true", help="let answers end by themselves")
+    body.add_argument(
+        "--extra-body", type=json.loads, default={}, metavar="JSON", help="merged into each request; null removes"
+    )
+    body.add_argument("--timeout", type=float, default=300, metavar="S", help="for one request (default 300)")
+    body.add_argument("--max-seconds", type=float, default=540, metavar="S", help="for one run (default 540)")
+    body.add_argument(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="client processes (default: 1 per 64 streams, at most a quarter of the cores)",
+    )
+    body.add_argument(
+        "--goodput", nargs="+", default=[], metavar="METRIC:MS", help="e.g. ttft:500 tpot:50; also itl, e2e"
+    )
+
+
+def add_shape(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """What changes every workload named, however many arrive at a time."""
+    shape = parser.add_argument_group("changes to every workload named")
+    shape.add_argument("--output-tokens", type=Lengths.parse, metavar="N", help="or LOW-HIGH, or ~MEDIAN")
+    shape.add_argument("--endpoint", choices=["chat", "completions"])
+    shape.add_argument("--warmup", type=int, metavar="N", help="requests sent one by one before the clock starts")
+    shape.add_argument(
+        "--seed", type=int, metavar="N", help="other prompts, which no earlier run has left in a prefix cache"
+    )
+    shape.add_argument(
+        "--vocab-size", type=int, default=49_152, metavar="N", help="for prompts of random ids (default 49152)"
+    )
+    return shape
+
+
+def shape_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_shape` was told, as fields of a Workload."""
+    return _given(num_output_tokens=args.output_tokens, endpoint=args.endpoint, num_warmup=args.warmup, seed=args.seed)
+
+
+def add_arrivals(shape: argparse._ArgumentGroup) -> None:
+    add = shape.add_argument
+    when = shape.add_mutually_exclusive_group()
+    when.add_argument("--rate", "--request-rate", type=float, metavar="R", help="Poisson arrivals, R requests a second")
+    when.add_argument("--arrivals", type=arrivals.parse, metavar="SPEC", help=arrivals.KINDS)
+    when.add_argument(
+        "--trace",
+        type=Path,
+        metavar="JSONL",
+        help="in place of a workload: timestamp (ms), input_length, output_length, perhaps hash_ids a line (Mooncake's)",
+    )
+    add("--trace-speed", type=float, default=1.0, metavar="X", help="2 replays it in half of the time (default 1)")
+    add(
+        "--concurrency",
+        "--max-concurrency",
+        type=int,
+        metavar="N",
+        help="streams; in an open loop, the most in flight (default there: 4096)",
+    )
+    add("--num-requests", "--num-prompts", type=int, metavar="N")
+
+
+def wanted_workloads(args: argparse.Namespace) -> list[Workload]:
+    """Raises ValueError, OSError."""
+    if args.repeat < 1:
+        raise ValueError("--repeat must be at least 1")
+    arriving = args.arrivals if args.rate is None else arrivals.Poisson(args.rate)
+    most = MAX_CONCURRENCY if arriving is not None else None
+    changes = shape_of(args) | _given(
+        arrivals=arriving, num_requests=args.num_requests, concurrency=args.concurrency or most
+    )
+    found = [_replayed(args)] if args.trace is not None else find_workloads(args.workload, args.vocab_size)
+    changed = [replace(workload, **changes) for workload in found]
+    return [workload.repeated(index) for workload in changed for index in range(args.repeat)]
+
+
+def _replayed(args: argparse.Namespace) -> Workload:
+    prompt = read_trace(args.trace, args.vocab_size, args.num_requests)
+    lengths = [each.num_output_tokens for each in prompt.recorded]
+    return Workload(
+        args.trace.stem, prompt, MAX_CONCURRENCY, len(prompt.recorded), Lengths(min(lengths), max(lengths)), num_warmup=1,
+        arrivals=prompt.arrivals(args.trace_speed), endpoint="completions",
+    )  # fmt: skip
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

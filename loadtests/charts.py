@@ -1,0 +1,149 @@
+"""The pictures. The only file that needs matplotlib (`pip install 'oneloop[bench]'`).
+
+A colour is a server, a line style a workload or a percentile: two servers lie side by side in every panel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from loadtests.knee import knee_of
+from loadtests.saved import Record
+
+_COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#dc2626", "#525252")
+_STYLES = ("-", "--", ":", "-.")
+_TITLES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between tokens",
+    "e2e": "whole request",
+}
+_STYLE = {
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text: small, and found by a search
+    "svg.hashsalt": "oneloop",  # the same records, the same file
+}
+
+
+def draw_runs(path: Path, records: Sequence[Record]) -> None:
+    """Three distributions, then the run over time and throughput against latency."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(11, 5.6), layout="constrained")
+        panels = figure.subplots(2, 3)
+        for axes, metric in zip(panels[0], ("ttft", "itl", "e2e"), strict=True):
+            _each(axes, records, lambda axes, record, name=metric, **line: _distribution(axes, record, name, **line))
+            axes.set(title=_TITLES[metric], xlabel="ms", ylabel="share of values", ylim=(0, 1))
+            axes.set_xlim(left=0)
+        _each(panels[1, 0], records, _over_time("events_per_s"))
+        panels[1, 0].set(title="over time", xlabel="s", ylabel="tokens per second")
+        _each(panels[1, 1], records, _over_time("in_flight"))
+        panels[1, 1].set(title="over time", xlabel="s", ylabel="requests in flight")
+        _each(panels[1, 2], records, _point)
+        panels[1, 2].set(title="throughput against latency", xlabel="output tokens per second", ylabel="TTFT p50, ms")
+        for axes in (*panels[1, :2], panels[1, 2]):
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+        _legend(figure, panels[0, 0])
+        _save(figure, path)
+
+
+def draw_levels(path: Path, levels: Sequence[Record]) -> None:
+    """Throughput by load, and the latencies that it costs; the knee of each server is marked."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        load, first, later = figure.subplots(1, 3)
+        for number, (name, found) in enumerate(_by_server(levels).items()):
+            colour, knee = _COLOURS[number % len(_COLOURS)], knee_of(found)
+            loads = [each["load"] for each in found]
+            speeds = [each["out_tok_per_s"] for each in found]
+            load.plot(loads, speeds, color=colour, marker="o", markersize=3, label=name)
+            for axes, metric in ((first, "ttft"), (later, "tpot")):
+                for style, percent in zip(_STYLES, ("p50", "p99"), strict=False):
+                    values = [_known(each[f"{metric}_ms_{percent}"]) for each in found]
+                    axes.plot(speeds, values, style, color=colour, marker="o", markersize=3, label=f"{name} {percent}")
+            if knee is not None:
+                load.plot(knee["load"], knee["out_tok_per_s"], "o", color=colour, markersize=10, fillstyle="none")
+                for axes, metric in ((first, "ttft"), (later, "tpot")):
+                    axes.plot(
+                        knee["out_tok_per_s"],
+                        _known(knee[f"{metric}_ms_p50"]),
+                        "o",
+                        color=colour,
+                        markersize=10,
+                        fillstyle="none",
+                    )
+        unit = "requests per second" if levels[0]["rate_per_s"] else "streams"
+        load.set(title="throughput by load (ring: the knee)", xlabel=unit, ylabel="output tokens per second")
+        first.set(title="what it costs: TTFT", xlabel="output tokens per second", ylabel="ms")
+        later.set(title="what it costs: TPOT", xlabel="output tokens per second", ylabel="ms")
+        for axes in (load, first, later):
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+            axes.legend()
+        _save(figure, path)
+
+
+def _by_server(records: Iterable[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record["server"], []).append(record)
+    return found
+
+
+def _each(axes: Axes, records: Sequence[Record], plot: Callable[..., None]) -> None:
+    servers = list(dict.fromkeys(record["server"] for record in records))
+    workloads = list(dict.fromkeys(record["workload"] for record in records))
+    seen: set[str] = set()
+    for record in records:
+        label = record["server"] if len(workloads) == 1 else f"{record['server']}: {record['workload']}"
+        plot(
+            axes,
+            record,
+            color=_COLOURS[servers.index(record["server"]) % len(_COLOURS)],
+            linestyle=_STYLES[workloads.index(record["workload"]) % len(_STYLES)],
+            label="_" + label if label in seen else label,  # a repeated run is no new line of the legend
+        )
+        seen.add(label)
+
+
+def _distribution(axes: Axes, record: Record, metric: str, **line: str) -> None:
+    values = record["cdf"].get(metric, ())
+    axes.plot(values, [index / max(1, len(values) - 1) for index in range(len(values))], **line)
+
+
+def _over_time(what: str) -> Callable[..., None]:
+    def plot(axes: Axes, record: Record, **line: str) -> None:
+        values, bin_s = record["timeline"][what], record["timeline"]["bin_s"]
+        axes.plot([(index + 0.5) * bin_s for index in range(len(values))], values, linewidth=1, **line)
+
+    return plot
+
+
+def _point(axes: Axes, record: Record, **line: str) -> None:
+    axes.plot(record["out_tok_per_s"], _known(record["ttft_ms_p50"]), marker="o", **line)
+
+
+def _known(value: float | None) -> float:
+    """What nobody measured is a gap in the line."""
+    return math.nan if value is None else value
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=90, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})

@@ -1,0 +1,39 @@
+"""Which picture becomes of which records, and whether it can be drawn at all. Knows no matplotlib: `charts.py` does, once it is
+asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from loadtests.saved import Record
+
+SUFFIXES = (".svg", ".png")
+
+
+class CannotDraw(ValueError):
+    """No such kind of picture, or nothing here that could draw it."""
+
+
+def check_pictures(paths: Iterable[Path]) -> None:
+    """Before hours of measuring. Raises CannotDraw, OSError."""
+    for path in paths:
+        if path.suffix not in SUFFIXES:
+            raise CannotDraw(f"{path}: a picture is {' or '.join(SUFFIXES)}")
+        if not path.parent.is_dir():
+            raise CannotDraw(f"{path}: there is no folder {path.parent}")
+        try:
+            import loadtests.charts  # noqa: F401 (half a second, only where there is something to draw)
+        except ImportError as error:
+            raise CannotDraw(f"a picture needs matplotlib ({error}): pip install 'oneloop[bench]'") from None
+
+
+def draw(path: Path, records: Sequence[Record]) -> None:
+    """Runs as distributions and over time; levels of a sweep as throughput against latency."""
+    from loadtests.charts import draw_levels, draw_runs
+
+    levels = [record for record in records if record.get("kind") == "level"]
+    if levels:
+        draw_levels(path, levels)
+    else:
+        draw_runs(path, records)

@@ -1,0 +1,140 @@
+"""`oneloop bench sweep`: one workload under rising load, until more of it brings nothing; the knee, and options that would move it.
+
+By default 1, 2, 4, … streams (closed loop). With --rates requests arrive at these rates, as a Poisson process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from loadtests.address import AddressRefused
+from loadtests.arrivals import Poisson
+from loadtests.asking import Target, add_shape, add_target, shape_of
+from loadtests.counters import counters, grown
+from loadtests.knee import is_saturated, knee_of, suggestions
+from loadtests.pictures import CannotDraw, check_pictures, draw
+from loadtests.probe import ProbeFailed
+from loadtests.report import serve_remarks, serve_table
+from loadtests.saved import append_records, shape_of_run
+from loadtests.serve import run_workload
+from loadtests.workloads import MAX_CONCURRENCY, Workload, find_workloads
+
+SUMMARY = "raise the load until it brings nothing more; the knee, and which options would move it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workload", default="c1", metavar="NAME", help="as in serve (default c1: short chats)")
+    loads = parser.add_mutually_exclusive_group()
+    loads.add_argument("--concurrency", type=int, nargs="+", metavar="N", help="streams (default: 1 2 4 … 1024)")
+    loads.add_argument("--rates", type=float, nargs="+", metavar="R", help="requests a second in place of streams")
+    add("--requests-per-stream", type=int, default=4, metavar="N", help="requests of a level, at least 12 (default 4)")
+    add("--seconds", type=float, default=10.0, metavar="S", help="with --rates: how long each lasts (default 10)")
+    add("--all", action="store_true", help="go through all levels, also where more load brings nothing")
+    add("--out", type=Path, metavar="JSONL", help="levels are appended here, for `plot` (of several servers)")
+    add("--plot", type=Path, nargs="+", default=[], metavar="FILE", help="picture, .svg or .png; needs matplotlib")
+    add_target(parser)
+    add_shape(parser)
+
+
+def levels_of(args: argparse.Namespace) -> Iterator[Workload]:
+    """The workload under each load, every one with prompts of its own. Raises ValueError."""
+    [workload, *others] = find_workloads([args.workload], args.vocab_size)
+    if others:
+        raise ValueError(f"--workload {args.workload} is a group; a sweep is of one workload")
+    if args.requests_per_stream < 1 or not args.seconds > 0:
+        raise ValueError("--requests-per-stream and --seconds must be positive")
+    shaped = replace(workload, **shape_of(args))
+    if args.rates:
+        return iter([_at_rate(shaped, rate, args.seconds, index) for index, rate in enumerate(_rising(args.rates))])
+    given = _rising(args.concurrency) if args.concurrency else [2**power for power in range(11)]
+    return iter([_with_streams(shaped, num, args.requests_per_stream, index) for index, num in enumerate(given)])
+
+
+def _rising(loads: Sequence[Any]) -> list[Any]:
+    return sorted(dict.fromkeys(loads))
+
+
+def _with_streams(workload: Workload, num: int, each: int, index: int) -> Workload:
+    arrivals = max(num * each, -(-12 // workload.num_turns))
+    return replace(workload, concurrency=num, num_requests=arrivals * workload.num_turns, arrivals=None).repeated(index)
+
+
+def _at_rate(workload: Workload, rate: float, seconds: float, index: int) -> Workload:
+    arrivals = max(round(rate * seconds), -(-12 // workload.num_turns))
+    return replace(
+        workload, concurrency=MAX_CONCURRENCY, num_requests=arrivals * workload.num_turns, arrivals=Poisson(rate)
+    ).repeated(index)
+
+
+def run_level(target: Target, workload: Workload) -> dict[str, Any]:
+    """One level, with what the server counted meanwhile."""
+    before = counters(target.address)
+    run, record = run_workload(
+        target.address, workload, target.request_options, target.limits, target.slo, target.pid, target.clients
+    )
+    busy_s = sum(answer.e2e_s for answer in run.answers if answer.error is None)
+    return {
+        "kind": "level",
+        "server": target.name,
+        "load": record["rate_per_s"] or record["concurrency"],
+        "in_flight_mean": round(busy_s / run.wall_s, 3) if run.wall_s else 0.0,
+        **record,
+        "counted": grown(before, counters(target.address)),
+        **shape_of_run(run),
+    }
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 when a knee was found; 1 when nothing was answered; 2 when it could not begin."""
+    try:
+        workloads = levels_of(args)
+        check_pictures(args.plot)
+        if args.out:
+            args.out.touch()
+        target = Target.of(args)
+    except (AddressRefused, ProbeFailed, CannotDraw, ValueError, OSError) as error:
+        print(f"bench sweep: {error}", file=sys.stderr)
+        return 2
+    print(f"{target.address.url}, model {target.request_options.model}, {args.workload}")
+    levels: list[dict[str, Any]] = []
+    why = None
+    for workload in workloads:
+        level = run_level(target, workload)
+        levels.append(level)
+        print(f"  {level['load']:g}: {level['out_tok_per_s']:.0f} tokens/s, {level['errors']} errors", file=sys.stderr)
+        if args.out:
+            append_records(args.out, [level])
+        why = is_saturated(levels)
+        if why is not None and not args.all:
+            break
+    return _tell(args, levels, why)
+
+
+def _tell(args: argparse.Namespace, levels: Sequence[dict[str, Any]], why: str | None) -> int:
+    print("\n".join([serve_table(levels), *dict.fromkeys(serve_remarks(levels))]))
+    if why is not None:
+        print(f"ended: {why}")
+    knee, options = knee_of(levels), suggestions(levels)
+    if knee is not None:
+        unit = "requests/s" if knee["rate_per_s"] else "streams"
+        print(
+            f"knee: {knee['load']:g} {unit}, {knee['out_tok_per_s']:.0f} tokens/s, TTFT {knee['ttft_ms_p50'] or 0:.0f} ms, "
+            f"TPOT {knee['tpot_ms_p50'] or 0:.1f} ms (p50)"
+        )
+    print("\n".join(f"suggested: {option}" for option in options))
+    for path in args.plot:
+        draw(path, levels)
+    shown = [{name: value for name, value in each.items() if name not in ("cdf", "timeline")} for each in levels]
+    print(
+        json.dumps(
+            {"command": "sweep", "levels": shown, "knee": knee and knee["load"], "ended": why, "suggested": options}
+        ),
+        flush=True,
+    )
+    return 0 if knee is not None else 1

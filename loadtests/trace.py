@@ -1,0 +1,102 @@
+"""Traces: what came to a server once, when, how long, and with which beginnings in common. Read from JSONL, sent again.
+
+A line is a request, with Mooncake's names: `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and perhaps
+`hash_ids`, one for each 512 tokens of the prompt, the same where the text was the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from loadtests.answers import Endpoint
+from loadtests.arrivals import Replay
+from loadtests.conversations import body_of
+
+BLOCK_TOKENS = 512
+_FIRST_ID = 100  # above the usual special tokens
+
+
+class BadTrace(ValueError):
+    """A line says something else than when a request came and how long it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One request; `blocks` names the parts of its prompt, `BLOCK_TOKENS` each but the last, or nothing where that is not known."""
+
+    at_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TracePrompt:
+    """Random token ids as long as the prompts were, equal where theirs were."""
+
+    recorded: tuple[Recorded, ...]
+    vocab_size: int = 49_152
+    num_turns: ClassVar[int] = 1
+    endpoints: ClassVar[tuple[Endpoint, ...]] = ("completions",)
+    withholds: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.vocab_size <= _FIRST_ID:
+            raise ValueError(f"the vocabulary must be larger than {_FIRST_ID}")
+
+    def describe(self) -> str:
+        return f"a trace of {len(self.recorded)} requests"
+
+    def arrivals(self, speed: float = 1.0) -> Replay:
+        """When they came; `speed` 2 is in half of the time. Raises ValueError."""
+        if not 0 < speed < float("inf"):
+            raise ValueError("the speed of a trace must be positive and finite")
+        return Replay(tuple((each.at_s - self.recorded[0].at_s) / speed for each in self.recorded))
+
+    def scripts(self, seed: int, lengths: Sequence[int], fields: Mapping[str, Any]) -> list[bytes]:
+        return [
+            body_of({"max_tokens": length, **fields, "prompt": self._ids(index, seed)})
+            for index, length in enumerate(lengths)
+        ]
+
+    def _ids(self, index: int, seed: int) -> list[int]:
+        """A block is drawn from its number alone, so that it is the same in every prompt; the rest is the prompt's own."""
+        each, ids = self.recorded[index], range(_FIRST_ID, self.vocab_size)
+        prompt: list[int] = []
+        for block in each.blocks:
+            prompt += random.Random(f"{seed} {block}").choices(ids, k=BLOCK_TOKENS)
+        rest = max(0, each.num_prompt_tokens - len(prompt))
+        own = random.Random(f"{seed} own {index}").choices(ids, k=rest)
+        return (prompt + own)[: each.num_prompt_tokens]
+
+
+def read_trace(path: Path, vocab_size: int = 49_152, max_requests: int | None = None) -> TracePrompt:
+    """The requests of a file by the time at which they came, the first `max_requests` of them. Raises BadTrace, OSError."""
+    recorded = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.strip():
+            try:
+                recorded.append(_recorded(json.loads(line)))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                why = f"no {error}" if isinstance(error, KeyError) else str(error)
+                raise BadTrace(f"{path}, line {number}: {why}") from None
+    if not recorded:
+        raise BadTrace(f"{path} has no requests")
+    recorded.sort(key=lambda each: each.at_s)
+    return TracePrompt(tuple(recorded[:max_requests]), vocab_size)
+
+
+def _recorded(line: Mapping[str, Any]) -> Recorded:
+    at_s, num_prompt, num_output = float(line["timestamp"]) / 1000, line["input_length"], line["output_length"]
+    if not 0 <= at_s < float("inf") or not all(isinstance(each, int) and each > 0 for each in (num_prompt, num_output)):
+        raise ValueError("a request has a timestamp, and at least one token of prompt and of answer")
+    blocks = tuple(int(block) for block in line.get("hash_ids") or ())
+    if len(blocks) > -(-num_prompt // BLOCK_TOKENS):
+        raise ValueError(
+            f"{len(blocks)} hash_ids are too many for {num_prompt} tokens, of which each is {BLOCK_TOKENS}"
+        )
+    return Recorded(at_s, num_prompt, num_output, blocks)
