@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol, Self
 
@@ -280,7 +281,8 @@ class TokenStream(Protocol):
 # │   ├── QueueFull
 # │   └── CallerLimit    this caller has as much as he may
 # ├── EngineStopped      draining, or dead
-# └── ProbeFailed        of `probe` alone: a token could not be computed
+# ├── ProbeFailed        of `probe` alone: a token could not be computed
+# └── ProfileError       of the two about profiles: there is one already, or none, or it cannot be recorded
 
 
 class EngineError(Exception):
@@ -320,6 +322,10 @@ class EngineStopped(EngineError):
 
 
 class ProbeFailed(EngineError):
+    pass
+
+
+class ProfileError(EngineError):
     pass
 
 
@@ -539,6 +545,20 @@ class EngineClient(Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Forget what prompts have left for others to share. Who is running goes on, and leaves its own from now on."""
+        ...
+
+    async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
+        """Record what is computed, and what the event loop does, into a trace of Chrome's format, gzipped: from now, or when
+        `delay_steps` have settled, until `num_steps` more have or `stop_profile` is called. Returns when it has begun, unless it is
+        delayed.
+
+        Raises ProfileError."""
+        ...
+
+    async def stop_profile(self) -> Path:
+        """Return when the profile was written: the one that is recorded, which ends, or that has ended by itself.
+
+        Raises ProfileError."""
         ...
 
     async def drain(self, timeout_s: float) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from runtime.admission import Admission, AdmissionLimits
@@ -33,6 +34,7 @@ from runtime.api import (
     PoolingParams,
     PreparedPrompt,
     ProbeFailed,
+    ProfileError,
     Request,
     SamplingParams,
     TokenLogprobs,
@@ -43,6 +45,7 @@ from runtime.deadlines import Deadlines, Limit
 from runtime.fault import Fault, RowFailed
 from runtime.metrics.engine_meter import EngineMeter
 from runtime.metrics.step_health import HealthLimits, StepHealth
+from runtime.profiling.session import Profiling, Recorder
 from runtime.prompt import check_ids, prepare
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence
@@ -76,6 +79,10 @@ class _Sink(NamedTuple):
     place: int
 
 
+def _none_to_record() -> Recorder:
+    raise ProfileError("this engine records no profiles")
+
+
 class _DeviceLost(Exception):
     """No step can be computed any more."""
 
@@ -94,6 +101,7 @@ class Engine:
         stream_interval: int = 1,
         seed: int | None = None,
         health_limits: HealthLimits | None = None,
+        recorder: Callable[[], Recorder] = _none_to_record,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -108,6 +116,7 @@ class Engine:
         self._random = random.Random(seed)  # seeds for requests that bring none
         self._meter = EngineMeter(model, scheduler)
         self._health = StepHealth(health_limits or HealthLimits())
+        self._profiling = Profiling(recorder, self._meter)
         self._clock = clock
         self._sinks: dict[int, _Sink] = {}  # by the sequence's number
         self._in_flight: deque[Step] = deque()
@@ -222,6 +231,12 @@ class Engine:
         live = [sink.sequence for sink in self._sinks.values()]
         return self._meter.activity(live, self._clock(), after_step, after_request, num_cells)
 
+    async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
+        await self._profiling.start(path, delay_steps, num_steps)
+
+    async def stop_profile(self) -> Path:
+        return await self._profiling.stop()
+
     async def drain(self, timeout_s: float) -> int:
         self._accepting = False
         try:
@@ -235,6 +250,7 @@ class Engine:
 
     async def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
         await self.drain(0.0)
+        await self._profiling.close()
         self._closing = True
         self._work.set()
         ended, _ = await asyncio.wait({self._task}, timeout=limit_s)
@@ -402,6 +418,7 @@ class Engine:
         logprobs = result.logprobs  # nearly always empty
         for settled in self._scheduler.settle(step.batch, result.tokens, result.pooled):
             self._deliver(settled, now, logprobs[settled.place] if logprobs and settled.token_ids else None)
+        self._profiling.settled()
         self._meter.report(now)
 
     async def _fail(self, error: Exception) -> None:

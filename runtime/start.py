@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from runtime.admission import AdmissionLimits
@@ -19,6 +20,7 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.models.implementation import describe, load
 from runtime.models.registry import add_plugins
 from runtime.platform.platform import Platform, Report, choose_platform
+from runtime.profiling.recorder import TorchRecorder
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.step import Runner
@@ -65,6 +67,7 @@ async def start_engine(config: EngineConfig, files: ModelFiles, report: Report) 
         steps_in_flight=config.steps_in_flight,
         stream_interval=config.stream_interval,
         seed=config.seed,
+        recorder=partial(TorchRecorder, parts.model.device),
     )
 
 

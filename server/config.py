@@ -248,6 +248,12 @@ class ServerConfig(EngineOptions):
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
     log_requests: bool = option(False, "log the parameters of every generation", group=_LOG)
     access_log: bool = option(True, "log every HTTP request", group=_LOG)
+    profile_dir: str | None = option(
+        None,
+        "folder for the traces of /start_profile (default: a fresh one for temporary files)",
+        group=HTTP,
+        metavar="FOLDER",
+    )
     dry_run: bool = option(
         False, "print what the options come to for this model on this machine, load nothing, and end", group=HTTP
     )
@@ -291,6 +297,8 @@ class ServerConfig(EngineOptions):
             return "--served-model-name is empty"
         if self.max_total_body_size is not None and self.max_total_body_size < self.max_body_size:
             return f"--max-total-body-size {self.max_total_body_size} is less than --max-body-size {self.max_body_size}"
+        if self.profile_dir is not None and not Path(self.profile_dir).is_dir():
+            return f"--profile-dir {self.profile_dir}: no such folder"
         return self._bad_uds() or self._bad_keys() or self._bad_origins() or self._bad_hosts()
 
     def _bad_uds(self) -> str | None:

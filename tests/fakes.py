@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
+from pathlib import Path
 
 from runtime.api import (
     Activity,
@@ -26,6 +27,7 @@ from runtime.api import (
     PoolingParams,
     PreparedPrompt,
     ProbeFailed,
+    ProfileError,
     Request,
     RequestRecord,
     StepRecord,
@@ -143,6 +145,7 @@ class FakeEngine:
         self.steps: list[StepRecord] = []
         self.records: list[RequestRecord] = []
         self.kv_cells = b""
+        self.profile: tuple[Path, int, int | None] | None = None
         self._live: list[_Live] = []
         self._running = not paused
         self._task: asyncio.Task[None] | None = None
@@ -210,6 +213,18 @@ class FakeEngine:
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
+
+    async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
+        if self.profile is not None:
+            raise ProfileError("a profile is being recorded already; end it first")
+        self.profile = (path, delay_steps, num_steps)
+
+    async def stop_profile(self) -> Path:
+        if self.profile is None:
+            raise ProfileError("no profile is being recorded")
+        (path, _, _), self.profile = self.profile, None
+        path.write_bytes(b"a trace")
+        return path
 
     async def drain(self, timeout_s: float) -> int:
         self.refuse = self.refuse or EngineStopped("the server is shutting down")

@@ -31,7 +31,7 @@ RUNTIME_ROOMS = (
     ("runner",),
     ("models", "sample"),
     ("constrain", "metrics"),
-    ("kv", "weights", "speculate"),
+    ("kv", "weights", "speculate", "profiling"),
 )
 BENCH = {("server.__main__", "loadtests.__main__"), ("server.__main__", "loadtests.__main__.main")}
 NO_TORCH_IN_RUNTIME = (
@@ -39,6 +39,7 @@ NO_TORCH_IN_RUNTIME = (
     "runtime.engine", "runtime.fault", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
     "runtime.token_stream", "runtime.speculate.methods", "runtime.block_copies", "runtime.metrics.engine_meter",
     "runtime.speculate.speculation",
+    "runtime.profiling.session", "runtime.profiling.trace",
     "runtime.constrain.masked_sampling", "runtime.metrics.step_health",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
     "runtime.runner.worker", "runtime.platform.host", "runtime.models.registry",

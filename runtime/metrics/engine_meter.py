@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from runtime.api import Activity, Metric, ModelInfo
+from runtime.api import Activity, Metric, ModelInfo, StepRecord
 from runtime.batch import ScheduledBatch
 from runtime.metrics.history import History
 from runtime.metrics.loop_lag import LoopLag
@@ -166,6 +166,15 @@ class EngineMeter:
     ) -> Activity:
         """See `EngineClient`. `live`: sequences that have not ended."""
         return self._history.activity(self._scheduler, live, now, after_step, after_request, num_cells)
+
+    @property
+    def num_steps(self) -> int:
+        """That have settled."""
+        return self._history.num_steps
+
+    def steps(self, after: int) -> list[StepRecord]:
+        """Those behind that number, as far as they are remembered."""
+        return self._history.steps(after)
 
     def metrics(self) -> list[Metric]:
         scheduler = self._scheduler

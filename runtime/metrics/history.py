@@ -25,13 +25,13 @@ class History:
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, ScheduledCounts, bool, float | None]] = deque(maxlen=NUM_STEPS)
         self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
-        self._num_steps = 0
+        self.num_steps = 0
         self._num_requests = 0
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
     def settled(self, step: Step, now: float) -> None:
-        self._num_steps += 1
+        self.num_steps += 1
         batch = step.batch
         self._steps.append(
             (step.launched_s, now, batch.num_preempted, counts(batch), step.was_captured(), step.idle_before_s())
@@ -56,17 +56,21 @@ class History:
         after_request: int,
         num_cells: int,
     ) -> Activity:
-        first = self._num_steps - len(self._steps)
-        steps = [
+        requests = [record for record in self._requests if record.number > after_request]
+        lives = [_record(sequence, 0, None) for sequence in islice(live, NUM_LIVE)]
+        steps, kv = self.steps(after_step), _kv_map(scheduler, num_cells)
+        return Activity(now, self.num_steps, self._num_requests, steps, requests, lives, kv)
+
+    def steps(self, after: int) -> list[StepRecord]:
+        """Those behind that number, as far as they are remembered."""
+        first = self.num_steps - len(self._steps)
+        return [
             StepRecord(number, launched_s, settled_s, counted[0], counted[1], num_preempted, captured, idle_s)
             for number, (launched_s, settled_s, num_preempted, counted, captured, idle_s) in enumerate(
                 self._steps, first + 1
             )
-            if number > after_step
+            if number > after
         ]
-        requests = [record for record in self._requests if record.number > after_request]
-        lives = [_record(sequence, 0, None) for sequence in islice(live, NUM_LIVE)]
-        return Activity(now, self._num_steps, self._num_requests, steps, requests, lives, _kv_map(scheduler, num_cells))
 
 
 ScheduledCounts = tuple[int, int]  # tokens of prompts, and rows that decode

@@ -23,6 +23,7 @@
     ├── BatchesOff                 404  files and batches need --batch-dir
     ├── RouteNotFound              404
     ├── MethodNotAllowed           405
+    ├── Conflict                   409  not now: what was begun has to end first, or nothing was
     ├── RequestTimeout             408  a head or a body that comes too slowly
     ├── BodyTooLarge               413
     ├── TooManyValues              413  a body of few bytes for a value, or of very many
@@ -282,6 +283,10 @@ class MethodNotAllowed(ApiError):
 
     def headers(self) -> dict[str, str]:
         return {"allow": self.allowed}
+
+
+class Conflict(ApiError):
+    status, type, code = 409, "invalid_request_error", "conflict"
 
 
 class RequestTimeout(ApiError):

@@ -27,7 +27,9 @@ PAGE_ASSETS = "/web/"
 ADMIN_PATHS = frozenset({"/metrics", "/dashboard/feed"})
 # What changes the server for everybody. Without an administrator's key only a server that nobody but this machine reaches, and
 # that has no users' keys either, does so.
-OPERATOR_PATHS = frozenset({"/log_level", "/reset_prefix_cache", "/abort_requests", "/drain"})
+OPERATOR_PATHS = frozenset(
+    {"/log_level", "/reset_prefix_cache", "/abort_requests", "/drain", "/start_profile", "/stop_profile"}
+)
 UNIX_SOCKET = b"unix"
 
 

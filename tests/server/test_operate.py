@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,36 @@ async def test_the_log_says_more_or_less_from_now_on(serve):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "level")
 
 
+# --- profiles -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_profile_is_begun_and_ended_and_its_file_named(serve, tmp_path):
+    server = await serve(profile_dir=str(tmp_path))
+    asked = {"max_iterations": 20, "delay_iterations": 3, "profile_prefix": "mine"}
+    path = (await server.post("/start_profile", asked)).json()["path"]
+    assert server.engine.profile == (tmp_path / path.rpartition("/")[2], 3, 20)
+    assert path.startswith(str(tmp_path / "mine-"))
+    assert path.endswith(".trace.json.gz")
+    assert (await server.post("/start_profile", {})).status_code == 409
+    assert (await server.post("/stop_profile")).json() == {"path": path}
+    assert [str(file) for file in tmp_path.iterdir()] == [path]
+    assert (await server.post("/stop_profile")).status_code == 409
+
+
+async def test_a_profile_needs_no_body_and_no_folder_of_its_own(serve):
+    server = await serve()
+    path = Path((await server.http.post("/start_profile")).json()["path"])
+    assert server.engine.profile == (path, 0, None)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.rmdir()
+
+
+@pytest.mark.parametrize("prefix", ["../up", "a b", "", "/etc/x"])
+async def test_a_profiles_name_leads_nowhere_else(serve, prefix):
+    response = await (await serve()).post("/start_profile", {"profile_prefix": prefix})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "profile_prefix")
+
+
 # --- who may ------------------------------------------------------------------------------------------------------
 
 
@@ -111,7 +142,7 @@ async def test_the_log_says_more_or_less_from_now_on(serve):
 )  # fmt: skip
 async def test_only_the_administrator_operates_where_there_are_keys(serve, path, users, admin, key, status):
     server = await serve(api_key=users, admin_api_key=admin)
-    response = await server.post(path, {}, headers=bearer(key) if key else {})
+    response = await server.post(path, {"max_iterations": 0}, headers=bearer(key) if key else {})
     assert response.status_code == (status or response.status_code)
     assert (response.status_code in (401, 403)) == (status is not None)
     if status == 403 and admin is None:

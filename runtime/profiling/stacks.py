@@ -1,0 +1,85 @@
+"""Stacks: what a thread's Python does, looked at from another thread as often as that gets to it.
+
+A look costs the other thread nothing but the interpreter for some microseconds. What came and went between two looks is not seen; a
+call that is there in both is taken to have lasted. So that not only what holds the interpreter for milliseconds is seen, threads
+have to let each other have it sooner meanwhile. Standard library only."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import PurePath
+from types import FrameType
+from typing import NamedTuple
+
+PERIOD_S = 0.001
+SWITCH_S = 5e-5  # Python's own is 5 ms
+MAX_DEPTH = 128
+
+
+class Call(NamedTuple):
+    """A call that was on the stack from one look to another, ns by `time.time_ns`. `depth`: of how many others it is a part."""
+
+    name: str
+    began_ns: int
+    ended_ns: int
+    depth: int
+
+
+class StackSampler:
+    def __init__(self, thread_id: int, period_s: float = PERIOD_S) -> None:
+        """`thread_id`: as `threading.get_ident` has it."""
+        self._thread_id = thread_id
+        self._period_s = period_s
+        self._samples: list[tuple[int, tuple[str, ...]]] = []
+        self._names: dict[object, str] = {}  # of code objects, made once
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="oneloop-stacks", daemon=True)
+        self._usual_switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        self._thread.start()
+
+    def stop(self) -> list[Call]:
+        """What was seen, the outer calls before the inner ones that began with them."""
+        self._ended.set()
+        self._thread.join()
+        sys.setswitchinterval(self._usual_switch_s)
+        return calls(self._samples)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._period_s):
+            frame = sys._current_frames().get(self._thread_id)
+            if frame is None:  # it has ended
+                return
+            self._samples.append((time.time_ns(), self._stack(frame)))
+            del frame  # it would keep what its function works with
+
+    def _stack(self, frame: FrameType | None) -> tuple[str, ...]:
+        """The outermost call first."""
+        found: list[str] = []
+        while frame is not None and len(found) < MAX_DEPTH:
+            code = frame.f_code
+            name = self._names.get(code)
+            if name is None:
+                name = f"{code.co_qualname} ({'/'.join(PurePath(code.co_filename).parts[-2:])}:{code.co_firstlineno})"
+                self._names[code] = name
+            found.append(name)
+            frame = frame.f_back
+        return tuple(reversed(found))
+
+
+def calls(samples: list[tuple[int, tuple[str, ...]]]) -> list[Call]:
+    """`samples`: when, and what was on the stack then. What two in a row have in common from the outermost call on, is the same."""
+    found: list[Call] = []
+    running: list[tuple[str, int]] = []  # of each depth, and since when
+    for at_ns, stack in samples:
+        same = 0
+        while same < min(len(running), len(stack)) and running[same][0] == stack[same]:
+            same += 1
+        found += (Call(name, began_ns, at_ns, same + place) for place, (name, began_ns) in enumerate(running[same:]))
+        running[same:] = [(name, at_ns) for name in stack[same:]]
+    if samples:
+        last_ns = samples[-1][0]
+        found += (Call(name, began_ns, last_ns, depth) for depth, (name, began_ns) in enumerate(running))
+    return sorted(found, key=lambda call: (call.began_ns, call.depth))
