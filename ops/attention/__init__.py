@@ -120,6 +120,10 @@ def _full_only(case: ShapeClass) -> str | None:
     return None if case.mask == FULL else "computes full attention only"
 
 
+def _full_on_cuda(case: ShapeClass) -> str | None:
+    return backends.on_cuda(case) or _full_only(case)
+
+
 def attend_latent(
     q: Tensor,
     latent: Tensor,
@@ -165,6 +169,7 @@ _attend_packed = Op(
     "attend_packed",
     ShapeClass("cpu", torch.float32, None, 64, mask=FULL),
     [
+        backends.triton("attend_packed", "ops.attention.triton_packed:attend_packed", _full_on_cuda),
         Kernel("attend_packed", "torch", _full_only, _attend_packed_by_torch, "its fused attention, run by run"),
         backends.reference("attend_packed", _attend_packed_in_parts, "one op after another"),
     ],

@@ -31,8 +31,9 @@ def _norm_rope_store(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
     HALF_LANES: tl.constexpr, REST_LANES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per (token, PART heads of one kind): first q's programs, then k's, then v's. A head is three pieces: dims
-    # [0, HALF) and [HALF, 2 * HALF), which rotate together, and the rest, which do not. The *_LANES are powers of two.
+    # One program per (token, PART heads of one kind): first q's programs, then k's, then, where there is a cache, v's. A head is
+    # three pieces: dims [0, HALF) and [HALF, 2 * HALF), which rotate together, and the rest, which do not. The *_LANES are powers
+    # of two.
     token = tl.program_id(0).to(tl.int64)
     Q_PARTS: tl.constexpr = (HEADS + PART - 1) // PART
     KV_PARTS: tl.constexpr = (KV_HEADS + PART - 1) // PART
@@ -49,15 +50,17 @@ def _norm_rope_store(
     in_rest = is_head[:, None] & (rest < HEAD)[None, :]
     at = qkv_ptr + token * qkv_stride + (column * HEAD)[:, None]
     wait_for_previous(PDL)
-    slot = tl.load(slot_mapping_ptr + token)
-    cached = ((slot // BLOCK * KV_HEADS + head) * BLOCK + slot % BLOCK)[:, None] * HEAD
+    if k_cache_ptr is not None:
+        slot = tl.load(slot_mapping_ptr + token)
+        cached = ((slot // BLOCK * KV_HEADS + head) * BLOCK + slot % BLOCK)[:, None] * HEAD
     a = tl.load(at + half[None, :], mask=in_half, other=0.0)
     b = tl.load(at + HALF + half[None, :], mask=in_half, other=0.0)
     c = tl.load(at + rest[None, :], mask=in_rest, other=0.0)  # no lane is inside when the whole head rotates
-    if is_v:
-        if slot >= 0:
-            _store(v_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
-        return
+    if k_cache_ptr is not None:  # noqa: SIM102 -- the compiler's condition, and the kernel's
+        if is_v:
+            if slot >= 0:
+                _store(v_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
+            return
     dtype = qkv_ptr.dtype.element_ty
     if q_norm_ptr is not None:
         norm_ptr = k_norm_ptr
@@ -74,8 +77,9 @@ def _norm_rope_store(
     x, y = a.to(tl.float32), b.to(tl.float32)
     a, b = (x * cos - y * sin).to(dtype), (y * cos + x * sin).to(dtype)
     _store(at, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
-    if (slot >= 0) & (part >= Q_PARTS):
-        _store(k_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
+    if k_cache_ptr is not None:  # noqa: SIM102
+        if (slot >= 0) & (part >= Q_PARTS):
+            _store(k_cache_ptr + cached, a, b, c, in_half, in_rest, HEAD, HALF, HALF_LANES, REST_LANES)
 
 
 def norm_rope_store(
@@ -87,12 +91,12 @@ def norm_rope_store(
     eps: float,
     positions: Tensor,
     cos_sin: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
+    k_cache: Tensor | None = None,
+    v_cache: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
 ) -> None:
     """qkv [T, (num_heads + 2 * num_kv_heads) * head_size], rows contiguous: q and k are normed by `norms` (the weights
-    [head_size] of q and of k) where given, then rotated, in place; k and v also go into the caches.
+    [head_size] of q and of k) where given, then rotated, in place; k and v also go into the caches, if there are any.
 
     positions [T] int64; cos_sin [max_pos, D_rot] float32 as in `ops.rope`, halves (not interleaved), D_rot 0 for no
     rotation; caches [num_blocks, num_kv_heads, block_size, head_size]; slot_mapping [T] int64, -1 stores nothing."""
@@ -105,9 +109,10 @@ def norm_rope_store(
     rest_lanes = triton.next_power_of_2(max(1, head_size - 2 * half))
     q_norm, k_norm = norms if norms is not None else (None, None)
     num_warps = max(1, min(8, part * max(lanes, rest_lanes // 2) // 256))
-    grid = (num_tokens, triton.cdiv(num_heads, part) + 2 * triton.cdiv(num_kv_heads, part))
+    kinds = 1 if k_cache is None else 2  # of heads of kv that have something to do
+    grid = (num_tokens, triton.cdiv(num_heads, part) + kinds * triton.cdiv(num_kv_heads, part))
     _norm_rope_store[grid](
         qkv, q_norm, k_norm, eps, positions, cos_sin, k_cache, v_cache, slot_mapping, qkv.stride(0), HEADS=num_heads,
-        KV_HEADS=num_kv_heads, HEAD=head_size, BLOCK=k_cache.shape[2], HALF=half, HALF_LANES=lanes,
+        KV_HEADS=num_kv_heads, HEAD=head_size, BLOCK=1 if k_cache is None else k_cache.shape[2], HALF=half, HALF_LANES=lanes,
         REST_LANES=rest_lanes, PART=part, num_warps=num_warps, **overlap(qkv.device),
     )  # fmt: skip

@@ -1,0 +1,144 @@
+"""Attention within a step in Triton: rows of any lengths side by side, none padded; a query sees all of its own, or a window on
+both sides. Nothing is cached, and the lengths are read on the device."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ops import tuning
+from ops.attention.heads import AttentionHeads
+from ops.attention.meta import AttentionMeta
+from ops.attention.triton_paged import choose_tiles
+from ops.attention.triton_walk import HIDDEN, LOG2E, NONE_YET, fold, precision, with_sink
+from ops.launch import overlap, wait_for_previous
+from ops.rope.triton_qkv import norm_rope_store
+
+
+@triton.jit
+def _scores(
+    q, k, query, key, seen, head, bias_ptr, bias_stride, scale_log2,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # Scaled for powers of two where they are capped or biased, else still to be scaled; `seen` [TOKENS, TILE] guards what is read
+    # of the biases. Queries and keys by their place in the row.
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if SOFTCAP > 0:
+        inner = scores * (scale_log2 * 0.6931471805599453 * 2.0 / SOFTCAP)
+        scores = (SOFTCAP - 2.0 * SOFTCAP / (tl.exp(inner) + 1.0)) * 1.4426950408889634
+    if bias_ptr is not None:
+        if SOFTCAP == 0:
+            scores *= scale_log2
+        behind = bias_stride // 2 + key[None, :] - query[:, None]
+        bias = tl.load(bias_ptr + head * bias_stride + behind, mask=seen, other=0.0)
+        scores += bias * 1.4426950408889634
+    return scores
+
+
+@triton.jit(do_not_specialize=["num_requests", "bias_stride"])
+def _packed(
+    qkv_ptr, starts_ptr, bias_ptr, sinks_ptr, out_ptr, scale_log2, num_requests, qkv_stride, bias_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, LANES: tl.constexpr, TOKENS: tl.constexpr,
+    TILE: tl.constexpr, REQUESTS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    # One program per (request, head, tile of TOKENS queries). The grid is an upper bound: a program finds its request by counting
+    # tiles, and those past the last have none.
+    program = tl.program_id(0)
+    wait_for_previous(PDL)
+    each = tl.arange(0, REQUESTS)
+    is_request = each < num_requests
+    first = tl.load(starts_ptr + each, mask=is_request, other=0)
+    length = tl.load(starts_ptr + each + 1, mask=is_request, other=0) - first
+    upto = tl.cumsum(tl.cdiv(length, TOKENS) * HEADS, 0)
+    request = tl.sum((upto <= program).to(tl.int32), 0)
+    if request >= num_requests:
+        return
+    local = program - tl.max(tl.where(upto <= program, upto, 0), 0)
+    start = tl.load(starts_ptr + request)
+    length = tl.load(starts_ptr + request + 1) - start
+    # Programs that read the same keys run side by side.
+    num_tiles = tl.cdiv(length, TOKENS)
+    head = local // num_tiles
+    kv_head = head // (HEADS // KV_HEADS)
+    low_query = local % num_tiles * TOKENS
+    query = low_query + tl.arange(0, TOKENS)
+    dim = tl.arange(0, LANES)
+    in_head = (dim < HEAD)[None, :]
+    row_ptr = qkv_ptr + start.to(tl.int64) * qkv_stride
+    is_q = (query < length)[:, None] & in_head
+    q = tl.load(row_ptr + query[:, None] * qkv_stride + head * HEAD + dim[None, :], mask=is_q, other=0.0)
+    k_ptr = row_ptr + (HEADS + kv_head) * HEAD
+    v_ptr = k_ptr + KV_HEADS * HEAD
+    best = tl.full((TOKENS,), NONE_YET, tl.float32)
+    total = tl.zeros((TOKENS,), tl.float32)
+    mixed = tl.zeros((TOKENS, LANES), tl.float32)
+    low = 0
+    unmasked = length // TILE * TILE  # every query of the tile sees the keys before this one
+    end = length
+    if WINDOW > 0:  # every tile of keys is masked: those at the window's two edges would be most of them
+        low = tl.maximum(low_query + 1 - WINDOW, 0) // TILE * TILE
+        unmasked = low
+        end = tl.minimum(length, low_query + TOKENS + WINDOW - 1)
+    fold_scale = 1.0
+    if SOFTCAP == 0:  # noqa: SIM102 -- a compiler's condition each
+        if bias_ptr is None:
+            fold_scale = scale_log2  # goes into one multiply-add with the maximum
+    for begin in range(low, unmasked, TILE):
+        key = begin + tl.arange(0, TILE)
+        where = key[:, None] * qkv_stride + dim[None, :]
+        if HEAD == LANES:
+            k = tl.load(k_ptr + where)
+            v = tl.load(v_ptr + where)
+        else:
+            k = tl.load(k_ptr + where, mask=in_head, other=0.0)
+            v = tl.load(v_ptr + where, mask=in_head, other=0.0)
+        seen = (query < length)[:, None] & (key < length)[None, :]
+        scores = _scores(q, k, query, key, seen, head, bias_ptr, bias_stride, scale_log2, SOFTCAP, PRECISION)
+        best, total, mixed = fold(scores, v, best, total, mixed, fold_scale, PRECISION)
+    for begin in range(unmasked, end, TILE):
+        key = begin + tl.arange(0, TILE)
+        loaded = (key < length)[:, None] & in_head
+        where = key[:, None] * qkv_stride + dim[None, :]
+        k = tl.load(k_ptr + where, mask=loaded, other=0.0)
+        v = tl.load(v_ptr + where, mask=loaded, other=0.0)
+        seen = (query < length)[:, None] & (key < length)[None, :]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > query[:, None] - WINDOW) & (key[None, :] < query[:, None] + WINDOW)
+        scores = _scores(q, k, query, key, seen, head, bias_ptr, bias_stride, scale_log2, SOFTCAP, PRECISION)
+        best, total, mixed = fold(tl.where(seen, scores, HIDDEN), v, best, total, mixed, fold_scale, PRECISION)
+    total = with_sink(total, best, sinks_ptr, head + query * 0, query < length)
+    out_at = ((start + query).to(tl.int64) * HEADS + head)[:, None] * HEAD + dim[None, :]
+    tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_q)
+
+
+def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
+    """See `ops.attend_packed`, under a full mask. What no request holds (padding) gets anything."""
+    if heads.alibi is not None:
+        raise ValueError("linear biases say how far keys stand before a query, and a full mask shows those behind it")
+    num_tokens, num_requests = qkv.shape[0], meta.query_start_loc.shape[0] - 1
+    out = torch.empty((num_tokens, heads.num_heads * heads.head_size), dtype=qkv.dtype, device=qkv.device)
+    if not num_tokens:
+        return out
+    if heads.norms is not None or heads.cos_sin.shape[1]:
+        norm_rope_store(
+            qkv, heads.num_heads, heads.num_kv_heads, heads.head_size, heads.norms, heads.norm_eps, positions, heads.cos_sin
+        )  # fmt: skip
+    lanes = max(64, triton.next_power_of_2(heads.head_size))
+    by, bias = tuning.of(qkv.device), heads.relative_bias
+    how = choose_tiles(qkv.dtype, lanes, num_tokens * heads.num_heads, by.attention.paged, by.multiprocessors)
+    if meta.spans is None:  # each request has at most one tile that is not full
+        num_tiles = num_tokens // how.rows + min(num_requests, num_tokens)
+    else:
+        num_tiles = sum(triton.cdiv(end - start, how.rows) for start, end, _ in meta.spans)
+    _packed[(num_tiles * heads.num_heads,)](
+        qkv, meta.query_start_loc, bias, heads.sinks, out, heads.scale * LOG2E, num_requests, qkv.stride(0),
+        0 if bias is None else bias.stride(0), HEADS=heads.num_heads, KV_HEADS=heads.num_kv_heads, HEAD=heads.head_size,
+        LANES=lanes, TOKENS=how.rows, TILE=how.keys,
+        REQUESTS=128 if num_requests <= 128 else max(1024, triton.next_power_of_2(num_requests)),
+        WINDOW=heads.window or 0, SOFTCAP=heads.softcap or 0.0, PRECISION=precision(qkv), num_warps=how.warps,
+        num_stages=how.stages, **overlap(qkv.device),
+    )  # fmt: skip
+    return out
