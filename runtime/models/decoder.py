@@ -63,12 +63,9 @@ class Decoder:
     @property
     def graph_unsupported_reason(self) -> str | None:
         """Why its steps cannot be captured, None where they can."""
-        masks = {attention.mask for attention in self.spec.attentions()} - {Mask.CAUSAL}
-        if not masks:
+        if all(attention.mask is not Mask.PREFIX_FULL for attention in self.spec.attentions()):
             return None
-        return (
-            f"attention with a {masks.pop().value} mask is computed by the reference, which reads lengths on the host"
-        )
+        return "attention with a prefix_full mask is computed by the reference, which reads lengths on the host"
 
     @classmethod
     def build(cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int) -> Decoder:

@@ -72,7 +72,8 @@ class SequentialBlock:
 
 
 class PostNormBlock:
-    """The stream is what the norms give, so the residual begins anew with each."""
+    """The stream is what the norms give, so a layer hands all of it on as what it adds, to a residual of zeros; a model whose first
+    layer is such a one has no others."""
 
     def __init__(
         self, layer: PostNormLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
@@ -82,13 +83,12 @@ class PostNormBlock:
         self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
 
     def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
-        if delta is not None:
-            residual += delta
-        x = self._mixer_norm.add(self._mixers.forward(residual, step), residual)
-        residual.copy_(x)
-        x = self._mlp_norm.add(self._mlp.forward(x, step), residual)
-        residual.zero_()
-        return x
+        stream = delta
+        if stream is None:
+            stream = residual.clone()
+            residual.zero_()
+        stream = self._mixer_norm.add(self._mixers.forward(stream, step), stream)
+        return self._mlp_norm.add(self._mlp.forward(stream, step), stream)
 
 
 class ParallelBlock:

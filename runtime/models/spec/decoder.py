@@ -92,6 +92,10 @@ class DecoderSpec:
     num_token_types: int = 0
     generates: bool = True
 
+    def __post_init__(self) -> None:
+        if len({isinstance(layer, PostNormLayer) for layer in self.layers}) > 1:
+            raise ValueError("layers with norms behind their blocks hand on no residual for others to add to")
+
     def with_mixers(self, change: Callable[[int, Attention], Mixer]) -> DecoderSpec:
         """The same with the attention of each layer, by index, changed, or something recurrent put in its place."""
 
