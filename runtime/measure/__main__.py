@@ -15,6 +15,7 @@ from runtime.measure.counted import Counted
 from runtime.measure.figures import (
     emit,
     measure_decode,
+    measure_pool,
     measure_prefill,
     measure_steps,
     measure_throughput,
@@ -76,6 +77,7 @@ async def measure(args: argparse.Namespace) -> int:
         *(("decode", {"batch": batch}, measure_decode(engine, prompter, batch, args)) for batch in args.batch),
         *(("steps", {"batch": batch}, measure_steps(engine, prompter, batch, args)) for batch in args.steps),
         *(("prefill", {"requests": p[0], "tokens": p[1]}, measure_prefill(engine, prompter, *p)) for p in args.prefill),
+        *(("pool", {"texts": p[0], "tokens": p[1]}, measure_pool(engine, prompter, *p)) for p in args.pool),
         *(("ttft", {"tokens": tokens}, measure_ttft(engine, prompter, tokens)) for tokens in args.ttft),
     ]
     if args.throughput:

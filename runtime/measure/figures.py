@@ -14,13 +14,14 @@ from runtime.measure.workloads import (
     Timing,
     decode_together,
     generate,
+    pool,
     throughput_workload,
 )
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
 
-PREFILL_REPEATS, TTFT_REPEATS = 3, 10
+PREFILL_REPEATS, TTFT_REPEATS, POOL_REPEATS = 3, 10, 5
 
 
 def emit(figure: str, **values: Any) -> None:
@@ -97,6 +98,17 @@ async def measure_ttft(engine: Engine, prompter: Prompter, num_tokens: int) -> N
         await generate(engine, prompter.draw(1, num_tokens), 2)
     times_ms = [(await generate(engine, prompter.draw(1, num_tokens), 1)).first_s * 1000 for _ in range(TTFT_REPEATS)]
     emit("ttft", tokens=num_tokens, ms=statistics.median(times_ms), runs=times_ms)
+
+
+async def measure_pool(engine: Engine, prompter: Prompter, num_texts: int, num_tokens: int) -> None:
+    if num_tokens > engine.model.max_model_len:
+        raise MeasureError(f"{num_tokens} tokens are more than max-model-len {engine.model.max_model_len}")
+    await pool(engine, prompter.draw(num_texts, num_tokens))
+    counted = Counted(engine)
+    runs_ms = [1000 * await pool(engine, prompter.draw(num_texts, num_tokens)) for _ in range(POOL_REPEATS)]
+    ms = statistics.median(runs_ms)
+    rate = num_texts * num_tokens / ms * 1000
+    emit("pool", texts=num_texts, tokens=num_tokens, tok_per_s=rate, ms=ms, runs=runs_ms, **counted.found())
 
 
 async def measure_throughput(engine: Engine, args: argparse.Namespace) -> None:

@@ -37,6 +37,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--prefill", type=pair, nargs="*", default=[], metavar="AxT", help="prefill rates, such as 8x8192")
     add("--ttft", type=int, nargs="*", default=[], metavar="T", help="time to first token of one prompt of T ids")
+    add(
+        "--pool",
+        type=pair,
+        nargs="*",
+        default=[],
+        metavar="AxT",
+        help="A texts of T ids to a vector each, in one submit",
+    )
     add("--throughput", action="store_true", help="the workload of many requests of mixed lengths")
     add(
         "--profile", type=Path, metavar="DIR", help="a table of the kernels of settled decode steps, at --profile-batch"

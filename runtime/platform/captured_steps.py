@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from runtime.batch import Pool, ScheduledRow
 from runtime.platform.graph_pool import GraphPool
@@ -16,17 +17,25 @@ class CapturedSteps:
         self._pool = pool
 
     def replay(self, rows: tuple[ScheduledRow, ...]) -> Computed | None:
-        if not serves(rows):
-            return None
+        pooled = any(type(row.work) is Pool for row in rows)
         shape = StepShape.of(rows)
+        if not serves(rows) or (pooled and shape.drafts):
+            return None
+        if pooled:  # where every token has logits, these are made in the place of the hidden states
+            shape = replace(shape, uniform=False)
         found = self._pool.find(shape.num_tokens, shape.num_rows, uniform=shape.uniform, drafts=shape.drafts)
         if found is None:
             return None
         self._inputs.upload(rows, found)
-        sampled = self._pool.replay(found)
-        return Computed.by_token(rows, sampled) if found.drafts else Computed.of(rows, sampled)
+        sampled, hidden = self._pool.replay(found)
+        sampling = rows if len(sampled.ids) else ()  # a model without a head gives none
+        computed = Computed.by_token(rows, sampled) if found.drafts else Computed.of(sampling, sampled)
+        return computed._replace(hidden=hidden) if pooled else computed
 
 
 def serves(rows: Sequence[ScheduledRow]) -> bool:
-    """Whether `rows` want no more of a graph than draws."""
-    return all(row.prompt_logprobs is None and type(row.work) is not Pool for row in rows)
+    """Whether `rows` want no more of a graph than draws and hidden states, and bring no kinds of tokens."""
+    return all(
+        row.prompt_logprobs is None and (type(row.work) is not Pool or row.work.params.token_type_ids is None)
+        for row in rows
+    )

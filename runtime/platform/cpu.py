@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 import ops
-from runtime.batch import SAMPLE
 from runtime.config import GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
@@ -19,7 +18,7 @@ from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.runner import ModelRunner, NoGraphs
-from runtime.runner.warmup import POOLED, next_tokens, prompts
+from runtime.runner.warmup import next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
@@ -101,7 +100,7 @@ class CpuPlatform:
             NoGraphs(),
             DraftRules.of(plan.layout),
         )
-        base_s, token_s = _warm_up(runner, plan, generates=model.spec.generates)
+        base_s, token_s = _warm_up(runner, plan, model)
         return runner, plan.timed(config, base_s, token_s, model.weights_bytes, STEPS)
 
 
@@ -120,14 +119,14 @@ def _weights(config: EngineConfig) -> WeightPolicy:
     )
 
 
-def _warm_up(runner: ModelRunner, plan: EnginePlan, *, generates: bool) -> tuple[float, float]:
+def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model) -> tuple[float, float]:
     """One prompt of two blocks, then a token, or a text of one where no tokens are made; and the same on the clock. Seconds of a
     step with one token, and of each further one. Times scatter: a prompt takes at least a hundredth of its step, whatever the other
     one took."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
-    work = SAMPLE if generates else POOLED
+    work = work_of(model)
     batch = prompts([length], plan.layout, plan.num_kv_blocks, work)
-    after = next_tokens(batch) if generates else prompts([1], plan.layout, plan.num_kv_blocks, work)
+    after = next_tokens(batch) if model.spec.generates else prompts([1], plan.layout, plan.num_kv_blocks, work)
     times = []
     for step in (batch, after) * 2:
         began_s = time.perf_counter()

@@ -18,17 +18,18 @@ import ops
 from runtime.api import LoadProgress
 from runtime.batch import ScheduledBatch
 from runtime.config import GIB, INT8_CACHE, DeviceDefaults, EngineConfig, EnginePlan, PlanError
+from runtime.kv.kinds import Nothing
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
-from runtime.platform.graph_pool import GraphPool
+from runtime.platform.graph_pool import Captured, GraphPool
 from runtime.platform.host import num_cores
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.runner.device_inputs import DeviceInputs, StepShape
-from runtime.runner.runner import ModelRunner, Sampled
-from runtime.runner.warmup import next_tokens, prompts
+from runtime.runner.runner import ModelRunner
+from runtime.runner.warmup import next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
@@ -85,8 +86,6 @@ class CudaPlatform:
         return spec.weights_bytes(_dtype(config))
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
-        if any(kind.in_one_step for kind in spec.memory_kinds()):
-            raise PlanError(f"{spec.architecture} sees both ways, and runs on a CPU only: say --device cpu")
         return self._plan(config, spec, self.weights_bytes(config, spec, stored_bytes))
 
     def _plan(self, config: EngineConfig, spec: ModelSpec, to_come: int) -> EnginePlan:
@@ -97,7 +96,8 @@ class CudaPlatform:
         share = config.gpu_memory_utilization
         granted, used = int(total * share), self._free_at_start - free
         left = granted - used - to_come
-        sized = config.kv_cache_bytes is not None or config.num_kv_blocks is not None
+        needs_none = all(isinstance(kind, Nothing) for kind in spec.memory_kinds())
+        sized = needs_none or config.kv_cache_bytes is not None or config.num_kv_blocks is not None
         if granted > self._free_at_start and not sized:
             raise PlanError(
                 f"gpu-memory-utilization {share} is {granted / GIB:.1f} of the device's {total / GIB:.1f} GiB, and only "
@@ -148,7 +148,7 @@ class CudaPlatform:
         final = final.timed(config, base_s, token_s, model.weights_bytes, STEPS)
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
-            _run_each_kind(parts.runner, final, final.num_kv_blocks)
+            _run_each_kind(parts.runner, final, final.num_kv_blocks, model)
             if drafts:
                 _run_drafted(parts, final, graphs)
             if captures:
@@ -161,8 +161,8 @@ class CudaPlatform:
         shapes = list(graphs.shapes)
         free_before = self.memory().free
 
-        def compute(shape: StepShape) -> Sampled:
-            return parts.runner.compute(parts.inputs.placed(shape, None)).sampled
+        def compute(shape: StepShape) -> Captured:
+            return Captured(*parts.runner.capturable(parts.inputs.placed(shape, None)))
 
         def reported() -> Iterator[StepShape]:
             for done, shape in enumerate(shapes):
@@ -200,19 +200,20 @@ def _measure_step(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int])
     """Bytes that the largest step takes on top of weights and KV; seconds of the smallest, and of each token of the largest.
     Compiles all kernels on the way."""
     before = torch.cuda.memory_allocated()
-    num_blocks = max(1, min(64, _MEASURED_KV_BYTES // plan.layout.block_bytes))
+    num_blocks = max(1, min(64, _MEASURED_KV_BYTES // max(1, plan.layout.block_bytes)))
     runner = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2)).runner
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
-    batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks)
+    work = work_of(model)
+    batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks, work)
     with ops.compile_together(_current()):
         runner.run(batch)
-        _run_each_kind(runner, plan, num_blocks)
+        _run_each_kind(runner, plan, num_blocks, model)
     torch.cuda.reset_peak_memory_stats()
     runner.run(batch)
     token_s = _seconds(runner, batch) / batch.num_tokens
     peak = torch.cuda.max_memory_allocated()
-    smallest = prompts([1], plan.layout, num_blocks)
+    smallest = prompts([1], plan.layout, num_blocks, work)
     base_s = min(_seconds(runner, smallest) for _ in range(3))
     runner.stop()
     del runner
@@ -260,13 +261,15 @@ def _parts(
     return _Parts(runner, inputs)
 
 
-def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int) -> None:
+def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model: Model) -> None:
     """One step of each kind that will be captured or run: kernels are compiled, and nothing is left to be allocated late."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 2)
     for num_rows in sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}):
-        batch = prompts([min(length, plan.max_num_batched_tokens // num_rows)] * num_rows, plan.layout, num_blocks)
+        lengths = [min(length, plan.max_num_batched_tokens // num_rows)] * num_rows
+        batch = prompts(lengths, plan.layout, num_blocks, work_of(model))
         runner.run(batch)
-        runner.run(next_tokens(batch))
+        if model.spec.generates:
+            runner.run(next_tokens(batch))
 
 
 @torch.inference_mode()
@@ -276,6 +279,6 @@ def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
         batch = prompts([1] * max(1, min(shape.num_tokens // 2, plan.max_num_seqs)), plan.layout, plan.num_kv_blocks)
         parts.runner.run(batch)
         parts.inputs.upload(next_tokens(batch, 1).rows, shape)
-        parts.runner.compute(parts.inputs.placed(shape, None))
+        parts.runner.capturable(parts.inputs.placed(shape, None))
         parts.runner.run(batch)
         parts.runner.run(next_tokens(batch, 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -61,10 +62,26 @@ class _Memory:
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory which does not keep it: whoever owns a captured graph's pool does."""
+    if not tensor.numel():
+        return torch.empty_like(tensor)
     assert tensor.is_contiguous()
     alias = torch.as_tensor(_Memory(tensor), device=tensor.device)
     assert alias.data_ptr() == tensor.data_ptr(), "a copy would never change"
     return alias.view(tensor.dtype)
+
+
+def _aliases(hidden: Any) -> Any:
+    """The same for a model's hidden states: a tensor, or a named tuple of some."""
+    if isinstance(hidden, torch.Tensor):
+        return _alias(hidden)
+    return None if hidden is None else type(hidden)(*map(_aliases, hidden))
+
+
+class Captured(NamedTuple):
+    """What a captured step gives: what it samples, and the model's hidden states of all its tokens."""
+
+    sampled: Sampled
+    hidden: Any
 
 
 class GraphPool:
@@ -73,7 +90,7 @@ class GraphPool:
         self._decodes = decode_sizes(max_num_seqs)
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
         self.drafted = drafted_shapes(max_num_seqs, max_num_tokens) if drafts else []
-        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Captured]] = {}
 
     @property
     def shapes(self) -> Iterable[StepShape]:
@@ -84,7 +101,7 @@ class GraphPool:
             key=lambda shape: (-shape.num_tokens, -shape.num_rows, shape.uniform),
         )
 
-    def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], Sampled]) -> None:
+    def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], Captured]) -> None:
         """Record what `compute` enqueues for each of `shapes`. It has run before for one of each kind, so nothing is left to
         compile or allocate for good."""
         memory = torch.cuda.graph_pool_handle()
@@ -92,9 +109,9 @@ class GraphPool:
         for shape in shapes:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"):
-                sampled = compute(shape)
-            # Logits are large and read, if at all, before the next replay: their memory is the next graph's too.
-            self._graphs[shape] = graph, sampled._replace(logits=_alias(sampled.logits))
+                sampled, hidden = compute(shape)
+            # Logits and hidden states are large and read, if at all, before the next replay: their memory is the next graph's too.
+            self._graphs[shape] = graph, Captured(sampled._replace(logits=_alias(sampled.logits)), _aliases(hidden))
 
     def clear(self) -> None:
         """Nothing is captured: every step runs eagerly."""
@@ -115,8 +132,8 @@ class GraphPool:
             shape = next(fitting, None)
         return shape if shape in self._graphs else None
 
-    def replay(self, shape: StepShape) -> Sampled:
+    def replay(self, shape: StepShape) -> Captured:
         """Enqueue a captured step on the current stream; what it gives is overwritten by the next replay."""
-        graph, sampled = self._graphs[shape]
+        graph, captured = self._graphs[shape]
         graph.replay()
-        return sampled
+        return captured

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,7 +112,7 @@ class Pooling:
 
     def _pooled(self, asked: Sequence[_Asked], hidden: Any, device: torch.device) -> list[_Group]:
         tokens = [each.tokens for each in asked]
-        index = index_on(device, [token for span in tokens for token in span])
+        index = _joined(tokens, device)
         states = self._model.final_hidden(hidden, index).float()
         sizes = [len(span) for span in tokens]
         done: dict[PoolingParams, list[tuple[int, Tensor]]] = {}
@@ -155,6 +155,14 @@ class Pooling:
 def _kind(params: PoolingParams) -> PoolingParams:
     """All that what follows a sum depends on."""
     return PoolingParams(params.task, None, params.use_activation, params.dimensions)
+
+
+def _joined(spans: Sequence[range], device: torch.device) -> Tensor:
+    """All tokens of `spans`, in order, [N] int64: whole texts lie side by side, so mostly there is nothing to upload."""
+    present = [span for span in spans if span]
+    if all(before.stop == after.start for before, after in pairwise(present)):
+        return torch.arange(present[0].start if present else 0, present[-1].stop if present else 0, device=device)
+    return index_on(device, [token for span in present for token in span])
 
 
 def _vectors(asked: Sequence[_Asked], states: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ops.sampling.tables import Drafts, Masks
 from runtime.api import TokenLogprobs
-from runtime.batch import RowBinding, ScheduledBatch, ScheduledRow
+from runtime.batch import RowBinding, Sample, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks
 from runtime.fault import Fault, RowFailed
 from runtime.kv.kv_cache import KVCache
@@ -43,8 +43,8 @@ class Sampled(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A step up to what its unmasked rows sample. `logits_of`: the rows that have the first logits rows, as in StepInputs;
-    `starts`, `stops`: where those of each begin and end."""
+    """A step up to what its unmasked rows sample, and what others are pooled to. `logits_of`: the rows that have the first logits
+    rows, as in StepInputs; `starts`, `stops`: where those of each begin and end."""
 
     logits_of: tuple[ScheduledRow, ...]
     sampled: Sampled
@@ -53,6 +53,7 @@ class Computed(NamedTuple):
     prompt_logprobs: PromptLogprobs | None = None
     pooled: Pooled | None = None
     was_captured: bool = False
+    hidden: Any = None  # of a captured step with rows that are pooled: what these read
 
     @classmethod
     def of(
@@ -140,7 +141,12 @@ class ModelRunner:
     def stop(self) -> None:
         self._lane.stop()
 
-    def compute(self, step: StepInputs, rows: tuple[ScheduledRow, ...] = ()) -> Computed:
+    def capturable(self, step: StepInputs) -> tuple[Sampled, Any]:
+        """Enqueue what a graph holds of a step: all but what rows ask beside being sampled; and its hidden states."""
+        hidden = self._model.forward(step.forward)
+        return self._sampled(step, hidden) if self._model.spec.generates else self._nothing_sampled(step), hidden
+
+    def compute(self, step: StepInputs, rows: tuple[ScheduledRow, ...]) -> Computed:
         """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled."""
         hidden = self._model.forward(step.forward)
         device = step.forward.positions.device
@@ -148,10 +154,18 @@ class ModelRunner:
             rows, self._model.spec.vocab_size, device, lambda tokens: self._model.compute_logits(hidden, tokens)
         )
         pooled = self._pooling.compute(rows, hidden, device)
+        if not any(isinstance(row.work, Sample) for row in rows):
+            return Computed.of((), self._nothing_sampled(step), prompt_logprobs, pooled)
+        return Computed.of(step.logits_of, self._sampled(step, hidden), prompt_logprobs, pooled)
+
+    def _sampled(self, step: StepInputs, hidden: Any) -> Sampled:
         logits = self._model.compute_logits(hidden, step.logit_tokens)
         ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids, step.drafts)
-        sampled = Sampled(ids, logits, step.sample_positions, step.drafts)
-        return Computed.of(step.logits_of, sampled, prompt_logprobs, pooled)
+        return Sampled(ids, logits, step.sample_positions, step.drafts)
+
+    def _nothing_sampled(self, step: StepInputs) -> Sampled:
+        none = step.sample_positions[:0]
+        return Sampled(none, torch.empty((0, self._model.spec.vocab_size), device=none.device), none)
 
     # --- a step in one part or two --------------------------------------------------------------------------------
 
@@ -221,7 +235,12 @@ class ModelRunner:
     def _computed(self, batch: ScheduledBatch) -> Computed:
         rows = self._bound(batch)
         replayed = self._graphs.replay(rows)
-        return self.compute(self._inputs.fill(rows), rows) if replayed is None else replayed._replace(was_captured=True)
+        if replayed is None:
+            return self.compute(self._inputs.fill(rows), rows)
+        pooled = None
+        if replayed.hidden is not None:
+            pooled = self._pooling.compute(rows, replayed.hidden, replayed.sampled.positions.device)
+        return replayed._replace(was_captured=True, pooled=pooled, hidden=None)
 
     @torch.inference_mode()
     def _snapshot(self, batch: ScheduledBatch, computed: Computed) -> Computed:

@@ -8,11 +8,17 @@ from runtime.api import PoolingParams, SamplingParams
 from runtime.batch import SAMPLE, Pool, RowBinding, Sample, ScheduledBatch, ScheduledRow, Work
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout
+from runtime.models.model import Model
 
 # Asks for everything that a sampler can do. Not for log-probabilities: the kernels behind them are 200 MiB of host memory.
 _PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_p=0.01, presence_penalty=0.1, seed=0)
 
 POOLED = Pool(PoolingParams(pooling="mean", use_activation=True))  # what a model without a head can be asked
+
+
+def work_of(model: Model) -> Work:
+    """What any row can be asked of it."""
+    return SAMPLE if model.spec.generates else POOLED
 
 
 def prompts(lengths: list[int], layout: KVLayout, num_blocks: int, work: Work = SAMPLE) -> ScheduledBatch:

@@ -78,12 +78,12 @@ def written(each: Row, head: str, folder, **config):
     return theirs, texts
 
 
-def ours_of(folder):
+def ours_of(folder, *, device="cpu", dtype="float32"):
     files = resolve(str(folder), None, lambda progress: None)
     spec = implementation.describe(files.config, "native")
     return implementation.load(
-        spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None, device="cpu",
-        max_model_len=spec.max_model_len, weights=implementation.WeightPolicy("float32"),
+        spec, files, dtype=dtype, load_format="auto", seed=0, progress=lambda progress: None, device=device,
+        max_model_len=spec.max_model_len, weights=implementation.WeightPolicy(dtype),
     )  # fmt: skip
 
 

@@ -39,19 +39,22 @@ def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[di
 
 def test_every_figure_is_a_line_from_start_to_end(model, tmp_path, capsys):
     code, lines = run(
-        capsys, "--model", model, "--batch", 1, 3, "--prefill", "2x20", "--ttft", 8, "--throughput", "--throughput-requests", 4,
+        capsys, "--model", model, "--batch", 1, 3, "--prefill", "2x20", "--ttft", 8, "--pool", "3x20",
+        "--throughput", "--throughput-requests", 4,
         "--throughput-lengths", 3, 9, "--profile", tmp_path / "profile", "--profile-batch", 2,
     )  # fmt: skip
     assert code == 0
     assert [line["figure"] for line in lines] == [
-        "start", "decode", "decode", "prefill", "ttft", "throughput", "end", "profile",
+        "start", "decode", "decode", "prefill", "pool", "ttft", "throughput", "end", "profile",
     ]  # fmt: skip
-    start, one, three, prefill, ttft, throughput, end, profile = lines
+    start, one, three, prefill, pool, ttft, throughput, end, profile = lines
     assert {"import", "weights", "warm-up"} <= start["phases_s"].keys()
     assert (start["device"], start["max_num_seqs"], start["max_model_len"]) == ("cpu", 512, 256)
     assert sum(start["phases_s"].values()) <= start["start_engine_s"]
     assert (one["batch"], three["batch"], len(one["runs"]), len(ttft["runs"])) == (1, 3, 3, 10)
     assert sorted(prefill["runs"])[1] == prefill["tok_per_s"] > 0
+    assert sorted(pool["runs"])[2] == pool["ms"]
+    assert pool["tok_per_s"] == pytest.approx(60 / pool["ms"] * 1000)
     assert throughput["out_tokens"] == sum(throughput_workload(4, 3, 9, 200)[1])
     assert end["peak_rss_mib"] >= end["rss_mib"] > 0
     found = json.loads((tmp_path / "profile/decode-2.json").read_text())

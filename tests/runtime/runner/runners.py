@@ -17,11 +17,11 @@ from runtime.kv.kv_cache import KVCache
 from runtime.kv.layout import KVLayout
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
-from runtime.platform.graph_pool import GraphPool
+from runtime.platform.graph_pool import Captured, GraphPool
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.input_buffers import InputBuffers
-from runtime.runner.runner import ModelRunner, NoGraphs, Sampled
+from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
@@ -51,7 +51,7 @@ class PassedEvent:
 class Successor:
     """A model that finds the id behind the last one likeliest, and the next ones less and less."""
 
-    spec = SimpleNamespace(vocab_size=VOCAB)
+    spec = SimpleNamespace(vocab_size=VOCAB, generates=True)
 
     def forward(self, step):
         return step.input_ids.clone()
@@ -76,7 +76,7 @@ class NoCache:
 class UncapturedPool(GraphPool):
     """Computes what it would have captured when it is replayed, with nothing known of it but its shape."""
 
-    compute: Callable[[StepShape], Sampled]
+    compute: Callable[[StepShape], Captured]
 
     def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
         super().__init__(max_num_seqs, max_num_tokens, drafts=True)
@@ -86,7 +86,7 @@ class UncapturedPool(GraphPool):
         self._graphs = dict.fromkeys(self.shapes)
         return super().find(num_tokens, num_rows, uniform=uniform, drafts=drafts)
 
-    def replay(self, shape: StepShape) -> Sampled:
+    def replay(self, shape: StepShape) -> Captured:
         self.replayed.append(shape)
         return self.compute(shape)
 
@@ -107,5 +107,5 @@ def make_runner(
     inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers)
     pool = UncapturedPool(rows, 4 * max_model_len) if lane == "replayed" else GraphPool(1, 2)
     runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool), rules)
-    pool.compute = lambda shape: runner.compute(inputs.placed(shape, None)).sampled
+    pool.compute = lambda shape: Captured(*runner.capturable(inputs.placed(shape, None)))
     return runner

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import ops
+from ops.attention import triton_packed
 from runtime.api import PoolingParams, SamplingParams
 from runtime.batch import SAMPLE, BlockCopy, EncoderWork, Pool, RowBinding, ScheduledBatch, ScheduledRow
 from runtime.kv.block_table import NewBlocks
@@ -171,4 +172,34 @@ async def test_a_row_forgets_what_its_last_tenant_left_unfinished(pair, referenc
     with torch.inference_mode():
         expected = theirs.model(torch.tensor([ids])).last_hidden_state[0].mean(dim=0)
     torch.testing.assert_close(torch.tensor(result.pooled[0].tolist()), expected, atol=1e-4, rtol=1e-4)
+    await runner.close()
+
+
+ENCODER = transformers.BertConfig(
+    vocab_size=97, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+    max_position_embeddings=64, initializer_range=0.25,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_an_encoder_pools_texts_side_by_side_on_every_lane(lane, tmp_path, monkeypatch):
+    """On a device's, by its kernel and with what the device knows of a step, padded as captured ones are or not."""
+    torch.manual_seed(12)
+    theirs = transformers.BertModel(ENCODER, add_pooling_layer=False).eval()
+    theirs.save_pretrained(tmp_path)
+    files = resolve(str(tmp_path), None, lambda progress: None)
+    ours = load_model(files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None)
+    if lane != "worker":
+        monkeypatch.setattr(ops, "attend_packed", triton_packed.attend_packed)
+    runner = real_runner(lane, ours, monkeypatch)
+    mean, first = (Pool(PoolingParams(pooling=pooling, use_activation=False)) for pooling in ("mean", "cls"))
+    texts = [(tuple(range(3, 40)), mean), ((7,), mean), (tuple(range(50, 60)), first)]
+    for several in (texts, texts[:1], texts[1:2]):
+        batch = batch_of(*(row_of(row, ids, work) for row, (ids, work) in enumerate(several)))
+        result = await runner.launch(batch).result()
+        for (ids, work), vector in zip(several, result.pooled, strict=True):
+            with torch.inference_mode():
+                states = theirs(torch.tensor([ids])).last_hidden_state[0]
+            wanted = states.mean(dim=0) if work is mean else states[0]
+            torch.testing.assert_close(torch.tensor(vector), wanted, atol=1e-4, rtol=1e-4)
     await runner.close()
