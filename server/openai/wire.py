@@ -287,6 +287,9 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     function_call: CalledFunction | None = None
     audio: Any = None
     annotations: Any = None
+    provider_specific_fields: Any = (
+        None  # LiteLLM's notes on an answer of ours, which it sends back; nothing for a prompt
+    )
 
     def check(self, where: str) -> None:
         for name in ("audio", "annotations"):

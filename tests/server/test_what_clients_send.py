@@ -250,3 +250,12 @@ async def test_a_thread_is_begun_and_never_continued(serve):
     answer = await post(server, "messages", thread={"type": "continue", "previous_message_id": begun.json()["id"]})
     assert answer.status_code == 404
     assert answer.json()["error"]["details"] == {"error_code": "thread_not_found"}
+
+
+async def test_an_answer_comes_back_with_litellms_notes_on_it(serve):
+    server = await serve("Hi")
+    answer = {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}}
+    response = await server.chat(
+        messages=[{"role": "user", "content": "Hi"}, answer, {"role": "user", "content": "Hi"}]
+    )
+    assert response.status_code == 200
