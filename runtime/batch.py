@@ -11,6 +11,7 @@ from typing import NamedTuple
 from runtime.api import PoolingParams, SamplingParams
 from runtime.kv.block_table import NewBlocks
 
+ON_DEVICE = -1  # in place of a guessed id: only the device knows it
 NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not
 
 
@@ -67,8 +68,10 @@ class ScheduledRow(NamedTuple):
 
     `number`: the sequence's. `row`: its place in every device table. `start`: while earlier drafts of the sequence have not
     settled, the greatest that it can be; the device knows better. The span is `token_ids`, what is known of it, then, where
-    these and the drafts are one short, the id that the row sampled last, which lies on the device, then `draft_ids`, guesses.
-    `new_blocks`: what its block tables have gained. `binding`: if the row has a new tenant."""
+    these and the drafts are one short, the id that the row sampled last, which lies on the device, then `draft_ids`, guesses:
+    their ids, or ON_DEVICE for all, which are the first of those that the row's last step was to make. `new_blocks`: what its block
+    tables have gained. `binding`: if the row has a new tenant. `num_proposed`: guesses that a drafter is to make behind what the
+    row samples; its blocks have room for them."""
 
     number: int
     row: int
@@ -80,6 +83,11 @@ class ScheduledRow(NamedTuple):
     work: Work = None
     binding: RowBinding | None = None
     prompt_logprobs: PromptLogprobsSpan | None = None
+    num_proposed: int = 0
+
+    @property
+    def guessed_on_device(self) -> bool:
+        return bool(self.draft_ids) and self.draft_ids[0] == ON_DEVICE
 
     @property
     def end(self) -> int:

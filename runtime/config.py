@@ -112,6 +112,11 @@ class EnginePlan:
         return None if self.speculative is None else speculation_of(self.speculative, self.draft_share)
 
     @property
+    def max_proposed(self) -> int:
+        """Guesses of a row that are made on the device behind a step."""
+        return self.speculative.num_speculative_tokens if self.speculative and self.speculative.on_device else 0
+
+    @property
     def kv_cache_bytes(self) -> int:
         return self.num_kv_blocks * self.layout.block_bytes
 

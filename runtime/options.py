@@ -164,11 +164,19 @@ class EngineOptions:
         parse=SpeculativeConfig.parse,
         metavar="JSON",
     )
-    speculative_method: Literal["ngram", "suffix"] | None = option(
+    speculative_method: Literal["ngram", "suffix", "draft_model"] | None = option(
         None,
-        "guess tokens from what stands in prompt and answer (ngram), or in past answers too (suffix); never changes an answer",
+        "guess tokens from what stands in prompt and answer (ngram), or in past answers too (suffix), or by a smaller model "
+        "(draft_model); never changes an answer",
         group=ENGINE,
         aliases=("--spec-method",),
+    )
+    speculative_model: str | None = option(
+        None,
+        "the smaller model, of the same vocabulary, that guesses tokens: a name, folder, .gguf file or hub id as --model takes it",
+        group=ENGINE,
+        metavar="NAME",
+        aliases=("--spec-model",),
     )
     num_speculative_tokens: int | None = option(
         None,
@@ -234,5 +242,9 @@ class EngineOptions:
         if self.speculative_method is None:
             return self.speculative_config
         return SpeculativeConfig.of(
-            {"method": self.speculative_method, "num_speculative_tokens": self.num_speculative_tokens}
+            {
+                "method": self.speculative_method,
+                "model": self.speculative_model,
+                "num_speculative_tokens": self.num_speculative_tokens,
+            }
         )

@@ -9,7 +9,8 @@ reserved for the most. Which were, the device knows first: what is scheduled beh
 that it can have, and brings no ids. When a step settles, its sequence's counts go back by what it gained less than was reserved;
 blocks beyond stay with the sequence, for its next tokens. Only known tokens are offered to the prefix cache. Where there are drafts
 worth while for sequences with ids in flight, the step waits for these, so that all go on together, with drafts behind known ids;
-where there are none it is one step ahead as ever.
+where there are none it is one step ahead as ever. Drafts that the device makes behind a step wait for nobody: a row says how many
+it is to make, has blocks for them, and the next one checks them unseen.
 
 Why it cannot deadlock: running sequences are preempted from the end of the policy's order, by earlier ones; the first in line
 therefore keeps its blocks, and the pool holds at least one sequence of the greatest length. Decodes are served in that order,
@@ -23,7 +24,7 @@ that this step and all later ones do not see, wherever unsettled steps really en
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -124,6 +125,7 @@ class Scheduler:
         self.copies = BlockCopies(pool, cache)
         self.step_budget = step_budget or FixedBudget(limits.max_num_mixed_tokens)
         self.speculation = speculation
+        self._to_propose: dict[int, int] = {}  # drafts that are wanted behind this step, by number
         self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
         self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
@@ -171,6 +173,8 @@ class Scheduler:
         drafts = self._drafts(num_wanted, room_for_drafts) if self.speculation is not None and decodes else {}
         if drafts is None:
             return None
+        if self.speculation is not None and self.speculation.on_device:
+            self._to_propose = self._proposals(num_wanted, drafts)
         prompts: list[Sequence] = []
         for index, wanted in enumerate(num_wanted):
             if index == len(self.running):
@@ -363,11 +367,33 @@ class Scheduler:
         for sequence, _ in could_draft:
             draft_ids = guesses.get(sequence.number, ())[: max(0, room)]
             if draft_ids:
-                if sequence.num_in_flight:
+                if sequence.num_in_flight and not self.speculation.on_device:
                     return None
                 drafts[sequence.number] = draft_ids
                 room -= len(draft_ids)
         return drafts
+
+    def _proposals(self, num_wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
+        """How many drafts decodes, of which the step checks `drafts`, are to find behind it, by number. Those with matchers none:
+        their masks would have to wait for ids that only the device knows."""
+        assert self.speculation is not None
+        most, could_draft = self.limits.max_num_batched_tokens, []
+        for sequence, wanted in zip(self.running, num_wanted, strict=True):
+            if wanted == 1 and sequence.takes_drafts and not sequence.has_matchers:
+                num_new = 1 + len(drafts.get(sequence.number, ()))
+                left = sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight
+                if (num := min(left) - num_new - 1) > 0:
+                    could_draft.append((sequence, num))
+        return self.speculation.to_propose(could_draft, len(num_wanted)) if could_draft else {}
+
+    def _propose(self, sequence: Sequence, end: int) -> int:
+        """How many drafts the device makes behind a step that ends there: as many as are wanted, if they cost nobody a block."""
+        num = self._to_propose.pop(sequence.number, 0)
+        if num and end + num > sequence.num_slots:
+            if not self._has_blocks(sequence, end + num - sequence.num_computed_tokens):
+                return 0
+            self._extend(sequence, end + num)
+        return num
 
     def _has_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether so many more cost nobody a block."""
@@ -424,6 +450,8 @@ class Scheduler:
         work: Work = sequence.chunk_work
         if known_end == num_known + sequence.num_in_flight:
             work = Sample(len(draft_ids), sequence.has_matchers) if draft_ids else sequence.work
+        num_proposed = self._propose(sequence, end) if self._to_propose and type(work) is Sample else 0
+        sequence.num_proposed = num_proposed
         row = ScheduledRow(
             sequence.number,
             sequence.row,
@@ -435,6 +463,7 @@ class Scheduler:
             work,
             self._binding(sequence) if sequence.needs_bind else None,
             self._prompt_logprobs(sequence, end) if sequence.next_prompt_logprob < sequence.num_prompt_tokens else None,
+            num_proposed,
         )
         sequence.needs_bind = False
         sequence.num_computed_tokens = end
@@ -511,6 +540,7 @@ class Scheduler:
         sequence.tables = ()
         sequence.num_registered_blocks = 0
         sequence.num_computed_tokens = 0
+        sequence.num_proposed = 0
 
     # --- waiting --------------------------------------------------------------------------------------------------
 

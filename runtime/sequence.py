@@ -60,6 +60,7 @@ class Sequence:
         self.num_preemptions = 0
         self.num_draft_tokens = 0  # that steps have checked, and those that were right
         self.num_accepted_tokens = 0
+        self.num_proposed = 0  # drafts that the device makes behind its last step
         self.status = Status.WAITING
         self.finish: FinishReason | None = None
         self.row: int | None = None

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from runtime.admission import AdmissionLimits
 from runtime.api import LoadProgress, ModelInfo
-from runtime.config import EngineConfig, EnginePlan
+from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.models.implementation import describe, load
 from runtime.models.registry import add_plugins
+from runtime.models.spec.pair import PairSpec
 from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.profiling.recorder import TorchRecorder
 from runtime.runner.worker import Worker
@@ -43,13 +44,15 @@ class EngineParts:
     model: ModelInfo
 
 
-async def start_engine(config: EngineConfig, files: ModelFiles, report: Report) -> Engine:
-    """`report` is called from the worker thread.
+async def start_engine(
+    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None
+) -> Engine:
+    """`report` is called from the worker thread. `draft`: files of the draft model, where the options name one.
 
     Raises PlanError where options do not fit, WeightsError and UnsupportedModel where the model does not."""
     worker = Worker()
     try:
-        parts = await worker.run(lambda: _build(config, files, worker, _timed(report)))
+        parts = await worker.run(lambda: _build(config, files, worker, _timed(report), draft))
     except BaseException:
         await worker.close()
         raise
@@ -104,40 +107,52 @@ class Planned:
         return ops.describe()
 
 
-def plan_engine(config: EngineConfig, files: ModelFiles, report: Report) -> Planned:
+def plan_engine(config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None) -> Planned:
     """Which model it is, on what it will run, and what the options come to there; imports torch, loads nothing.
 
     Raises PlanError where options do not fit, UnsupportedModel where the model cannot be served."""
     add_plugins(config.model_plugins)
     spec = describe(files.config, config.model_impl, files.modules)  # what cannot be served is said before loading
+    spec = _with_draft(config, spec, draft)
     config = _with_length(config, spec, files.modules)
     report(LoadProgress("import"))
     platform = choose_platform(config.device)
     platform.force_kernels(config)
     platform.refuse(config)
-    stored_bytes = None if config.load_format == "dummy" else files.stored_bytes
+    stored_bytes = None if config.load_format == "dummy" else sum(each.stored_bytes for each in (files, draft) if each)
     weights_bytes = platform.weights_bytes(config, spec, stored_bytes)
     return Planned(config, spec, platform, platform.plan(config, spec, stored_bytes), weights_bytes)
 
 
-def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Report) -> EngineParts:
-    planned = plan_engine(config, files, report)
-    config, spec, platform, plan = planned.config, planned.spec, planned.platform, planned.plan
+def _with_draft(config: EngineConfig, spec: ModelSpec, draft: ModelFiles | None) -> ModelSpec:
+    named = config.speculation is not None and config.speculation.model is not None
+    if named != (draft is not None):
+        raise PlanError("a draft model has to be named by the speculative config, and its files to be there")
+    if draft is None:
+        return spec
+    pair = PairSpec.of(spec, describe(draft.config, config.model_impl))
+    if pair.max_model_len < min(spec.max_model_len, config.max_model_len or spec.max_model_len):
+        if config.max_model_len is not None:
+            raise PlanError(
+                f"--max-model-len {config.max_model_len} is more than the draft model's {pair.max_model_len}: lower it, or take "
+                "another draft model"
+            )
+        log.info(
+            "max-model-len is %d, the draft model's, and not the model's %d", pair.max_model_len, spec.max_model_len
+        )
+    return pair
+
+
+def _build(
+    config: EngineConfig, files: ModelFiles, worker: Worker, report: Report, draft: ModelFiles | None
+) -> EngineParts:
+    planned = plan_engine(config, files, report, draft)
+    config, platform, plan = planned.config, planned.platform, planned.plan
     import ops
 
     platform.compile_ahead(plan)
     with platform.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
-        model = load(
-            spec,
-            files,
-            dtype=plan.dtype,
-            load_format=config.load_format,
-            seed=config.seed or 0,
-            progress=report,
-            max_model_len=plan.max_model_len,
-            device=platform.device,
-            weights=plan.weights,
-        )
+        model = _loaded(planned, files, report, draft)
     eos_token_ids = files.eos_token_ids | config.end_token_ids
     report(LoadProgress("warm-up"))
     runner, plan = platform.build_runner(config, plan, model, eos_token_ids, worker, report)
@@ -146,6 +161,31 @@ def _build(config: EngineConfig, files: ModelFiles, worker: Worker, report: Repo
     for line in (*ops.describe(usual=False), *plan.notes):
         log.info(line)
     return parts
+
+
+def _loaded(planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None) -> Model:
+    """The model, and the draft model where there is one: kept alike, for contexts of the same length."""
+    config, spec, plan = planned.config, planned.spec, planned.plan
+
+    def loaded(spec: ModelSpec, files: ModelFiles, load_format: str) -> Model:
+        return load(
+            spec,
+            files,
+            dtype=plan.dtype,
+            load_format=load_format,
+            seed=config.seed or 0,
+            progress=report,
+            max_model_len=plan.max_model_len,
+            device=planned.platform.device,
+            weights=plan.weights,
+        )
+
+    if not isinstance(spec, PairSpec) or draft is None:
+        return loaded(spec, files, config.load_format)
+    from runtime.models.pair import ModelPair
+
+    model = loaded(spec.model, files, config.load_format)
+    return ModelPair(model, loaded(spec.draft, draft, "dummy" if config.load_format == "dummy" else "auto"))
 
 
 def _with_length(config: EngineConfig, spec: ModelSpec, modules: SentenceModules | None) -> EngineConfig:

@@ -266,6 +266,7 @@ class ServerConfig(EngineOptions):
         ("max_num_mixed_tokens", "target_ttft"),
         ("speculative_config", "speculative_method"),
         ("speculative_config", "num_speculative_tokens"),
+        ("speculative_config", "speculative_model"),
     )
 
     def __post_init__(self) -> None:
@@ -285,6 +286,8 @@ class ServerConfig(EngineOptions):
             return (
                 "--num-speculative-tokens says how many, and --speculative-method has to say by what they are guessed"
             )
+        if (self.speculative_model is not None) != (self.speculative_method == "draft_model"):
+            return "--speculative-method draft_model and --speculative-model NAME belong together"
         if self.load_format in ("safetensors", "dummy") and is_file:
             return f"--load-format {self.load_format} contradicts --model {self.model}, which is a GGUF file"
         if self.load_format == "gguf" and Path(self.model).is_dir():

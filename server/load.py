@@ -46,6 +46,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
     try:
         report(LoadProgress("files"))
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
+        draft = await asyncio.to_thread(draft_files, config, fetch)
         # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
         tokenizer, template, chat_format = await asyncio.to_thread(load_text, config, files, fetch, report)
         ends = files.eos_token_ids | tokenizer.eos_token_ids | chat_format.stop_ids
@@ -57,7 +58,7 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
         # So does what begins somebody else's turn.
         options = EngineConfig.of(config, end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids)
         try:
-            engine = await start_engine(options, files, _noting_weights(report, imported))
+            engine = await start_engine(options, files, _noting_weights(report, imported), draft)
             imported.set()
             report(LoadProgress("grammars"))
             await warming
@@ -138,7 +139,8 @@ def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
         config = dataclasses.replace(config, load_format="dummy")
     try:
         files = resolve(config.model, config.revision, report, load_format=config.load_format)
-        planned = plan_engine(EngineConfig.of(config, end_token_ids=frozenset()), files, report)
+        draft = draft_files(config, partial(resolve, progress=report))
+        planned = plan_engine(EngineConfig.of(config, end_token_ids=frozenset()), files, report, draft)
     except (WeightsError, PlanError) as error:
         raise LoadError(str(error)) from error
     plan = planned.plan
@@ -164,6 +166,14 @@ def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
         "notes": list(plan.notes),
         "kernels": planned.kernels(),
     }
+
+
+def draft_files(config: ServerConfig, fetch: partial[ModelFiles]) -> ModelFiles | None:
+    """Those of the draft model, None where there is none. Raises WeightsError."""
+    speculation = config.speculation
+    if speculation is None or speculation.model is None:
+        return None
+    return fetch(speculation.model, None, load_format="dummy" if config.load_format == "dummy" else "auto")
 
 
 def check_sizes(config: ServerConfig) -> None:

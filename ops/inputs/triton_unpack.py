@@ -25,7 +25,7 @@ def _unpack(
     padded_tokens, padded_rows, table_width, LANES: tl.constexpr,
 ):  # fmt: skip
     # packed, int32: ids of num_tokens; rows, starts in the step, counts (-1: the table's) and sample flags of num_rows; then
-    # table, index, value of num_updates. An id below zero is what row -1 - id sampled last.
+    # table, index, value of num_updates. An id below zero is entry -1 - id of last_ids.
     at = tl.program_id(0) * LANES + tl.arange(0, LANES)
     token = at < num_tokens
     raw = tl.load(packed_ptr + at, mask=token, other=0)

@@ -54,8 +54,11 @@ async def start(args: argparse.Namespace) -> Engine:
 
     files = resolve(args.model, None, note, load_format="dummy")
     config = engine_config(vars(args), files.config)
+    speculation, draft = config.speculation, None
+    if speculation is not None and speculation.model is not None:
+        draft = resolve(speculation.model, None, note, load_format="dummy")
     begun_s = time.perf_counter()
-    engine = await start_engine(config, files, note)
+    engine = await start_engine(config, files, note, draft)
     ready_s = time.perf_counter()
     model = engine.model
     facts = {name: getattr(model, name) for name in (

@@ -88,7 +88,7 @@ class CpuPlatform:
         runner = ModelRunner(
             model.traced(cache.layers),
             cache,
-            InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout, cache.layers),
+            InputBuffers(plan.max_num_seqs, plan.max_model_len, plan.layout, cache.layers, plan.max_proposed),
             Sampler(
                 model.spec.vocab_size,
                 eos_token_ids,

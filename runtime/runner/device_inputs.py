@@ -56,14 +56,15 @@ def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
 
 
 class DeviceInputs:
-    """`kv_caches`: the model's, of which every step has the list."""
+    """`kv_caches`: the model's, of which every step has the list. `max_proposed`: guesses that a drafter makes of a row."""
 
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,
-        device: torch.device, kv_caches: Sequence[LayerKV] = (),
+        device: torch.device, kv_caches: Sequence[LayerKV] = (), max_proposed: int = 0,
     ) -> None:  # fmt: skip
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
+        self._max_proposed = max_proposed
         self._kv_caches = kv_caches
         self._updates = TableUpdates(layout, max_num_seqs, max_model_len)
 
@@ -77,7 +78,7 @@ class DeviceInputs:
             rows=zeros(torch.int32, rows), seq_lens=zeros(torch.int32, rows),
             sample_rows=zeros(torch.int32, rows), query_start_loc=zeros(torch.int32, rows + 1),
             sample_positions=zeros(torch.int64, rows), logit_tokens=zeros(torch.int64, rows),
-            last_ids=zeros(torch.int64, rows), num_computed=zeros(torch.int32, rows),
+            last_ids=zeros(torch.int64, rows * (1 + max_proposed)), num_computed=zeros(torch.int32, rows),
             block_tables=zeros(torch.int32, *self._updates.shape),
             num_state_tables=layout.num_state_tables, block_size=layout.kernel_block_size,
         )  # fmt: skip
@@ -95,7 +96,11 @@ class DeviceInputs:
 
     @property
     def last_ids(self) -> Tensor:
-        return self._tensors.last_ids
+        return self._tensors.last_ids[: self._max_num_seqs]
+
+    @property
+    def draft_ids(self) -> Tensor:
+        return self._tensors.last_ids[self._max_num_seqs :].view(self._max_num_seqs, self._max_proposed)
 
     @property
     def num_computed(self) -> Tensor:
@@ -204,6 +209,31 @@ class DeviceInputs:
             sample_positions=tensors.sample_positions[:num_rows],
         )
 
+    def behind(self, rows: Tensor, ids: Tensor, offset: int) -> ForwardStep:
+        tensors, num_rows = self._tensors, len(rows)
+        positions = (tensors.num_computed[rows] + offset).long()
+        blocks = tensors.block_tables[:, rows, positions // tensors.block_size].long()
+        query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device)
+        seq_lens, table_rows = (positions + 1).int(), rows.int()
+        return ForwardStep(
+            input_ids=ids,
+            positions=positions,
+            slot_mapping=(*(blocks * tensors.block_size + positions % tensors.block_size),),
+            attn_metadata=tuple(
+                ops.AttentionMeta(
+                    query_start_loc=query_start_loc,
+                    seq_lens=seq_lens,
+                    block_tables=table,
+                    max_query_len=1,
+                    max_seq_len=self._max_model_len,
+                    rows=table_rows,
+                    uniform=True,
+                )
+                for table in tensors.block_tables
+            ),
+            kv_caches=self._kv_caches,
+        )
+
     def _new_entries(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
         """New entries of the block tables: which of all tables of all rows, index, block id."""
         tables: list[int] = []
@@ -221,7 +251,10 @@ class DeviceInputs:
             ids.extend(row.token_ids)
             if len(row.token_ids) + len(row.draft_ids) < row.num_tokens:
                 ids.append(-1 - row.row)  # what this row sampled last, which only the device knows
-            if row.draft_ids:
+            if row.guessed_on_device:
+                first = -1 - self._max_num_seqs - self._max_proposed * row.row
+                ids.extend(range(first, first - len(row.draft_ids), -1))
+            else:
                 ids.extend(row.draft_ids)
         facts = np.array(
             [

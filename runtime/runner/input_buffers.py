@@ -22,15 +22,17 @@ from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, token_typ
 
 
 class InputBuffers:
-    """`kv_caches`: the model's, of which every step has the list."""
+    """`kv_caches`: the model's, of which every step has the list. `max_proposed`: guesses that a drafter makes of a row."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = ()
-    ) -> None:
+        self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = (),
+        max_proposed: int = 0,
+    ) -> None:  # fmt: skip
         self._block_size = layout.kernel_block_size
         self._kv_caches = kv_caches
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
         self.num_computed = torch.zeros(max_num_seqs, dtype=torch.int64)
+        self.draft_ids = torch.zeros((max_num_seqs, max_proposed), dtype=torch.int64)
         self._tables = HostTables(layout, max_num_seqs, max_model_len)
         self._last_ids: Int64s = self.last_ids.numpy()  # the same memory
         self._num_computed: Int64s = self.num_computed.numpy()  # the same memory
@@ -84,6 +86,26 @@ class InputBuffers:
             sample_positions=sample_positions,
         )
 
+    def behind(self, rows: torch.Tensor, ids: torch.Tensor, offset: int) -> ForwardStep:
+        row_ids: Int64s = rows.numpy()
+        positions = self._num_computed[row_ids] + offset
+        max_seq_len = int(positions.max()) + 1
+        num_entries = -(-max_seq_len // self._block_size)
+        query_start_loc = torch.arange(len(row_ids) + 1, dtype=torch.int32)
+        seq_lens = torch.from_numpy((positions + 1).astype(np.int32))
+        return ForwardStep(
+            input_ids=ids,
+            positions=torch.from_numpy(positions),
+            slot_mapping=tuple(map(torch.from_numpy, self._tables.slot_mapping(row_ids, positions))),
+            attn_metadata=tuple(
+                ops.AttentionMeta(
+                    query_start_loc, seq_lens, torch.from_numpy(table[row_ids, :num_entries]), 1, max_seq_len
+                )
+                for table in self._tables.entries
+            ),
+            kv_caches=self._kv_caches,
+        )
+
     def _starts(self, rows: Sequence[ScheduledRow], row_ids: Int64s) -> Int64s:
         """The token at which each row begins, [B]."""
         for row in rows:
@@ -96,18 +118,27 @@ class InputBuffers:
         flat: list[int] = []
         late_tokens: list[int] = []
         late_rows: list[int] = []
+        drafted: list[ScheduledRow] = []
+        stops: list[int] = []
         for row, end in zip(rows, ends, strict=True):
             flat.extend(row.token_ids)
             if len(row.token_ids) + len(row.draft_ids) < row.num_tokens:
                 flat.append(0)
                 late_tokens.append(end - 1 - len(row.draft_ids))
                 late_rows.append(row.row)
-            flat.extend(row.draft_ids)
+            if row.draft_ids:
+                flat.extend(row.draft_ids)
+                if row.guessed_on_device:
+                    drafted.append(row)
+                    stops.append(end)
         if len(late_rows) == len(flat):
             return self._last_ids[row_ids]
         ids = np.array(flat)
         if late_rows:
             ids[late_tokens] = self._last_ids[late_rows]
+        for row, stop in zip(drafted, stops, strict=True):
+            num = len(row.draft_ids)
+            ids[stop - num : stop] = self.draft_ids[row.row, :num]
         return ids
 
 

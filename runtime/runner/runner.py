@@ -22,6 +22,7 @@ from runtime.fault import Fault, RowFailed
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.pool.pooling import Pooled, Pooling
+from runtime.runner.drafter import drafter_of
 from runtime.runner.lane import Lane, Part
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.drafts import DraftRules, accepted_ids, num_drafts
@@ -29,7 +30,7 @@ from runtime.sample.logprobs import LogprobsState, StepLogprobs
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
 from runtime.step import ForwardOutput, Step, StepResult
-from runtime.transfer import index_on, upload
+from runtime.transfer import index_on, to_host, upload
 
 
 class Sampled(NamedTuple):
@@ -112,6 +113,7 @@ class ModelRunner:
         self._drafts = drafts
         self._logprobs = LogprobsState()
         self._pooling = Pooling(model)
+        self._drafter = drafter_of(model, cache.layers, inputs, sampler)
 
     # --- what the engine calls ------------------------------------------------------------------------------------
 
@@ -143,12 +145,12 @@ class ModelRunner:
 
     def capturable(self, step: StepInputs) -> tuple[Sampled, Any]:
         """Enqueue what a graph holds of a step: all but what rows ask beside being sampled; and its hidden states."""
-        hidden = self._model.forward(step.forward)
+        hidden = self._forward(step)
         return self._sampled(step, hidden) if self._model.spec.generates else self._nothing_sampled(step), hidden
 
     def compute(self, step: StepInputs, rows: tuple[ScheduledRow, ...]) -> Computed:
         """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled."""
-        hidden = self._model.forward(step.forward)
+        hidden = self._forward(step)
         device = step.forward.positions.device
         prompt_logprobs = PromptLogprobs.compute(
             rows, self._model.spec.vocab_size, device, lambda tokens: self._model.compute_logits(hidden, tokens)
@@ -157,6 +159,11 @@ class ModelRunner:
         if not any(isinstance(row.work, Sample) for row in rows):
             return Computed.of((), self._nothing_sampled(step), prompt_logprobs, pooled)
         return Computed.of(step.logits_of, self._sampled(step, hidden), prompt_logprobs, pooled)
+
+    def _forward(self, step: StepInputs) -> Any:
+        hidden = self._model.forward(step.forward)
+        self._drafter.follow(step.forward)
+        return hidden
 
     def _sampled(self, step: StepInputs, hidden: Any) -> Sampled:
         logits = self._model.compute_logits(hidden, step.logit_tokens)
@@ -293,9 +300,13 @@ class ModelRunner:
         logprobs = None if logprobs is None else logprobs.to_host()
         prompt_logprobs = None if computed.prompt_logprobs is None else computed.prompt_logprobs.to_host()
         pooled = None if computed.pooled is None else computed.pooled.to_host()
+        guesses = None
+        if sampled.drafts is not None and any(row.guessed_on_device for row in rows):
+            guesses = to_host(sampled.drafts.ids)
+        self._drafter.propose(batch.rows)
 
         def read() -> StepResult:
-            return _result(batch, rows, spans, ids, logprobs, pooled)
+            return _result(batch, rows, spans, ids, guesses, logprobs, pooled)
 
         def read_prompt_logprobs() -> list[list[TokenLogprobs] | None]:
             assert prompt_logprobs is not None
@@ -307,16 +318,19 @@ class ModelRunner:
 
 def _result(
     batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], spans: tuple[Sequence[int], Sequence[int]], ids: Tensor,
-    logprobs: StepLogprobs | None, pooled: Pooled | None,
+    guesses: Tensor | None, logprobs: StepLogprobs | None, pooled: Pooled | None,
 ) -> StepResult:  # fmt: skip
-    """`spans`: where the logits rows of each of `rows` begin, and end as far as they were sampled. Reads the tensors, so they must
-    be there."""
+    """`spans`: where the logits rows of each of `rows` begin, and end as far as they were sampled. `guesses`: as in `Drafts.ids`,
+    where only the device knew some. Reads the tensors, so they must be there."""
     drawn = ids.tolist()
     if len(drawn) == len(rows):
         tokens = {row.row: [token_id] for row, token_id in zip(rows, drawn, strict=True)}
     else:
+        guessed = [] if guesses is None else guesses.tolist()
         tokens = {
-            row.row: accepted_ids(drawn[start:stop], row.draft_ids)
+            row.row: accepted_ids(
+                drawn[start:stop], guessed[start + 1 : stop] if row.guessed_on_device else row.draft_ids
+            )
             for row, start, stop in zip(rows, *spans, strict=True)
         }
     sampling = batch.sampling_rows

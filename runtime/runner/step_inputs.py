@@ -37,10 +37,13 @@ class Inputs(Protocol):
     """Fills a step's tensors, and keeps the tables by row that outlive it, all in launch order.
 
     last_ids [max_num_seqs] int64: what each row sampled last, the next step's input. num_computed [max_num_seqs], integers: how
-    many tokens of it are in the KV cache, as far as steps have been filled; guesses not accepted are taken off later."""
+    many tokens of it are in the KV cache, as far as steps have been filled; guesses not accepted are taken off later.
+    draft_ids [max_num_seqs, D] int64: what a drafter guesses that follows, of which the next step takes some."""
 
     @property
     def last_ids(self) -> Tensor: ...
+    @property
+    def draft_ids(self) -> Tensor: ...
     @property
     def num_computed(self) -> Tensor: ...
 
@@ -50,6 +53,11 @@ class Inputs(Protocol):
 
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
         """A step of these rows, arranged, as they are: the result is valid until the next step is filled."""
+        ...
+
+    def behind(self, rows: Tensor, ids: Tensor, offset: int) -> ForwardStep:
+        """A step of one token for each of `rows` [B] int64 on the device: `ids` [B] int64, which stand `offset` behind the first
+        that is not computed. It changes no table."""
         ...
 
 
@@ -66,39 +74,39 @@ def token_types(rows: Sequence[ScheduledRow]) -> list[int] | None:
 
 class LogitsRows(NamedTuple):
     """The logits rows of a step with guesses: the rows that sample, `tokens`, those whose logits they want, `rows`, whose they are,
-    -1 where a mask is still to come, and the guess behind which each is computed, -1 for a row's first."""
+    -1 where a mask is still to come, and of each whether its token is a guess, 1 or 0."""
 
     logits_of: tuple[ScheduledRow, ...]
     tokens: list[int]
     rows: list[int]
-    guesses: list[int]
+    is_guess: list[int]
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow]) -> LogitsRows:
         sampling: list[ScheduledRow] = []
         tokens: list[int] = []
         owners: list[int] = []
-        guesses: list[int] = []
+        is_guess: list[int] = []
         for row, stop in zip(rows, accumulate(row.num_tokens for row in rows), strict=True):
             work = row.work
             if isinstance(work, Sample):
                 sampling.append(row)
                 tokens.extend(range(stop - 1 - work.num_drafts, stop))
                 owners.extend([-1 if work.masked else row.row] * (1 + work.num_drafts))
-                guesses += (-1, *row.draft_ids)
-        return cls(tuple(sampling), tokens, owners, guesses)
+                is_guess += (0, *[1] * work.num_drafts)
+        return cls(tuple(sampling), tokens, owners, is_guess)
 
 
 def inputs_with_drafts(forward: ForwardStep, rows: Sequence[ScheduledRow], num_computed: Tensor) -> StepInputs:
     """A step some of whose rows have guesses: logits for each of these too. Uploads, so not in a captured graph."""
     device = forward.positions.device
     wanted = LogitsRows.of(rows)
-    tokens = index_on(device, wanted.tokens)
+    tokens, is_guess = index_on(device, wanted.tokens), index_on(device, wanted.is_guess)
     return StepInputs(
         forward=forward,
         logits_of=wanted.logits_of,
         logit_tokens=tokens,
         sample_rows=index_on(device, wanted.rows, torch.int32),
         sample_positions=forward.positions[tokens] + 1,
-        drafts=Drafts(index_on(device, wanted.guesses), num_computed),
+        drafts=Drafts(torch.where(is_guess > 0, forward.input_ids[tokens], -1), num_computed),
     )

@@ -4,11 +4,13 @@ After `bind` nothing of a row is known to the host, so `sample` can be captured 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 import ops
-from ops.sampling.tables import Drafts, Masks, SamplingTables
+from ops.sampling.tables import FLAGS, PENALIZED, Drafts, Masks, SamplingTables
 from runtime.batch import RowBinding
 from runtime.sample.allowed_tokens import AllowedTokens
 from runtime.sample.draw import Draw
@@ -63,3 +65,21 @@ class Sampler:
         if self._synthetic is not None and drafts is not None:
             self._synthetic.decide(logits, sample_positions, drafts)
         return ops.sample(logits, sample_rows, sample_positions, last_ids, self._tables, drafts, masks)
+
+    def guessing(self) -> GuessSampler:
+        """For guesses of a draft model, as the tables are now."""
+        return GuessSampler(self._tables)
+
+
+class GuessSampler:
+    """Draws what rows would draw of other logits, by their own settings and noise. It counts nothing, so penalties are left out."""
+
+    def __init__(self, tables: SamplingTables) -> None:
+        records = tables.records.clone()
+        records[:, FLAGS] &= ~PENALIZED
+        self._tables = replace(tables, records=records)
+        self._last_ids = records.new_empty(len(records), dtype=torch.int64)
+
+    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """logits [B, V] -> ids [B] int64, 0 where they are unusable. rows [B] int32, positions [B] int64 as in `Sampler.sample`."""
+        return ops.sample(logits, rows, positions, self._last_ids, self._tables).clamp(min=0)

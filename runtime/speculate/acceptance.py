@@ -43,13 +43,23 @@ class Acceptance:
     def gained(self, token_ids: Several[int]) -> None:
         for token_id, guess in zip(token_ids, self._guess, strict=False):
             right = token_id == guess
-            self._right = _KEPT * self._right + right
-            self._num = _KEPT * self._num + 1
-            self._chances.note(right)
+            self._note(right)
             if not right:
                 self._guess = []
                 return
         self._guess = self._guess[len(token_ids) :]
+
+    def checked(self, num_guesses: int, num_right: int) -> None:
+        """Of so many guesses, whatever they were, the first `num_right` were right."""
+        for _ in range(num_right):
+            self._note(True)
+        if num_right < num_guesses:
+            self._note(False)
+
+    def _note(self, right: bool) -> None:
+        self._right = _KEPT * self._right + right
+        self._num = _KEPT * self._num + 1
+        self._chances.note(right)
 
     def num_worth(self, price: float, most: int) -> int:
         """How many drafts, each of which is checked for nothing where one before it was wrong, are right with a chance of at least

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-METHODS: Final = ("ngram", "suffix")
+METHODS: Final = ("ngram", "suffix", "draft_model")
+ON_DEVICE: Final = ("draft_model",)  # methods that guess behind a step, on the device
 _ELSEWHERE: Final = (
-    "draft_model",
     "eagle",
     "eagle3",
     "extract_hidden_states",
@@ -29,13 +29,15 @@ class SpeculativeConfig:
     """`num_speculative_tokens`: drafts of a row in one step at most; `adaptive`: fewer where fewer bring more, and none where they
     cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram): how many last tokens are looked for.
     `suffix_decoding_*` (suffix): how many last tokens are looked for at most, how many past answers are kept, how many drafts
-    there are at most for each token found again, and how likely all drafts up to one must be right.
+    there are at most for each token found again, and how likely all drafts up to one must be right. `model` (draft_model): what
+    guesses, called as `--model` is.
     `synthetic_acceptance`: drafts are accepted by this chance and not by truth, so answers are nonsense: to measure speed.
 
     Raises ValueError, which names what is wrong."""
 
     method: str
     num_speculative_tokens: int
+    model: str | None = None
     prompt_lookup_min: int = _DEFAULT_LOOKUP[0]
     prompt_lookup_max: int = _DEFAULT_LOOKUP[1]
     suffix_decoding_max_tree_depth: int = 24
@@ -81,11 +83,17 @@ class SpeculativeConfig:
             for prefix, owner in ((_LOOKUP, "ngram"), (_SUFFIX, "suffix")):
                 if key.startswith(prefix) and method != owner:
                     raise ValueError(f"{key} is for method {owner}, not {method}")
+        if "model" in values and method != "draft_model":
+            raise ValueError(f"model is for method draft_model, not {method}")
         values.setdefault("num_speculative_tokens", _DEFAULT_DRAFTS)
         return cls(**values)
 
     def __post_init__(self) -> None:
         _check_method(self.method)
+        if self.method == "draft_model" and not (isinstance(self.model, str) and self.model):
+            raise ValueError(
+                f"model {self.model!r} is not the name of a draft model: a folder, a .gguf file or a hub id"
+            )
         _check_count("num_speculative_tokens", self.num_speculative_tokens, MAX_DRAFTS)
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             _check_count(name, getattr(self, name), MAX_DRAFTS)
@@ -102,10 +110,15 @@ class SpeculativeConfig:
         if not isinstance(self.adaptive, bool):
             raise ValueError(f"adaptive {self.adaptive!r} is neither true nor false")
 
+    @property
+    def on_device(self) -> bool:
+        return self.method in ON_DEVICE
+
     def __str__(self) -> str:
         """For people."""
         length = "up to " if self.adaptive else ""
-        told = f"{self.method}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"
+        by = self.method if self.model is None else f"{self.method} {self.model}"
+        told = f"{by}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"
         if self.synthetic_acceptance is None:
             return told
         return f"{told}; SYNTHETIC ACCEPTANCE {self.synthetic_acceptance:g}: ANSWERS ARE NONSENSE"
@@ -113,7 +126,7 @@ class SpeculativeConfig:
 
 def _check_method(method: object) -> None:
     if method not in METHODS:
-        served = f"{' and '.join(METHODS)} are"
+        served = f"{', '.join(METHODS[:-1])} and {METHODS[-1]} are"
         if method in _ELSEWHERE or str(method).endswith("_mtp"):
             raise ValueError(f"method {method!r} is not served yet; {served}")
         raise ValueError(f"unknown method {method!r}{_did_you_mean(str(method), METHODS)}; {served} served")

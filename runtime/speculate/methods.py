@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from runtime.speculate.anything import Anything
 from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.ngram import Ngram
+from runtime.speculate.on_device import DeviceSpeculation, Drafted
 from runtime.speculate.proposer import Proposer
 from runtime.speculate.speculation import Speculation
 from runtime.speculate.suffix import Suffix
@@ -26,11 +27,21 @@ def _suffix(config: SpeculativeConfig) -> Proposer:
     )
 
 
-PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {"ngram": _ngram, "suffix": _suffix}
+def _drafted(config: SpeculativeConfig) -> Proposer:
+    return Drafted()
+
+
+PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
+    "ngram": _ngram,
+    "suffix": _suffix,
+    "draft_model": _drafted,
+}
 
 
 def speculation_of(config: SpeculativeConfig, draft_share: float) -> Speculation:
     """`draft_share`: what a draft is assumed to take, in steps of a single row."""
     cost = VerificationCost(draft_share) if config.adaptive else None
+    if config.on_device:
+        return DeviceSpeculation(PROPOSERS[config.method](config), config.num_speculative_tokens, cost)
     proposer = PROPOSERS[config.method](config) if config.synthetic_acceptance is None else Anything()
     return Speculation(proposer, config.num_speculative_tokens, cost)

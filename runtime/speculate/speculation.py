@@ -10,12 +10,13 @@ that costs do not stay what they were once. Knows no clock, no tensors and no bl
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from typing import NamedTuple
 
 from runtime.batch import Sample, ScheduledBatch
 from runtime.sequence import Sequence
 from runtime.speculate.acceptance import Acceptance, Chances
 from runtime.speculate.proposer import Proposer
-from runtime.speculate.verification_cost import VerificationCost
+from runtime.speculate.verification_cost import Cost, VerificationCost
 
 LOOK_EVERY = 8  # steps, of which a row that drafts nothing is asked in one
 PROBE_EVERY = 256  # steps in which drafts seemed not to pay; then some are checked
@@ -29,8 +30,22 @@ _KEPT, _PRIOR = (
 _GUESSED = 4  # tokens of a guess that is only compared
 
 
+class _Plan(NamedTuple):
+    """Of a step. `probing`: drafts did not pay for long, and a few are tried. `price`: how likely a draft has to be right."""
+
+    cost: Cost
+    probing: bool
+    price: float
+
+    def asked(self, could_draft: Several[tuple[Sequence, int]]) -> Several[tuple[Sequence, int]]:
+        return could_draft[:PROBED_ROWS] if self.probing else could_draft
+
+
 class Speculation:
-    """`most`: drafts of a row in a step. `cost` None: as many as that always, whatever they cost."""
+    """`most`: drafts of a row in a step. `cost` None: as many as that always, whatever they cost. `on_device`: drafts are made
+    behind a step, where their ids stay."""
+
+    on_device = False
 
     def __init__(self, proposer: Proposer, most: int, cost: VerificationCost | None = None) -> None:
         self.num_drafts = 0  # rows of steps that had some
@@ -55,24 +70,15 @@ class Speculation:
     def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
         """Drafts by number of the sequence, at most so many as stand beside each, for a step of `num_rows`."""
         if self._cost is None:
-            found = {
-                sequence.number: tuple(self._proposer.propose(sequence, min(most, self._most)))
-                for sequence, most in could_draft
-            }
-            return {number: ids for number, ids in found.items() if ids}
-        self._num_asked += 1
-        cost = self._cost.of(num_rows)
-        if cost is None:
+            return self._all_guesses(could_draft)
+        plan = self._begin(num_rows)
+        if plan is None:
             return {}
-        probing = self._num_refused >= PROBE_EVERY
-        price = cost.each * num_rows * self._rate
         guesses: dict[int, tuple[int, ...]] = {}
         gain = 0.0
-        for sequence, most in could_draft[:PROBED_ROWS] if probing else could_draft:
-            row = self._rows.get(sequence.number)
-            if row is None:
-                row = self._rows[sequence.number] = Acceptance(self._chances)
-            num = min(most, self._most) if probing else row.num_worth(price, min(most, self._most))
+        for sequence, most in plan.asked(could_draft):
+            row = self._row(sequence)
+            num = min(most, self._most) if plan.probing else row.num_worth(plan.price, min(most, self._most))
             if not num and (sequence.number + self._num_asked) % LOOK_EVERY:
                 continue
             guess = self._proposer.propose(sequence, num or min(most, _GUESSED))
@@ -80,15 +86,48 @@ class Speculation:
             if num and guess:
                 guesses[sequence.number] = tuple(guess)
                 gain += row.expected(len(guess))
-        num_drafts = sum(map(len, guesses.values()))
-        rate = (1 + gain * self._calibration / num_rows) / (1 + cost.any + cost.each * num_drafts) if guesses else 1.0
-        self._rate = max(1.0, rate)
-        if rate < WORTH_WHILE and not (probing and guesses):
-            self._num_refused += 1
+        if not self._pays(plan, gain, sum(map(len, guesses.values())), num_rows):
             return {}
+        return guesses if self._num_drafted % PLAIN_EVERY else {}
+
+    def to_propose(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, int]:
+        """Where drafts come from the device: see `DeviceSpeculation`."""
+        return {}
+
+    def _all_guesses(self, could_draft: Several[tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
+        found = {
+            sequence.number: tuple(self._proposer.propose(sequence, min(most, self._most)))
+            for sequence, most in could_draft
+        }
+        return {number: ids for number, ids in found.items() if ids}
+
+    def _row(self, sequence: Sequence) -> Acceptance:
+        row = self._rows.get(sequence.number)
+        if row is None:
+            row = self._rows[sequence.number] = Acceptance(self._chances)
+        return row
+
+    def _begin(self, num_rows: int) -> _Plan | None:
+        """What a step of so many rows is planned by; None where nobody knows yet what one takes."""
+        assert self._cost is not None
+        self._num_asked += 1
+        cost = self._cost.of(num_rows)
+        if cost is None:
+            return None
+        return _Plan(cost, self._num_refused >= PROBE_EVERY, cost.each * num_rows * self._rate)
+
+    def _pays(self, plan: _Plan, gain: float, num_drafts: int, num_rows: int) -> bool:
+        """Whether drafts of which so many should be right are worth their step, or are to be tried."""
+        rate = 1.0
+        if num_drafts:
+            rate = (1 + gain * self._calibration / num_rows) / (1 + plan.cost.any + plan.cost.each * num_drafts)
+        self._rate = max(1.0, rate)
+        if rate < WORTH_WHILE and not (plan.probing and num_drafts):
+            self._num_refused += 1
+            return False
         self._num_refused = 0
         self._num_drafted += 1
-        return guesses if self._num_drafted % PLAIN_EVERY else {}
+        return True
 
     @property
     def _calibration(self) -> float:
@@ -102,7 +141,7 @@ class Speculation:
             if num_drafts:
                 self._expected = _KEPT * self._expected + row.expected(num_drafts)
                 self._were_right = _KEPT * self._were_right + max(0, len(token_ids) - 1)
-            row.gained(token_ids)
+            self._learn(row, num_drafts, token_ids)
         if not num_drafts or not token_ids:
             return
         num_accepted = len(token_ids) - 1
@@ -113,6 +152,9 @@ class Speculation:
         sequence.num_accepted_tokens += num_accepted
         for position in range(num_accepted):
             self.num_accepted_at[position] += 1
+
+    def _learn(self, row: Acceptance, num_drafts: int, token_ids: Several[int]) -> None:
+        row.gained(token_ids)
 
     def finished(self, sequence: Sequence) -> None:
         self._rows.pop(sequence.number, None)

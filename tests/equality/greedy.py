@@ -75,12 +75,15 @@ class Outcome:
 
 async def our_greedy(
     model: Model, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
-    rounds: int = 1, preempting: bool = False, proposer: Proposer | None = None,
+    rounds: int = 1, preempting: bool = False, proposer: Proposer | None = None, planned: bool = False,
 ) -> Outcome:  # fmt: skip
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks. `preempting`: the
-    last in line starts over again and again, as if there were not blocks enough. All guesses of `proposer` are checked."""
+    last in line starts over again and again, as if there were not blocks enough. All guesses of `proposer` are checked; `planned`:
+    they are those that `config` asks for."""
     parts = await engine_parts(model, config)
-    speculation = parts.scheduler.speculation = None if proposer is None else Speculation(proposer, MAX_DRAFTS)
+    if not planned:
+        parts.scheduler.speculation = None if proposer is None else Speculation(proposer, MAX_DRAFTS)
+    speculation = parts.scheduler.speculation
     if preempting:
         _preempt_often(parts.scheduler)
     engine = Engine(

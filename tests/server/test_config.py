@@ -59,6 +59,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "enforce_eager": True,
         "num_kv_blocks": 9, "enable_prefix_caching": False, "scheduling_policy": "priority", "steps_in_flight": 1,
         "speculative_config": SpeculativeConfig.of({"method": "ngram"}), "speculative_method": "suffix",
+        "speculative_model": "x/y",
         "num_speculative_tokens": 4,
         "stream_interval": 3,
         "threads": 2, "seed": 5, "host": "h", "port": 80, "uds": "s", "max_queue": 1,
@@ -87,6 +88,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
             flags = [flag_of(name), text]
         needed = {
             "cors_credentials": ["--cors-origin", "https://a.example"],
+            "speculative_model": ["--speculative-method", "draft_model"],
             "num_speculative_tokens": ["--speculative-method", "ngram"],
         }.get(name, [])
         assert getattr(parse(flags + needed, {}), fields[name]) == value
@@ -135,6 +137,8 @@ REFUSALS = [
     (["--prot", "80"], {}, ["--prot", "did you mean --port"]),
     (["--speculative-config", '{"method": "ngran"}'], {}, ["--speculative-config", "did you mean ngram"]),
     (["--num-speculative-tokens", "3"], {}, ["--num-speculative-tokens", "--speculative-method"]),
+    (["--speculative-method", "draft_model"], {}, ["--speculative-model NAME belong together"]),
+    (["--spec-model", "x/y"], {}, ["--speculative-model NAME belong together"]),
     (["--spec-method", "ngram", "--speculative-config", '{"method": "ngram"}'], {}, ["say the same thing twice"]),
     (["--no-prefix-caching"], {}, ["--no-prefix-caching"]),
     (["--no-enable-prefix-cachin"], {}, ["did you mean --no-enable-prefix-caching"]),

@@ -93,18 +93,18 @@ class UncapturedPool(GraphPool):
 
 def make_runner(
     lane: str, model, monkeypatch, *, cache: NoCache | KVCache | None = None, layout: KVLayout = LAYOUT, rows=4,
-    max_model_len=64, vocab_size=VOCAB, synthetic: float | None = None,
+    max_model_len=64, vocab_size=VOCAB, synthetic: float | None = None, max_proposed=0,
 ) -> ModelRunner:  # fmt: skip
     cache = cache or NoCache()
     chance = None if synthetic is None else SyntheticAcceptance(synthetic, CPU)
     sampler, rules = Sampler(vocab_size, frozenset(), rows, CPU, chance), DraftRules.of(layout)
     if lane == "worker":
-        inputs = InputBuffers(rows, max_model_len, layout, cache.layers)
+        inputs = InputBuffers(rows, max_model_len, layout, cache.layers, max_proposed)
         return ModelRunner(model, cache, inputs, sampler, WorkerLane(Worker()), NoGraphs(), rules)
     monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
     monkeypatch.setattr(ops, "unpack", triton_unpack.unpack)
     monkeypatch.setattr(ops, "place_tokens", triton_unpack.place_tokens)
-    inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers)
+    inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers, max_proposed)
     pool = UncapturedPool(rows, 4 * max_model_len) if lane == "replayed" else GraphPool(1, 2)
     runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool), rules)
     pool.compute = lambda shape: Captured(*runner.capturable(inputs.placed(shape, None)))

@@ -18,7 +18,7 @@ from runtime.speculate.methods import PROPOSERS, speculation_of
         ("{", "is not JSON: .* at character 2"),
         ("[1]", "is not a JSON object"),
         ({}, "method is missing: one of ngram"),
-        ({"method": "ngam"}, r"unknown method 'ngam' \(did you mean ngram\?\); ngram and suffix are served"),
+        ({"method": "ngam"}, r"unknown method 'ngam' \(did you mean ngram\?\); ngram, suffix and draft_model are served"),
         ({"method": "eagle3"}, "'eagle3' is not served yet"),
         ({"method": "deepseek_mtp"}, "'deepseek_mtp' is not served yet"),
         ({"method": ["ngram"]}, r"unknown method \['ngram'\]"),
@@ -31,6 +31,9 @@ from runtime.speculate.methods import PROPOSERS, speculation_of
         ({"method": "suffix", "prompt_lookup_max": 3}, "prompt_lookup_max is for method ngram, not suffix"),
         ({"method": "ngram", "suffix_decoding_max_tree_depth": 3}, "is for method suffix, not ngram"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "1.5 is not a number from 0 to 1"),
+        ({"method": "draft_model"}, "model None is not the name of a draft model"),
+        ({"method": "draft_model", "model": 3}, "model 3 is not the name"),
+        ({"method": "ngram", "model": "x/y"}, "model is for method draft_model, not ngram"),
         ({"method": "ngram", "adaptive": 1}, "adaptive 1 is neither true nor false"),
     ],
 )  # fmt: skip
@@ -66,6 +69,8 @@ def test_every_method_is_an_option_and_has_a_proposer(method):
     (choices, _) = get_args(get_type_hints(EngineOptions)["speculative_method"])
     assert get_args(choices) == METHODS == tuple(PROPOSERS)
     for adaptive in (True, False):
-        config = SpeculativeConfig.of({"method": method, "num_speculative_tokens": 3, "adaptive": adaptive})
+        given = {"method": method, "num_speculative_tokens": 3, "adaptive": adaptive}
+        config = SpeculativeConfig.of(given | ({"model": "x/y"} if method == "draft_model" else {}))
         assert speculation_of(config, 0.1).most == 3
-        assert str(config) == f"{method}, {'up to ' if adaptive else ''}3 drafts of a sequence in a step"
+        by = "draft_model x/y" if method == "draft_model" else method
+        assert str(config) == f"{by}, {'up to ' if adaptive else ''}3 drafts of a sequence in a step"

@@ -1,0 +1,69 @@
+"""A loaded model beside a loaded draft model. To a runner it is the first; the second is there for who guesses with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from runtime.kv.kv_cache import LayerKV
+from runtime.models.blocks.pooler import PoolerBlock
+from runtime.models.forward_step import ForwardStep
+from runtime.models.model import Model
+from runtime.models.spec.pair import PairSpec
+
+
+class ModelPair:
+    """A Model. A step's KV caches are those of `model`, then those of `draft`."""
+
+    def __init__(self, model: Model, draft: Model) -> None:
+        self.model = model
+        self.draft = draft
+        self.spec = PairSpec.of(model.spec, draft.spec)
+        self._num_caches = len(model.spec.memory_kinds())
+
+    @property
+    def dtype(self) -> str:
+        return self.model.dtype
+
+    @property
+    def device(self) -> str:
+        return self.model.device
+
+    @property
+    def num_parameters(self) -> int:
+        return self.model.num_parameters + self.draft.num_parameters
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.model.weights_bytes + self.draft.weights_bytes
+
+    @property
+    def pooler(self) -> PoolerBlock:
+        return self.model.pooler
+
+    @property
+    def graph_unsupported_reason(self) -> str | None:
+        return self.model.graph_unsupported_reason or self.draft.graph_unsupported_reason
+
+    @property
+    def may_refuse_capture(self) -> bool:
+        return self.model.may_refuse_capture or self.draft.may_refuse_capture
+
+    def draft_caches(self, kv_caches: Sequence[LayerKV]) -> Sequence[LayerKV]:
+        """Those of `draft`, among those of both."""
+        return kv_caches[self._num_caches :]
+
+    def traced(self, kv_caches: Sequence[LayerKV]) -> ModelPair:
+        model = self.model.traced(kv_caches[: self._num_caches])
+        return ModelPair(model, self.draft.traced(self.draft_caches(kv_caches)))
+
+    def forward(self, step: ForwardStep) -> Any:
+        return self.model.forward(step)
+
+    def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
+        return self.model.compute_logits(hidden, tokens)
+
+    def final_hidden(self, hidden: Any, tokens: Tensor) -> Tensor:
+        return self.model.final_hidden(hidden, tokens)

@@ -1,0 +1,64 @@
+"""Drafts that the device makes behind a step (`runtime/runner/drafter.py`): the host says how many there are to be, and learns what
+they were when they have been checked. So nothing waits for them: steps with such drafts go out one step ahead, as any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+from runtime.batch import ON_DEVICE, Sample, ScheduledBatch
+from runtime.sequence import Sequence
+from runtime.speculate.acceptance import Acceptance
+from runtime.speculate.speculation import LOOK_EVERY, PLAIN_EVERY, Speculation
+
+
+class Drafted:
+    """A Proposer: what the device has guessed behind the last step of a sequence, whose ids nobody knows here."""
+
+    def propose(self, sequence: Sequence, most: int) -> Several[int]:
+        return (ON_DEVICE,) * min(most, sequence.num_proposed)
+
+    def finished(self, sequence: Sequence) -> None:
+        """It keeps nothing."""
+
+
+class DeviceSpeculation(Speculation):
+    """Says with each step how many drafts the device makes behind it; the next step checks all of them. So what drafts take and
+    what they bring belong to two steps, and only steps that both check and make some are learned from, or do neither."""
+
+    on_device = True
+
+    def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
+        return self._all_guesses(could_draft)
+
+    def to_propose(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, int]:
+        """How many drafts there are to be behind the next step, by number of the sequence, at most so many as stand beside each."""
+        if self._cost is None:
+            return {sequence.number: min(most, self._most) for sequence, most in could_draft}
+        plan = self._begin(num_rows)
+        if plan is None:
+            return {}
+        nums: dict[int, int] = {}
+        gain = 0.0
+        for sequence, most in plan.asked(could_draft):
+            row, most = self._row(sequence), min(most, self._most)
+            num = most if plan.probing else row.num_worth(plan.price, most)
+            if not num and (sequence.number + self._num_asked) % LOOK_EVERY == 0:
+                num = min(1, most)  # or nobody would learn that it has become easier
+            if num:
+                nums[sequence.number] = num
+                gain += row.expected(num)
+        if not self._pays(plan, gain, sum(nums.values()), num_rows):
+            return {}
+        return (
+            nums if self._num_drafted % PLAIN_EVERY > 1 else {}
+        )  # two steps, of which the second has none of both kinds
+
+    def _learn(self, row: Acceptance, num_drafts: int, token_ids: Several[int]) -> None:
+        if token_ids:
+            row.checked(num_drafts, len(token_ids) - 1)
+
+    def took(self, batch: ScheduledBatch, took_s: float) -> None:
+        makes = any(row.num_proposed for row in batch.rows)
+        checks = any(row.work.num_drafts for row in batch.rows if type(row.work) is Sample)
+        if makes == checks:
+            super().took(batch, took_s)
