@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "checks.h"
+#include "cpu/lora.h"
 #include "cpu/program.h"
 
 namespace nb = nanobind;
@@ -44,6 +45,20 @@ public:
         keep_.push_back(linear_);
         const int64_t k = linear->k(), n = linear->n();
         program_.add([=](const Program::Frame& f) { linear->matmul(f[x], f.inputs.tokens, k, f[out], n); }, {x, out});
+    }
+
+    // out += what the adapters of a step add to a layer of x.
+    void lora(nb::object slots_, int x, int out) {
+        const LoraSlots* slots = nb::cast<const LoraSlots*>(slots_);
+        const int64_t k = slots->k(), n = slots->n();
+        expect(x, k, "x"), expect(out, n, "out"), apart(x, out);
+        keep_.push_back(slots_);
+        num_adapters_ = std::min(num_adapters_, slots->num_slots());
+        program_.add(
+            [=](const Program::Frame& f) {
+                if (f.inputs.adapters) slots->add(f[x], f.inputs.tokens, k, f.inputs.adapters, f[out], n);
+            },
+            {x, out});
     }
 
     void rms_norm(int x, std::optional<int> residual, nb::object weight, float eps, int out) {
@@ -163,8 +178,8 @@ public:
     void finish(std::vector<int> external) { program_.finish(std::move(external)); }
 
     // external: a [tokens, width] float32 tensor for each external register; tables: (slots, query_starts, context_lens,
-    // block_tables) of each block table; those that no op uses are not looked at.
-    void run(nb::list external_, nb::handle positions_, nb::list tables_) {
+    // block_tables) of each block table; those that no op uses are not looked at. adapters: [tokens] int32, or None.
+    void run(nb::list external_, nb::handle positions_, nb::list tables_, nb::handle adapters_) {
         if (!finished()) throw nb::value_error("the program is not finished");
         const Tensor positions(positions_, "positions");
         const int64_t tokens = positions.typed(Type::kInt64).shaped({-1}).contiguous().size(0);
@@ -177,7 +192,13 @@ public:
             external.push_back(tensor.typed(Type::kFloat32).shaped({tokens, width}).contiguous().data<float>());
         }
         if (nb::len(tables_) < caches_.size()) throw nb::value_error("fewer tables than ops use");
-        StepInputs inputs{tokens, positions.data<int64_t>(), {}};
+        StepInputs inputs{tokens, positions.data<int64_t>(), nullptr, {}};
+        if (!adapters_.is_none()) {
+            const Tensor adapters(adapters_, "adapters");
+            adapters.typed(Type::kInt32).shaped({tokens}).contiguous();
+            check_range<int32_t>(adapters, -1, num_adapters_);
+            inputs.adapters = adapters.data<int32_t>();
+        }
         inputs.tables.resize(caches_.size());
         for (size_t i = 0; i < caches_.size(); i++)
             if (caches_[i]) inputs.tables[i] = step_table(tables_[i], tokens, *caches_[i]);
@@ -229,7 +250,7 @@ private:
     Program program_;
     std::vector<nb::object> keep_;
     std::vector<std::optional<CacheShape>> caches_;  // by table
-    int64_t max_positions_ = INT64_MAX;
+    int64_t max_positions_ = INT64_MAX, num_adapters_ = INT64_MAX;
 };
 
 }  // namespace
@@ -242,6 +263,7 @@ void bind_program(nb::module_& m) {
         .def(nb::init<>())
         .def("register", &BoundProgram::add_register, "width"_a)
         .def("linear", &BoundProgram::linear, "linear"_a, "x"_a, "out"_a)
+        .def("lora", &BoundProgram::lora, "slots"_a, "x"_a, "out"_a)
         .def("rms_norm", &BoundProgram::rms_norm, "x"_a, "residual"_a.none(), "weight"_a, "eps"_a, "out"_a)
         .def("layer_norm", &BoundProgram::layer_norm, "x"_a, "residual"_a.none(), "weight"_a.none(), "bias"_a.none(), "eps"_a,
              "out"_a)
@@ -255,7 +277,7 @@ void bind_program(nb::module_& m) {
         .def("truncate", &BoundProgram::truncate, "size"_a)
         .def("finish", &BoundProgram::finish, "external"_a)
         .def_prop_ro("finished", &BoundProgram::finished)
-        .def("run", &BoundProgram::run, "external"_a, "positions"_a, "tables"_a);
+        .def("run", &BoundProgram::run, "external"_a, "positions"_a, "tables"_a, "adapters"_a.none() = nb::none());
 }
 
 }  // namespace oneloop

@@ -5,10 +5,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "checks.h"
 #include "cpu/drivers.h"
+#include "cpu/lora.h"
 #include "cpu/quant_pack.h"
 #include "isa.h"
 #include "tensor.h"
@@ -84,6 +86,25 @@ void matmul(const Linear& packed, nb::handle x_, nb::handle out_) {
     out.typed(Type::kFloat32).shaped({x.size(0), packed.n()}).row_contiguous();
     nb::gil_scoped_release unlocked;
     packed.matmul(x.data<float>(), x.size(0), x.stride(0), out.data<float>(), out.stride(0));
+}
+
+// parts: (expand, start, offset, scale) of each.
+using LoraPart = std::tuple<std::shared_ptr<PackedLinear>, int64_t, int64_t, float>;
+
+LoraShare* make_lora_share(std::shared_ptr<PackedLinear> shrink, const std::vector<LoraPart>& parts_, int64_t out_features) {
+    std::vector<LoraShare::Part> parts;
+    for (const auto& [expand, start, offset, scale] : parts_) parts.push_back({expand, start, offset, scale});
+    return new LoraShare(std::move(shrink), std::move(parts), out_features);
+}
+
+void bind_lora_add(const LoraSlots& slots, nb::handle x_, nb::handle adapters_, nb::handle out_) {
+    const Tensor x(x_, "x"), adapters(adapters_, "adapters"), out(out_, "out");
+    x.typed(Type::kFloat32).shaped({-1, slots.k()}).row_contiguous();
+    adapters.typed(Type::kInt32).shaped({x.size(0)}).contiguous();
+    out.typed(Type::kFloat32).shaped({x.size(0), slots.n()}).row_contiguous();
+    check_range<int32_t>(adapters, -1, slots.num_slots());
+    nb::gil_scoped_release unlocked;
+    slots.add(x.data<float>(), x.size(0), x.stride(0), adapters.data<int32_t>(), out.data<float>(), out.stride(0));
 }
 
 void packed_rows(const Linear& packed, nb::handle ids_, nb::handle out_) {
@@ -304,6 +325,13 @@ NB_MODULE(oneloop_native, m) {
                     "weight [N, K] rounded to Q8_0.");
     nb::class_<StackedLinear, Linear>(m, "StackedLinear", "Layers with the same inputs as one, outputs side by side.")
         .def(nb::init<std::vector<std::shared_ptr<Linear>>>(), "parts"_a);
+
+    nb::class_<LoraShare>(m, "LoraShare", "What one adapter does to one linear layer.")
+        .def(nb::new_(&make_lora_share), "shrink"_a, "parts"_a, "out_features"_a);
+    nb::class_<LoraSlots>(m, "LoraSlots", "The shares of one linear layer, by slot.")
+        .def(nb::init<int64_t, int64_t, int64_t>(), "out_features"_a, "in_features"_a, "num_slots"_a)
+        .def("put", &LoraSlots::put, "slot"_a, "share"_a.none())
+        .def("add", &bind_lora_add, "x"_a, "adapters"_a, "out"_a, "out += what each row's adapter adds; -1: nothing.");
 
     m.def("rms_norm", &bind_rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a);
     m.def("add_rms_norm", &bind_add_rms_norm, "x"_a, "residual"_a, "weight"_a, "eps"_a, "out"_a);

@@ -37,7 +37,7 @@ Memory allocate(size_t bytes);
 Memory allocate_weight(size_t bytes);
 
 // At least so many bytes, 64-byte aligned, contents undefined, valid until this thread asks again with the same `slot`.
-enum class Slot { kRows, kAttention, kStates, kPanel, kCount };
+enum class Slot { kRows, kAttention, kStates, kPanel, kLoraRows, kLoraShrunk, kLoraSums, kCount };
 void* scratch(Slot slot, size_t bytes);
 
 template <typename T>

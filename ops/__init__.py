@@ -31,6 +31,8 @@ from ops.gemm.weight import LinearWeight
 from ops.inputs import place_tokens, unpack
 from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
+from ops.lora import index_adapters, prepare_lora
+from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.moe import moe, moe_refusal, prepare_experts
 from ops.moe.routing import Routing
 from ops.moe.weights import ExpertShape, ExpertWeights
@@ -55,6 +57,9 @@ __all__ = [
     "HeadsWeight",
     "LatentHeads",
     "LinearWeight",
+    "LoraPart",
+    "LoraShape",
+    "LoraSlots",
     "NotTraceable",
     "Routing",
     "ScanHeads",
@@ -62,6 +67,7 @@ __all__ = [
     "StepTensors",
     "Stored",
     "StoredWeight",
+    "TokenAdapters",
     "Tracer",
     "WeightFormat",
     "activate",
@@ -82,6 +88,7 @@ __all__ = [
     "gated_linear",
     "gated_rms_norm",
     "layer_norm",
+    "index_adapters",
     "linear",
     "linear_by_head",
     "linear_refusal",
@@ -93,6 +100,7 @@ __all__ = [
     "prepare_experts",
     "prepare_heads",
     "prepare_linear",
+    "prepare_lora",
     "rms_norm",
     "rope",
     "sample",

@@ -76,13 +76,15 @@ class CompiledStack:
 
     def run(
         self, x: Tensor | None, residual: Tensor, positions: Tensor, slot_mapping: Sequence[Tensor],
-        attn_metadata: Sequence[AttentionMeta],
+        attn_metadata: Sequence[AttentionMeta], adapters: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """What the traced functions do, one after the other, to x and residual [T, width]."""
+        """What the traced functions do, one after the other, to x and residual [T, width]. `adapters` [T] int32: the slot of
+        each token's, -1 for none; None: no token has one."""
         out = torch.empty_like(residual)
         tables = [
             (slots, meta.query_start_loc, meta.seq_lens, meta.block_tables)
             for slots, meta in zip(slot_mapping, attn_metadata, strict=False)
         ]
-        self._program.run([residual, out] if x is None else [residual, x, out], positions, tables)
+        given = () if adapters is None else (adapters,)
+        self._program.run([residual, out] if x is None else [residual, x, out], positions, tables, *given)
         return out

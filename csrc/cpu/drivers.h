@@ -40,6 +40,9 @@ public:
     int64_t k() const override { return k_; }
     int64_t nbytes() const override { return nbytes_; }
 
+    // All of it, for whoever calls the kernel himself: rows packed already, out [rows, n].
+    LinearArgs args(PackedRows rows, float* out, int64_t stride_out) const;
+
 private:
     void matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const;
 

@@ -71,6 +71,10 @@ void PackedLinear::matmul(const float* x, int64_t m, int64_t stride_x, float* ou
         matmul_rows(x + row * stride_x, std::min(block, m - row), stride_x, out + row * stride_out, stride_out);
 }
 
+LinearArgs PackedLinear::args(PackedRows rows, float* out, int64_t stride_out) const {
+    return {rows, weight_.as<void>(), element_, bias_.as<float>(), out, stride_out, n_, k_, 0, panels_};
+}
+
 void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, float* out, int64_t stride_out) const {
     const Kernels& set = kernels();
     Tiles tiles;
@@ -89,8 +93,7 @@ void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, floa
         }
         rows = packed;
     }
-    LinearArgs args{
-        {rows, tiles.starts, tiles.count}, weight_.as<void>(), element_, bias_.as<float>(), out, stride_out, n_, k_, 0, panels_};
+    const LinearArgs args = this->args({rows, tiles.starts, tiles.count}, out, stride_out);
     if (m * n_ * k_ < kSerialWork) return set.linear(args);
     // Few panels are dealt out in pairs, so that no thread is left waiting for a long last task; many in fours, which
     // kernels for few rows like best.

@@ -23,6 +23,7 @@ struct StepTable {
 struct StepInputs {
     int64_t tokens;
     const int64_t* positions;
+    const int32_t* adapters;  // the slot of each token's adapter, -1 for none; null where no token has one
     std::vector<StepTable> tables;
 };
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import ops
 from runtime.kv.kv_cache import LayerKV
+from runtime.models.adapters import AdapterRoom, ModelAdapters
 from runtime.models.blocks.layer import build_layer
 from runtime.models.blocks.parameters import Parameters
 from runtime.models.blocks.pooler import PoolerBlock
@@ -45,8 +46,9 @@ class Decoder:
     def __init__(
         self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, pooler: PoolerBlock,
         *, dtype: str, device: str, num_parameters: int, weights_bytes: int, traced: TracedStack | None = None,
+        adapters: ModelAdapters | None = None,
     ) -> None:  # fmt: skip
-        """`traced`: computes what `stack` does."""
+        """`traced`: computes what `stack` does. `adapters`: room for some, if there is any."""
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -57,6 +59,7 @@ class Decoder:
         self._stack = stack if traced is None else traced
         self._parameters = parameters
         self.pooler = pooler
+        self.adapters = adapters
 
     may_refuse_capture = False
 
@@ -68,8 +71,14 @@ class Decoder:
         return "attention with a prefix_full mask is computed by the reference, which reads lengths on the host"
 
     @classmethod
-    def build(cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int) -> Decoder:
+    def build(
+        cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int,
+        adapters: AdapterRoom | None = None,
+    ) -> Decoder:  # fmt: skip
         """Blocks around the weights that `spec` names. `max_positions`: the longest context it will be asked for."""
+        room = None
+        if adapters is not None:
+            weights, room = ModelAdapters.around(weights, spec, adapters, dtype=dtype, device=device)
         tables = {
             rope: cos_sin_table(rope, max_positions).to(device)
             for rope in {attention.rope for attention in spec.attentions()}
@@ -89,6 +98,7 @@ class Decoder:
             device=device,
             num_parameters=sum(prod(parameter.shape) for parameter in spec.parameters()),
             weights_bytes=weights.nbytes,
+            adapters=room,
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
@@ -98,7 +108,7 @@ class Decoder:
         return Decoder(
             self.spec, self._vocabulary, self._layers, self._parameters, self.pooler, dtype=self.dtype, device=self.device,
             num_parameters=self.num_parameters, weights_bytes=self.weights_bytes,
-            traced=TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters),
+            traced=TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters), adapters=self.adapters,
         )  # fmt: skip
 
     def load_parameter(self, name: str, stored: ops.Stored) -> None:
@@ -115,6 +125,8 @@ class Decoder:
     def forward(self, step: ForwardStep) -> Hidden:
         """One step, up to the last layer. The tokens' keys and values are written where the step's slot mappings say, then
         attended to."""
+        if self.adapters is not None:
+            self.adapters.begin(step.adapters)
         x = self.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
         residual = self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
         return Hidden(self._stack.forward(residual, step), residual)

@@ -21,7 +21,9 @@ class ForwardStep:
     table, what attention needs. kv_caches: one entry for each that the model's spec tells of, in its order.
 
     token_type_ids [T] int64: which kind each token is of, None where all are of kind 0. input_embeds [T, H], of the model's dtype,
-    in place of the embeddings of input_ids: scaled already, learned positions still to be added; left as it is."""
+    in place of the embeddings of input_ids: scaled already, learned positions still to be added; left as it is.
+
+    adapters [T] int32: the slot of each token's adapter, -1 for none; None: no token has one."""
 
     input_ids: Tensor
     positions: Tensor
@@ -30,6 +32,7 @@ class ForwardStep:
     kv_caches: Sequence[LayerKV]
     input_embeds: Tensor | None = None
     token_type_ids: Tensor | None = None
+    adapters: Tensor | None = None
 
     def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:
         """The tensors of `kv_caches[index]`, and of the block table that tells where in them: slot mapping and metadata."""

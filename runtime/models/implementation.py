@@ -23,6 +23,7 @@ from runtime.weights.rules import Checkpoint, Report
 from runtime.weights.sentence_transformers import SentenceModules
 
 if TYPE_CHECKING:
+    from runtime.models.adapters import AdapterRoom
     from runtime.models.model import Model
     from runtime.models.through_transformers.spec import TransformersSpec
 
@@ -67,7 +68,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceM
 
 def load(
     spec: ModelSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
-    max_model_len: int, device: str, weights: WeightPolicy,
+    max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None,
 ) -> Model:  # fmt: skip
     """The model that `describe` has described, as `models.load.load_model` loads one.
 
@@ -84,8 +85,10 @@ def load(
 
         return load_model(
             files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, max_model_len=max_model_len,
-            device=device, weights=weights, spec=spec,
+            device=device, weights=weights, spec=spec, adapters=adapters,
         )  # fmt: skip
+    if adapters is not None:
+        raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no adapters are served")
     from runtime.models.through_transformers.load import load as load_through_transformers
     from runtime.models.through_transformers.spec import TransformersSpec
 

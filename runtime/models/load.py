@@ -13,6 +13,7 @@ from torch import Tensor
 
 import ops
 from runtime.config import WeightPolicy
+from runtime.models.adapters import AdapterRoom
 from runtime.models.blocks.weights import Weights, expert_halves
 from runtime.models.decoder import Decoder
 from runtime.models.reading import DTYPES, TABLE, ParameterReader
@@ -33,17 +34,19 @@ def load_model(
     device: str = "cpu",
     weights: WeightPolicy | None = None,
     spec: DecoderSpec | None = None,
+    adapters: AdapterRoom | None = None,
 ) -> Decoder:
     """`spec`: of the files' config, unless it is to be read here. `dtype`: of activations, and of weights unless `weights` says
     how those are kept. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: positions that will be asked for, by default all
     that the model was made for; it sizes the rotary tables. `progress` counts stored bytes. Each tensor goes to `device` as
-    soon as it is read, so the host holds a few at a time.
+    soon as it is read, so the host holds a few at a time. `adapters`: the room that layers are to have for some.
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
     spec = spec or spec_from_config(files.config)
     with opened(spec, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:
         read = read_weights(spec, reader, dtype=dtype, device=device, progress=progress)
-    return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=max_model_len or spec.max_model_len)
+    longest = max_model_len or spec.max_model_len
+    return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=longest, adapters=adapters)
 
 
 def reload_model(

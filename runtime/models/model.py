@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from runtime.kv.kv_cache import LayerKV
+from runtime.models.adapters import ModelAdapters
 from runtime.models.blocks.pooler import PoolerBlock
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.model import ModelSpec
@@ -16,7 +17,7 @@ from runtime.models.spec.model import ModelSpec
 class Model(Protocol):
     """`dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `graph_unsupported_reason`: why its steps cannot be
     captured as CUDA graphs, None where they can. `may_refuse_capture`: that nobody wrote the modules for it, so a capture that
-    fails is no error: steps then run one kernel after another."""
+    fails is no error: steps then run one kernel after another. `adapters`: its room for them, None where it has none."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -34,6 +35,8 @@ class Model(Protocol):
     def graph_unsupported_reason(self) -> str | None: ...
     @property
     def may_refuse_capture(self) -> bool: ...
+    @property
+    def adapters(self) -> ModelAdapters | None: ...
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Model:
         """The same model for these caches alone, in as few native calls as `ops.Tracer` allows; it may be itself."""

@@ -68,18 +68,20 @@ class _Quantised:
 
 class SafetensorsCheckpoint:
     """The tensors of a folder; what a scheme keeps as several is one, under the name it gives. Close it. `beside`: further files,
-    by what the names of their tensors are to begin with.
+    by what the names of their tensors are to begin with. `single`: the one file to read, whatever else is in the folder.
 
     Raises WeightsError where files are missing, broken or of a kind that is never loaded."""
 
     def __init__(
-        self, folder: Path, schemes: Sequence[Scheme] = UNCONFIGURED, beside: Mapping[str, Path] = MappingProxyType({})
-    ) -> None:
+        self, folder: Path, schemes: Sequence[Scheme] = UNCONFIGURED, beside: Mapping[str, Path] = MappingProxyType({}),
+        *, single: str | None = None,
+    ) -> None:  # fmt: skip
         self._fds: list[int] = []
         self._paths: list[Path] = []
         self._tensors: dict[str, _Stored] = {}
         try:
-            for path, names in _files(folder).items():
+            found = _files(folder) if single is None else {folder / single: None}
+            for path, names in found.items():
                 self._open(path, names)
             for prefix, path in beside.items():
                 self._open(path, None, f"{prefix}.")

@@ -39,7 +39,7 @@ class LayerStack:
             step = replace(step, input_embeds=residual.clone())
         for part in self._parts:
             if isinstance(part, ops.CompiledStack):
-                x = part.run(x, residual, step.positions, step.slot_mapping, step.attn_metadata)
+                x = part.run(x, residual, step.positions, step.slot_mapping, step.attn_metadata, step.adapters)
             else:
                 x = part.forward(x, residual, step)
         return x

@@ -82,6 +82,7 @@ class TransformersModel:
 
     graph_unsupported_reason = None  # nobody knows before it is tried
     may_refuse_capture = True  # modules may look at what they computed, which no graph can record
+    adapters = None
 
     def __init__(
         self, spec: TransformersSpec, causal: nn.Module, base: str, *, dtype: str, device: str, linears: str

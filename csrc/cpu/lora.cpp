@@ -1,0 +1,136 @@
+// Neighbouring tokens of one adapter are multiplied together, in tiles; tiles, and columns of what they add, are shared out.
+#include "lora.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "../isa.h"
+#include "../thread_pool.h"
+
+namespace oneloop {
+namespace {
+
+constexpr int64_t kChunkPanels = 32;      // of what is expanded, that one task adds: its sums stay in the nearest cache
+constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds that are not worth waking another thread for
+
+// Rows [row, row + rows) of a step, all of one adapter; what they shrink to begins at `h`.
+struct Tile {
+    const LoraShare* share;
+    int64_t row, rows;
+    float* h;
+};
+
+// Columns of one part for one tile.
+struct Chunk {
+    const Tile* tile;
+    const LoraShare::Part* part;
+    int64_t panel_begin, panel_end;
+};
+
+void pack(const float* x, int64_t stride_x, int64_t rows, int64_t k, float* to) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t c = 0; c < k; c++) to[c * rows + i] = x[i * stride_x + c];
+}
+
+// x [rows, k] as a kernel reads one tile: a single row is its own packed form.
+const float* packed(const float* x, int64_t stride_x, int64_t rows, int64_t k) {
+    if (rows == 1) return x;
+    float* to = scratch<float>(Slot::kLoraRows, rows * k);
+    pack(x, stride_x, rows, k, to);
+    return to;
+}
+
+void shrink(const Tile& tile, const float* x, int64_t stride_x) {
+    const PackedLinear& matrix = tile.share->shrink();
+    const int64_t rank = matrix.n(), starts[2] = {0, tile.rows};
+    const float* rows = packed(x + tile.row * stride_x, stride_x, tile.rows, matrix.k());
+    kernels().linear(matrix.args({rows, starts, 1}, tile.h, rank));
+    for (const LoraShare::Part& part : tile.share->parts())
+        for (int64_t i = 0; i < tile.rows; i++)
+            for (int64_t j = 0; j < part.expand->k(); j++) tile.h[i * rank + part.offset + j] *= part.scale;
+}
+
+void expand(const Chunk& chunk, float* out, int64_t stride_out) {
+    const Tile& tile = *chunk.tile;
+    const PackedLinear& matrix = *chunk.part->expand;
+    const int64_t starts[2] = {0, tile.rows}, first = chunk.panel_begin * kPanel;
+    const int64_t columns = std::min(matrix.n(), chunk.panel_end * kPanel) - first;
+    float* sums = scratch<float>(Slot::kLoraSums, tile.rows * kChunkPanels * kPanel);
+    const float* rows = packed(tile.h + chunk.part->offset, tile.share->shrink().n(), tile.rows, matrix.k());
+    LinearArgs args = matrix.args({rows, starts, 1}, sums - first, kChunkPanels * kPanel);
+    args.panel_begin = chunk.panel_begin, args.panel_end = chunk.panel_end;
+    kernels().linear(args);
+    for (int64_t i = 0; i < tile.rows; i++) {
+        float* to = out + (tile.row + i) * stride_out + chunk.part->start + first;
+        const float* from = sums + i * kChunkPanels * kPanel;
+        for (int64_t c = 0; c < columns; c++) to[c] += from[c];
+    }
+}
+
+template <typename Items, typename Do>
+void each(const Items& items, int64_t work, Do run) {
+    if (work < kSerialWork) {
+        for (const auto& item : items) run(item);
+    } else {
+        parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i) { run(items[i]); });
+    }
+}
+
+}  // namespace
+
+LoraShare::LoraShare(std::shared_ptr<PackedLinear> shrink, std::vector<Part> parts, int64_t n)
+    : shrink_(std::move(shrink)), parts_(std::move(parts)), n_(n) {
+    if (!shrink_) throw std::invalid_argument("an adapter's share needs what shrinks");
+    for (const Part& part : parts_) {
+        if (!part.expand) throw std::invalid_argument("a part needs what expands");
+        if (part.start < 0 || part.start > n - part.expand->n()) throw std::invalid_argument("a part is not within the outputs");
+        if (part.offset < 0 || part.offset > shrink_->n() - part.expand->k())
+            throw std::invalid_argument("a part reads more than is shrunk to");
+    }
+}
+
+LoraSlots::LoraSlots(int64_t n, int64_t k, int64_t num_slots) : n_(n), k_(k) {
+    if (n < 1 || k < 1 || num_slots < 1) throw std::invalid_argument("a layer with adapters has inputs, outputs and slots");
+    shares_.resize(num_slots);
+}
+
+void LoraSlots::put(int64_t slot, std::shared_ptr<LoraShare> share) {
+    if (slot < 0 || slot >= num_slots()) throw std::invalid_argument("there is no such slot");
+    if (share && (share->n() != n_ || share->shrink().k() != k_)) throw std::invalid_argument("the share is of another layer");
+    shares_[slot] = std::move(share);
+}
+
+void LoraSlots::add(const float* x, int64_t m, int64_t stride_x, const int32_t* slots, float* out, int64_t stride_out) const {
+    const int64_t most = kernels().max_tile_rows;
+    std::vector<Tile> tiles;
+    int64_t floats = 0, shrinks = 0, expands = 0;
+    for (int64_t row = 0; row < m;) {
+        const int32_t slot = slots[row];
+        int64_t end = row + 1;
+        while (end < m && slots[end] == slot && end - row < most) end++;
+        const LoraShare* share = slot < 0 ? nullptr : shares_[slot].get();
+        if (share) {
+            tiles.push_back({share, row, end - row, nullptr});
+            floats += (end - row) * share->shrink().n();
+            shrinks += (end - row) * share->shrink().n() * k_;
+        }
+        row = end;
+    }
+    if (tiles.empty()) return;
+    float* h = scratch<float>(Slot::kLoraShrunk, floats);
+    std::vector<Chunk> chunks;
+    for (Tile& tile : tiles) {
+        tile.h = h;
+        h += tile.rows * tile.share->shrink().n();
+        for (const LoraShare::Part& part : tile.share->parts()) {
+            const int64_t panels = (part.expand->n() + kPanel - 1) / kPanel;
+            for (int64_t panel = 0; panel < panels; panel += kChunkPanels)
+                chunks.push_back({&tile, &part, panel, std::min(panels, panel + kChunkPanels)});
+            expands += tile.rows * part.expand->n() * part.expand->k();
+        }
+    }
+    each(tiles, shrinks, [&](const Tile& tile) { shrink(tile, x, stride_x); });
+    each(chunks, expands, [&](const Chunk& chunk) { expand(chunk, out, stride_out); });
+}
+
+}  // namespace oneloop

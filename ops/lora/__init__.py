@@ -1,0 +1,45 @@
+"""Adapters of low rank beside a linear layer, many in one batch: each token takes its own, and one without costs nothing.
+
+On a CPU a share is packed as weights are, and neighbouring tokens of one adapter are multiplied together. On a device all slots of
+a layer lie in two tensors, tokens are sorted by slot once a step, and two kernels serve all adapters and parts of a layer: first
+all shrink, then all expand (Chen et al., "Punica", 2023; Sheng et al., "S-LoRA", 2023)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ops import backends
+from ops.lora import native, reference
+from ops.lora.share import LoraShape, LoraSlots, TokenAdapters
+from ops.registry import USUAL, Kernel, Op
+
+_prepare_lora = Op(
+    "lora",
+    USUAL,
+    [
+        backends.native("lora", native.NativeLoraSlots, native.supports),
+        Kernel("lora", "triton", backends.on_cuda_at_any_size, "ops.lora.triton_lora:TritonLoraSlots"),
+        backends.reference("lora", reference.ReferenceLoraSlots),
+    ],
+)
+_index = Op(
+    "lora_index",
+    USUAL,
+    [
+        Kernel("lora_index", "triton", backends.on_cuda_at_any_size, "ops.lora.triton_lora:index"),
+        backends.reference("lora_index", lambda slots, num_slots: TokenAdapters(slots)),
+    ],
+)
+
+
+def prepare_lora(shape: LoraShape, dtype: torch.dtype, device: torch.device) -> LoraSlots:
+    """Room for the shares of adapters of one layer, in the form that the chosen kernel reads. `dtype`: of activations."""
+    made: LoraSlots = _prepare_lora.runs[device, dtype](shape, dtype, device)
+    return made
+
+
+def index_adapters(slots: Tensor, num_slots: int) -> TokenAdapters:
+    """A step's tokens by adapter, as all its layers read them: slots [T] int32, each below `num_slots`, -1 for none."""
+    found: TokenAdapters = _index.runs[slots.device, torch.float32](slots, num_slots)
+    return found

@@ -1,0 +1,74 @@
+"""What an adapter does to one linear layer, and the places where a layer keeps what several do.
+
+A layer's outputs are parts (q, k and v; gate and up), of which an adapter changes some: out[start ...] += scale * (x A^T) B^T
+(Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021). Which token is whose comes with every step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ops.symbols import NotTraceable, Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPart:
+    """One part of a layer: a [r, K], b [n, r], on the CPU, in the type that they were stored in; what they add begins at output
+    `start`, and is multiplied by `scale`."""
+
+    start: int
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return int(self.a.shape[0])
+
+
+class LoraShape(NamedTuple):
+    """A layer [out_features, in_features] with room for the shares of `num_slots` adapters. `parts`: the outputs of each of its
+    parts, one for a layer that is not merged; `max_rank`: of a part."""
+
+    out_features: int
+    in_features: int
+    parts: tuple[int, ...]
+    num_slots: int
+    max_rank: int
+
+
+class TokenAdapters(NamedTuple):
+    """A step's T tokens by adapter. slots [T] int32: whose share each takes, -1 for none. `order`, `tiles`: the same for kernels
+    of a device, see `triton_lora.index`; None elsewhere."""
+
+    slots: Tensor
+    order: Tensor | None = None
+    tiles: Tensor | None = None
+
+
+class LoraSlots(ABC):
+    """The shares of one layer, by slot. `nbytes`: of what is allocated whether a slot is used or not."""
+
+    nbytes = 0
+
+    def __init__(self, shape: LoraShape) -> None:
+        self.shape = shape
+
+    @abstractmethod
+    def prepared(self, parts: Sequence[LoraPart]) -> Any:
+        """A share as `put` takes it. Takes long, changes nothing, and may be called on any thread."""
+
+    @abstractmethod
+    def put(self, slot: int, share: Any | None) -> None:
+        """From the next step on `slot` has this share; None: an adapter that leaves this layer as it is. In the order of steps."""
+
+    @abstractmethod
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+        """out [T, N] += what the adapter of each row of x [T, K] adds. T may be 0."""
+
+    def trace(self, x: Symbol, out: Symbol) -> None:
+        raise NotTraceable("these adapters are added by no compiled stack")

@@ -1,0 +1,166 @@
+"""A PEFT folder, adapter_config.json and adapter_model.safetensors, read without trust into what each layer needs of it.
+
+Everything is checked against the model before an adapter is used: unknown modules, shapes, ranks, numbers that are none. What is
+wrong with a folder is said with the tensor's name, and nothing else notices."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ops.lora.share import LoraPart
+from runtime.lora.peft_config import CONFIG, PeftConfig
+from runtime.lora.targets import Target, find
+from runtime.weights.dtypes import Array
+from runtime.weights.rules import GroupedRows, InterleavedRope, Shape, Transform, WeightsError, shape_text
+from runtime.weights.safetensors_file import SafetensorsCheckpoint
+from runtime.weights.transforms import undo
+
+WEIGHTS = "adapter_model.safetensors"
+_BASE = "base_model.model."
+_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_REFUSED = {
+    "lora_magnitude_vector": "DoRA is not served",
+    "lora_embedding_": "adapters of embeddings are not served",
+    "modules_to_save": "whole modules beside the adapter are not served",
+    ".bias": "biases are not served",
+    "lm_head": "adapters of the head are not served",
+    ".experts.": "adapters of experts are not served",
+}
+
+
+class Fingerprint(NamedTuple):
+    """What a folder's files were when they were read: others, or others' numbers, have another."""
+
+    files: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, folder: Path) -> Fingerprint:
+        """Raises WeightsError where a file is missing."""
+        try:
+            stats = [(folder / name).stat() for name in (CONFIG, WEIGHTS)]
+        except OSError as error:
+            raise WeightsError(f"{folder}: {error.strerror}: {Path(error.filename).name}{_pickled(folder)}") from error
+        return cls(tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats))
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """`parts`: what it does to each layer, by the layer's name."""
+
+    parts: Mapping[str, tuple[LoraPart, ...]]
+    config: PeftConfig
+    max_rank: int
+    num_parameters: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.a.nbytes + part.b.nbytes for parts in self.parts.values() for part in parts)
+
+
+def read_adapter(folder: Path, targets: Mapping[str, Target], max_rank: int) -> AdapterWeights:
+    """Raises WeightsError saying what is wrong, and where."""
+    Fingerprint.of(folder)
+    config = PeftConfig.read(folder)
+    files = SafetensorsCheckpoint(folder, (), single=WEIGHTS)
+    try:
+        return _read(folder, files, config, targets, max_rank)
+    finally:
+        files.close()
+
+
+def _read(
+    folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, targets: Mapping[str, Target], max_rank: int
+) -> AdapterWeights:
+    pairs: dict[str, dict[str, str]] = {}
+    for name in files.shapes:
+        module, half = _parse(folder, name)
+        pairs.setdefault(module, {})[half] = name
+    if not pairs:
+        raise WeightsError(f"{folder}: the adapter has no tensors")
+    parts: dict[str, list[LoraPart]] = {}
+    largest = numbers = 0
+    for module, halves in pairs.items():
+        if missing := {"A", "B"} - halves.keys():
+            raise WeightsError(f"{folder}: {module} has no lora_{missing.pop()}")
+        target = find(targets, module)
+        if target is None:
+            raise WeightsError(f"{folder}: {module} is no linear layer of this model")
+        part = _part(folder, files, config, module, halves, target, max_rank)
+        others = parts.setdefault(target.linear.name, [])
+        if any(each.start < part.start + target.rows and part.start < each.start + len(each.b) for each in others):
+            raise WeightsError(f"{folder}: {module} is adapted twice")
+        others.append(part)
+        largest, numbers = max(largest, part.rank), numbers + part.a.numel() + part.b.numel()
+    in_order = {name: tuple(sorted(some, key=lambda part: part.start)) for name, some in parts.items()}
+    return AdapterWeights(in_order, config, largest, numbers)
+
+
+def _parse(folder: Path, name: str) -> tuple[str, str]:
+    for what, why in _REFUSED.items():
+        if what in name:
+            raise WeightsError(f"{folder}: tensor {name}: {why}")
+    match = _TENSOR.fullmatch(name)
+    if match is None:
+        raise WeightsError(f"{folder}: tensor {name} is no part of a LoRA adapter as PEFT writes it")
+    return match["module"].removeprefix(_BASE), match["half"]
+
+
+def _part(
+    folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, module: str, halves: Mapping[str, str],
+    target: Target, max_rank: int,
+) -> LoraPart:  # fmt: skip
+    rank = config.rank_of(module)
+    if rank > max_rank:
+        raise WeightsError(f"{folder}: {module} has rank {rank}, more than --max-lora-rank {max_rank}")
+    a = _tensor(folder, files, halves["A"], (rank, target.linear.in_features))
+    b = _tensor(folder, files, halves["B"], (target.rows, rank))
+    if target.transform is not None:
+        b = _in_our_order(target.transform, b, target)
+        if b is None:
+            raise WeightsError(f"{folder}: {module} is stored in an order that adapters cannot follow")
+    return LoraPart(target.start, _as_torch(a), _as_torch(b), config.scale_of(module))
+
+
+def _in_our_order(transform: Transform, b: Array, target: Target) -> Array | None:
+    """Rows of a part as the decoder has them, by what is done to the rows of the whole weight. None where they leave the part."""
+    part = slice(target.start, target.start + target.rows)
+    is_whole = target.rows == target.linear.out_features
+    if not isinstance(transform, InterleavedRope | GroupedRows) or not (is_whole or isinstance(transform, InterleavedRope)):
+        return None
+    whole = np.zeros((target.linear.out_features, b.shape[1]), b.dtype)
+    whole[part] = b
+    return np.ascontiguousarray(undo(transform, whole, whole.shape)[part])
+
+
+def _tensor(folder: Path, files: SafetensorsCheckpoint, name: str, shape: Shape) -> Array:
+    stored, kind = files.shapes[name], files.types[name]
+    if kind not in _DTYPES:
+        raise WeightsError(f"{folder}: tensor {name} is {kind}, not one of {', '.join(_DTYPES)}")
+    if stored != shape:
+        raise WeightsError(f"{folder}: tensor {name} is {shape_text(stored)} instead of {shape_text(shape)}")
+    values = np.empty(shape, _DTYPES[kind])
+    files.read_rows(name, 0, values)
+    if not torch.isfinite(_as_torch(values)).all():
+        raise WeightsError(f"{folder}: tensor {name} holds numbers that are not finite")
+    return values
+
+
+def _as_torch(values: Array) -> torch.Tensor:
+    """16-bit integers are the bits of bfloat16."""
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+
+
+def _pickled(folder: Path) -> str:
+    if os.path.exists(folder / "adapter_model.bin"):
+        return "; adapter_model.bin is a pickle, which is never loaded: convert it to safetensors"
+    return ""

@@ -1,0 +1,77 @@
+"""A model's room for adapters: what each of its layers keeps of those in its slots, and which of them a step's tokens take.
+
+Slots are written in the order of steps, by whoever computes them; to prepare an adapter is slow, and anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import ops
+from runtime.models.blocks.lora import LoraLinear, StepAdapters
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.linear import Linear
+
+PreparedAdapter = Mapping[str, Any]  # by layer, what its slots take
+
+
+class AdapterRoom(NamedTuple):
+    """For `num_slots` adapters at a time, none of a greater rank."""
+
+    num_slots: int
+    max_rank: int
+
+
+def adaptable(spec: DecoderSpec) -> list[Linear]:
+    """The layers that may have adapters: every one that is computed for all tokens of a step. Not the head, which is computed for
+    few, nor experts."""
+    found: dict[str, Linear] = {}
+    for name, block in spec.blocks():
+        found |= {linear.name: linear for linear in block.linears(name, spec.hidden_size)}
+    return [*found.values()]
+
+
+class ModelAdapters:
+    def __init__(self, linears: Mapping[str, LoraLinear], num_slots: int, step: StepAdapters) -> None:
+        self.num_slots = num_slots
+        self._linears, self._step = linears, step
+        self._taken: list[frozenset[str]] = [frozenset()] * num_slots  # layers that a slot's adapter changes
+
+    @classmethod
+    def around(
+        cls, weights: Weights, spec: DecoderSpec, room: AdapterRoom, *, dtype: str, device: str
+    ) -> tuple[Weights, ModelAdapters]:
+        """Weights whose layers have that room, and what keeps it."""
+        step = StepAdapters()
+        linears = {
+            linear.name: LoraLinear(weights.linears[linear.name], _slots(linear, room, dtype, device), step)
+            for linear in adaptable(spec)
+        }
+        return weights._replace(linears={**weights.linears, **linears}), cls(linears, room.num_slots, step)
+
+    def prepared(self, parts: Mapping[str, Sequence[ops.LoraPart]]) -> PreparedAdapter:
+        """An adapter as `place` takes it, given what it does to each layer. On any thread."""
+        return {name: self._linears[name].slots.prepared(some) for name, some in parts.items()}
+
+    def place(self, slot: int, adapter: PreparedAdapter) -> None:
+        """From the next step on, tokens of `slot` take this adapter, and no longer the one before."""
+        for name in self._taken[slot] - adapter.keys():
+            self._linears[name].slots.put(slot, None)
+        for name, share in adapter.items():
+            self._linears[name].slots.put(slot, share)
+        self._taken[slot] = frozenset(adapter)
+
+    def begin(self, slots: Tensor | None) -> None:
+        """A step begins, whose tokens have adapters in these slots, [T] int32, -1 for none; None: no token has one."""
+        self._step.current = None if slots is None else ops.index_adapters(slots, self.num_slots)
+
+
+def _slots(linear: Linear, room: AdapterRoom, dtype: str, device: str) -> ops.LoraSlots:
+    shape = ops.LoraShape(
+        linear.out_features, linear.in_features, linear.parts or (linear.out_features,), *room
+    )
+    return ops.prepare_lora(shape, torch.float32 if linear.float32 else getattr(torch, dtype), torch.device(device))
