@@ -145,6 +145,14 @@ class PoolerInfo:
         return ("embed", "token_embed", *head)
 
 
+CacheRoot = tuple[str | None, int]
+
+
+def cache_root(cache_salt: str | None, adapter: Adapter | None) -> CacheRoot:
+    """What a prefix-cache chain begins with: only requests with the same share blocks."""
+    return cache_salt, 0 if adapter is None else adapter.key
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """What an engine must know of a prompt beside its ids, made by `EngineClient.prepare`: that these very `token_ids` are tokens
@@ -152,13 +160,28 @@ class PreparedPrompt:
     number of requests."""
 
     token_ids: Sequence[int]
-    cache_salt: str | None
+    cache_root: CacheRoot
     block_hashes: Sequence[bytes] = field(repr=False)
 
     def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
         """The prepared prompt for `token_ids`, which begin with these and go on with what the same engine gave: nothing is
         checked or hashed anew."""
-        return PreparedPrompt(token_ids, self.cache_salt, self.block_hashes)
+        return PreparedPrompt(token_ids, self.cache_root, self.block_hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter. `key`: of this version of it, by which blocks in the prefix cache are its own: what is loaded later under the
+    same name has another. `path`: its folder; `base`: the model that its author says it was trained on; `max_rank`: of its
+    matrices, which hold `num_parameters` numbers. `created`: seconds since the epoch."""
+
+    name: str
+    key: int
+    path: str = ""
+    base: str = ""
+    max_rank: int = 0
+    num_parameters: int = 0
+    created: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +196,7 @@ class Request:
     `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event loop when it is submitted, which
     takes some 150 ns a token. `speculative`: whether several tokens of it may be guessed and checked in one step, where the engine
     does that; `prediction`: what its answer may be like, for those guesses. Neither changes a token. `parent_id`: of
-    what it is a part, as whoever asks knows it."""
+    what it is a part, as whoever asks knows it. `adapter`: beside the model, one that `EngineClient.adapters` has given."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -188,6 +211,12 @@ class Request:
     speculative: bool = True
     prediction: Sequence[int] = field(default=(), repr=False)
     parent_id: str | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def cache_root(self) -> CacheRoot:
+        """Whose blocks of the prefix cache it may share."""
+        return cache_root(self.cache_salt, self.adapter)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -281,6 +310,8 @@ class TokenStream(Protocol):
 # │   ├── QueueFull
 # │   └── CallerLimit    this caller has as much as he may
 # ├── EngineStopped      draining, or dead
+# ├── AdapterGone        it was unloaded between being found and being used
+# ├── AdapterRefused     of `AdapterClient` alone: it cannot be served, for a reason its owner can act on
 # ├── ProbeFailed        of `probe` alone: a token could not be computed
 # └── ProfileError       of the two about profiles: there is one already, or none, or it cannot be recorded
 
@@ -318,6 +349,14 @@ class CallerLimit(Busy):
 
 
 class EngineStopped(EngineError):
+    pass
+
+
+class AdapterGone(EngineError):
+    pass
+
+
+class AdapterRefused(EngineError):
     pass
 
 
@@ -507,13 +546,41 @@ class LoadProgress:
     unit: str = ""
 
 
+class AdapterClient(Protocol):
+    """The adapters that requests may name. On the event loop; files are read on threads."""
+
+    def all(self) -> Sequence[Adapter]:
+        """In the order in which their names came."""
+        ...
+
+    def find(self, name: str) -> Adapter | None: ...
+
+    async def load(self, name: str, path: str) -> Adapter:
+        """Read an adapter and give it this name. One that has the name already has lost it when this returns: who runs with it goes
+        on with it.
+
+        Raises AdapterRefused, and nothing has changed."""
+        ...
+
+    async def unload(self, name: str) -> bool:
+        """Take the name away and wait for the last request that has the adapter. False where there is no such name."""
+        ...
+
+
 class EngineClient(Protocol):
     """The engine as handlers see it. All calls but `prepare` happen on the event loop that owns it; none of them blocks."""
 
     @property
     def model(self) -> ModelInfo: ...
 
-    def prepare(self, prompt_ids: Sequence[int], cache_salt: str | None = None) -> PreparedPrompt:
+    @property
+    def adapters(self) -> AdapterClient | None:
+        """None where none are served."""
+        ...
+
+    def prepare(
+        self, prompt_ids: Sequence[int], cache_salt: str | None = None, adapter: Adapter | None = None
+    ) -> PreparedPrompt:
         """The part of `submit` that grows with a prompt, for `Request.prepared`. May be called on any thread, and should be on
         another than the loop's where the prompt is long.
 

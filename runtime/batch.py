@@ -20,7 +20,8 @@ class RowBinding:
     """Everything the device tables must know about the sequence that has just taken a row.
 
     `num_computed`: tokens whose keys and values its blocks hold already; the row's first span starts there. `params` without
-    matchers, which are no data: `masked` says that there are some, so each of its samples comes with a mask of its own."""
+    matchers, which are no data: `masked` says that there are some, so each of its samples comes with a mask of its own.
+    `adapter_slot`: where the device has its adapter, -1 for none."""
 
     params: SamplingParams
     seed: int
@@ -28,6 +29,7 @@ class RowBinding:
     output_ids: tuple[int, ...]
     num_computed: int = 0
     masked: bool = False
+    adapter_slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,13 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class AdapterLoad(NamedTuple):
+    """Adapter `key` takes `slot` of the device before the step."""
+
+    slot: int
+    key: int
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderWork:
     """An input of sequence `number` that an encoder computes before the step, by the `key` that the runner has it under.
@@ -126,6 +135,7 @@ class ScheduledBatch:
     num_preempted: int
     copies: tuple[BlockCopy, ...] = ()
     encoder_work: tuple[EncoderWork, ...] = ()
+    adapter_loads: tuple[AdapterLoad, ...] = ()
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:
@@ -149,7 +159,9 @@ class ScheduledBatch:
         rest = tuple(row._replace(work=None) if row.row in late else row for row in self.rows)
         sampling = tuple(row._replace(prompt_logprobs=None) for row in self.rows if row.row in late)
         return (
-            ScheduledBatch(rest, self.num_tokens, self.num_preempted, self.copies, self.encoder_work),
+            ScheduledBatch(
+                rest, self.num_tokens, self.num_preempted, self.copies, self.encoder_work, self.adapter_loads
+            ),
             ScheduledBatch(sampling, 0, 0),
         )
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from runtime.kv.kinds import Cross, KVDtype, MemoryKind, Nothing, State
 from runtime.kv.layout import KVLayout
+from runtime.lora.config import LoraLimits
 from runtime.options import EngineOptions
 from runtime.policy import POLICIES, Policy
 from runtime.speculate.config import SpeculativeConfig
@@ -41,6 +42,16 @@ class EngineConfig(EngineOptions):
     def of(cls, options: EngineOptions, *, end_token_ids: frozenset[int]) -> EngineConfig:
         given = {spec.name: getattr(options, spec.name) for spec in fields(EngineOptions)}
         return cls(**given, end_token_ids=end_token_ids)
+
+    @property
+    def lora(self) -> LoraLimits | None:
+        """The room that adapters are to have. Raises PlanError."""
+        if not self.enable_lora:
+            return None
+        try:
+            return LoraLimits(self.max_loras, self.max_cpu_loras or 2 * self.max_loras, self.max_lora_rank)
+        except ValueError as error:
+            raise PlanError(str(error)) from error
 
     @property
     def captures(self) -> bool:
@@ -85,6 +96,7 @@ class EnginePlan:
     steps_in_flight: int
     speculative: SpeculativeConfig | None
     notes: tuple[str, ...]  # what was cut to fit, for people
+    lora: LoraLimits | None = None
     draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
 
     def timed(
@@ -195,6 +207,7 @@ class EnginePlan:
             steps_in_flight=config.steps_in_flight,
             speculative=speculative,
             notes=tuple(notes),
+            lora=config.lora,
         )
 
 

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 from runtime.admission import Admission, AdmissionLimits
 from runtime.api import (
     Activity,
+    Adapter,
+    AdapterGone,
     Busy,
     ContextTooLong,
     EngineHealth,
@@ -38,17 +40,19 @@ from runtime.api import (
     Request,
     SamplingParams,
     TokenLogprobs,
+    cache_root,
 )
 from runtime.batch import NOT_FINITE, ScheduledBatch
 from runtime.constrain.masked_sampling import MaskedSampling
 from runtime.deadlines import Deadlines, Limit
 from runtime.fault import Fault, RowFailed
+from runtime.lora.adapters import Adapters
 from runtime.metrics.engine_meter import EngineMeter
 from runtime.metrics.step_health import HealthLimits, StepHealth
 from runtime.profiling.session import Profiling, Recorder
 from runtime.prompt import check_ids, prepare
 from runtime.scheduler import Scheduler, Settled
-from runtime.sequence import Sequence
+from runtime.sequence import Sequence, Status
 from runtime.step import ForwardOutput, Runner, Step, StepResult
 from runtime.token_stream import EngineTokenStream
 
@@ -103,6 +107,7 @@ class Engine:
         health_limits: HealthLimits | None = None,
         recorder: Callable[[], Recorder] = _none_to_record,
         clock: Callable[[], float] = time.monotonic,
+        adapters: Adapters | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -129,6 +134,9 @@ class Engine:
         self._spared: set[int] = set()  # sequences that were the largest of a step for which there was no memory
         self._work = asyncio.Event()
         self._masked = MaskedSampling(model, scheduler, self)
+        self._adapters = adapters
+        if adapters is not None:
+            adapters.connect(self.wake, self._end_without_adapter)
         self._idle = asyncio.Event()
         self._idle.set()
         self._task = asyncio.create_task(self._live(), name="engine")
@@ -139,8 +147,14 @@ class Engine:
     def model(self) -> ModelInfo:
         return self._model
 
-    def prepare(self, prompt_ids: Several[int], cache_salt: str | None = None) -> PreparedPrompt:
-        return prepare(self._scheduler.cache, self._model.vocab_size, prompt_ids, cache_salt)
+    @property
+    def adapters(self) -> Adapters | None:
+        return self._adapters
+
+    def prepare(
+        self, prompt_ids: Several[int], cache_salt: str | None = None, adapter: Adapter | None = None
+    ) -> PreparedPrompt:
+        return prepare(self._scheduler.cache, self._model.vocab_size, prompt_ids, cache_root(cache_salt, adapter))
 
     def submit(self, requests: Several[Request], *, continues: bool = False) -> EngineTokenStream:
         if not self._accepting:
@@ -225,7 +239,8 @@ class Engine:
         return await asyncio.shield(self._death)
 
     def metrics(self) -> list[Metric]:
-        return self._meter.metrics()
+        of_adapters = [] if self._adapters is None else self._adapters.slots.metrics()
+        return [*self._meter.metrics(), *of_adapters]
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
         live = [sink.sequence for sink in self._sinks.values()]
@@ -258,6 +273,8 @@ class Engine:
             self._task.cancel()
             await asyncio.wait({self._task})
         self._masked.close()
+        if self._adapters is not None:
+            self._adapters.close()
         return bool(await self._runner.close() and ended)
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -492,8 +509,13 @@ class Engine:
         prepared = request.prepared
         if prepared is None:
             check_ids(request.prompt_ids, self._model.vocab_size)
-        elif prepared.token_ids is not request.prompt_ids or prepared.cache_salt != request.cache_salt:
-            raise ValueError(f"request {request.id} has a prepared prompt of other tokens or another cache_salt")
+        elif prepared.token_ids is not request.prompt_ids or prepared.cache_root != request.cache_root:
+            raise ValueError(
+                f"request {request.id} has a prepared prompt of other tokens, another cache_salt or adapter"
+            )
+        adapter = request.adapter
+        if adapter is not None and (self._adapters is None or not self._adapters.slots.knows(adapter.key)):
+            raise AdapterGone(f"the adapter {adapter.name} has been unloaded")
         if len(request.prompt_ids) + _min_output(request) > self._model.max_model_len:
             raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
 
@@ -589,6 +611,13 @@ class Engine:
                 num_draft_tokens=sequence.num_draft_tokens,
                 num_accepted_tokens=sequence.num_accepted_tokens,
             )
+
+    def _end_without_adapter(self, key: int, why: str) -> None:
+        """End who waits for an adapter that cannot come."""
+        for number, sink in list(self._sinks.items()):
+            adapter = sink.sequence.request.adapter
+            if adapter is not None and adapter.key == key and sink.sequence.status is Status.WAITING:
+                self.end(number, FinishReason.ERROR, why)
 
     def _end_batch(self, batch: ScheduledBatch) -> None:
         for row in batch.rows:

@@ -186,6 +186,18 @@ class EngineOptions:
         maximum=MAX_DRAFTS,
         aliases=("--spec-tokens",),
     )
+    enable_lora: bool = option(
+        False,
+        "serve LoRA adapters beside the model: --lora-modules, --lora-resolver, POST /v1/load_lora_adapter",
+        group=ENGINE,
+    )
+    max_loras: int = option(8, "adapters that one step may have, each in a slot of the device", group=ENGINE, minimum=1)
+    max_cpu_loras: int | None = option(
+        None, "adapters kept in memory, those in slots included (default: twice --max-loras)", group=ENGINE, minimum=1
+    )
+    max_lora_rank: int = option(
+        64, "the greatest rank of an adapter; slots on a GPU have room for it", group=ENGINE, minimum=1, maximum=512
+    )
     stream_interval: int = option(
         1,
         "tokens that a stream gathers before they are sent, but for the first: more cost less CPU a token, and come less evenly",

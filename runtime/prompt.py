@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from runtime.api import PreparedPrompt
+from runtime.api import CacheRoot, PreparedPrompt
 from runtime.kv.prefix_cache import BlockHash, PrefixCache
 
 _PIECE = 4096  # tokens, a millisecond or less
@@ -22,7 +22,7 @@ def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
         raise ValueError(f"token ids go from 0 to {vocab_size - 1}")
 
 
-def prepare(cache: PrefixCache, vocab_size: int, token_ids: Sequence[int], cache_salt: str | None) -> PreparedPrompt:
+def prepare(cache: PrefixCache, vocab_size: int, token_ids: Sequence[int], root: CacheRoot) -> PreparedPrompt:
     """Check and hash a prompt, on any thread. Raises ValueError as `check_ids` does."""
     size = max(1, _PIECE // cache.block_size) * cache.block_size
     hashes: list[BlockHash] = []
@@ -30,7 +30,7 @@ def prepare(cache: PrefixCache, vocab_size: int, token_ids: Sequence[int], cache
         piece = token_ids[start : start + size]
         check_ids(piece, vocab_size)
         if cache.enabled:
-            hashes += cache.hash_blocks(piece, cache_salt, hashes[-1] if hashes else None)
+            hashes += cache.hash_blocks(piece, root, hashes[-1] if hashes else None)
         if start + size < len(token_ids):
             time.sleep(0)  # whoever waits for the interpreter has it now
-    return PreparedPrompt(token_ids, cache_salt, hashes)
+    return PreparedPrompt(token_ids, root, hashes)

@@ -24,7 +24,7 @@ that this step and all later ones do not see, wherever unsettled steps really en
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -43,6 +43,7 @@ from runtime.block_copies import BlockCopies
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import Match, PrefixCache
+from runtime.lora.slots import AdapterSlots
 from runtime.policy import Policy
 from runtime.sequence import Sequence, Status
 from runtime.speculate.speculation import Speculation
@@ -115,9 +116,10 @@ class _Refusal(NamedTuple):
 class Scheduler:
     def __init__(
         self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy,
-        speculation: Speculation | None = None, step_budget: StepBudget | None = None,
+        speculation: Speculation | None = None, step_budget: StepBudget | None = None, adapters: AdapterSlots | None = None,
     ) -> None:  # fmt: skip
-        """`speculation`: drafts, if any. `step_budget`: of prompts beside decodes; None: as the limits say."""
+        """`speculation`: drafts, if any. `step_budget`: of prompts beside decodes; None: as the limits say. `adapters`: those that
+        requests may have, if any."""
         self.limits = limits
         self.pool = pool
         self.cache = cache
@@ -126,6 +128,7 @@ class Scheduler:
         self.step_budget = step_budget or FixedBudget(limits.max_num_mixed_tokens)
         self.speculation = speculation
         self._to_propose: dict[int, int] = {}  # drafts that are wanted behind this step, by number
+        self.adapters = adapters
         self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
         self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
@@ -146,6 +149,8 @@ class Scheduler:
         params = sequence.sampling
         eos_token_ids = frozenset() if params.ignore_eos else self.limits.eos_token_ids
         sequence.ending_ids = params.stop_token_ids | eos_token_ids | {NOT_FINITE}
+        if self.adapters is not None and sequence.request.adapter is not None:
+            self.adapters.waits(sequence.request.adapter.key)
         self.policy.waits(sequence)
         insort(self.waiting, sequence, key=self.policy.order)
 
@@ -195,12 +200,16 @@ class Scheduler:
             budget -= num_tokens
         if prompts or self.waiting:
             may_start = self.num_preemptions == preemptions_before
+            if self.adapters is not None:
+                self.adapters.turn(self.waiting, self.policy.order)
             self._compute_prompts(rows, prompts, budget, scored_cost, may_start=may_start)
         copies = self.copies.take()
         if not rows and not copies:
             return None
         num_preempted = self.num_preemptions - preemptions_before
-        return ScheduledBatch(tuple(rows), sum([row.num_tokens for row in rows]), num_preempted, copies)
+        loads = () if self.adapters is None else self.adapters.take_loads()
+        num_tokens = sum([row.num_tokens for row in rows])
+        return ScheduledBatch(tuple(rows), num_tokens, num_preempted, copies, adapter_loads=loads)
 
     @property
     def num_free_rows(self) -> int:
@@ -314,11 +323,13 @@ class Scheduler:
         self.policy.ends(sequence)
         if self.speculation is not None:
             self.speculation.finished(sequence)
+        if self.adapters is not None and sequence.request.adapter is not None:
+            self.adapters.ends(sequence.request.adapter.key)
         sequence.status = Status.FINISHED
         sequence.finish = reason
         self._sequences.pop(sequence.number, None)
 
-    def forget_step(self, batches: Iterable[ScheduledBatch]) -> None:
+    def forget_step(self, batches: Several[ScheduledBatch]) -> None:
         """`batches` did not run: nothing they were to write can be trusted. Survivors among their sequences start over."""
         for batch in batches:
             self.copies.release(batch.copies)
@@ -334,6 +345,9 @@ class Scheduler:
         for sequence in list(self.running):  # they may share blocks with the above
             self._preempt(sequence)
         self.cache.clear()
+        if self.adapters is not None:
+            for batch in batches:
+                self.adapters.forget(batch.adapter_loads)
 
     def _load(self, num_wanted: Several[int]) -> Load:
         """`num_wanted`: tokens that each running sequence has still to compute."""
@@ -488,6 +502,7 @@ class Scheduler:
             tuple(sequence.output_ids),
             sequence.num_computed_tokens,
             sequence.has_matchers,
+            sequence.adapter_slot,
         )
 
     def _prompt_logprobs(self, sequence: Sequence, end: int) -> PromptLogprobsSpan | None:
@@ -517,7 +532,7 @@ class Scheduler:
         if num_tokens - start >= self.cache.block_size:
             ids = sequence.known_ids(start, num_tokens)
             block_hashes += self.cache.hash_blocks(
-                ids, sequence.request.cache_salt, block_hashes[-1] if block_hashes else None
+                ids, sequence.request.cache_root, block_hashes[-1] if block_hashes else None
             )
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -534,6 +549,9 @@ class Scheduler:
         assert sequence.row is not None
         self._free_rows.append(sequence.row)
         sequence.row = None
+        if self.adapters is not None and sequence.request.adapter is not None:
+            self.adapters.stops(sequence.request.adapter.key)
+            sequence.adapter_slot = -1
         for table in sequence.tables:
             self.pool.release(table.ids, self.cache)
             self.pool.unreserve(table.num_reserved)
@@ -581,7 +599,16 @@ class Scheduler:
         if not self.waiting or not self._free_rows:
             return None
         sequence = self.waiting[self.policy.next_waiting(self.waiting)]
+        if self.adapters is not None and not self.adapters.may_start(sequence, self.policy.order):
+            others = self._with_adapters(self.adapters)
+            if not others:
+                return None
+            sequence = others[self.policy.next_prompt(others)]
         return None if sequence.num_in_flight else sequence
+
+    def _with_adapters(self, adapters: AdapterSlots) -> list[Sequence]:
+        """Those waiting whose adapters are there: they do not wait for somebody else's."""
+        return [sequence for sequence in self.waiting if adapters.may_start(sequence, self.policy.order)]
 
     def _go_on(self, rows: list[ScheduledRow], sequence: Sequence, num_tokens: int) -> bool:
         """Compute more of a prompt. False where there is no block for it."""
@@ -598,6 +625,8 @@ class Scheduler:
         self.policy.starts(sequence)
         sequence.status = Status.RUNNING
         sequence.row = self._free_rows.pop()
+        if self.adapters is not None and sequence.request.adapter is not None:
+            sequence.adapter_slot = self.adapters.starts(sequence.request.adapter.key)
         sequence.needs_bind = True
         insort(self.running, sequence, key=self.policy.order)
         num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, most)

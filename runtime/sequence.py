@@ -64,6 +64,7 @@ class Sequence:
         self.status = Status.WAITING
         self.finish: FinishReason | None = None
         self.row: int | None = None
+        self.adapter_slot = -1  # while it has a row: where the device has its adapter
         self.tables: tuple[BlockTable, ...] = ()  # while it has a row: one for each group of layers
         self.num_slots = 0  # tokens that fit in all of these without another block
         self.has_new_blocks = False  # that the device has not been told of

@@ -17,6 +17,7 @@ from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
+from runtime.lora.adapters import Adapters
 from runtime.models.implementation import describe, load
 from runtime.models.registry import add_plugins
 from runtime.models.spec.pair import PairSpec
@@ -42,6 +43,7 @@ class EngineParts:
     scheduler: Scheduler
     runner: Runner
     model: ModelInfo
+    adapters: Adapters | None = None
 
 
 async def start_engine(
@@ -71,6 +73,7 @@ async def start_engine(
         stream_interval=config.stream_interval,
         seed=config.seed,
         recorder=partial(TorchRecorder, parts.model.device),
+        adapters=parts.adapters,
     )
 
 
@@ -165,9 +168,12 @@ def _build(
 
 def _loaded(planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None) -> Model:
     """The model, and the draft model where there is one: kept alike, for contexts of the same length."""
-    config, spec, plan = planned.config, planned.spec, planned.plan
+    from runtime.models.adapters import AdapterRoom
 
-    def loaded(spec: ModelSpec, files: ModelFiles, load_format: str) -> Model:
+    config, spec, plan = planned.config, planned.spec, planned.plan
+    room = None if plan.lora is None else AdapterRoom(plan.lora.max_loras, plan.lora.max_lora_rank)
+
+    def loaded(spec: ModelSpec, files: ModelFiles, load_format: str, room: AdapterRoom | None = None) -> Model:
         return load(
             spec,
             files,
@@ -178,13 +184,14 @@ def _loaded(planned: Planned, files: ModelFiles, report: Report, draft: ModelFil
             max_model_len=plan.max_model_len,
             device=planned.platform.device,
             weights=plan.weights,
+            adapters=room,
         )
 
     if not isinstance(spec, PairSpec) or draft is None:
-        return loaded(spec, files, config.load_format)
+        return loaded(spec, files, config.load_format, room)
     from runtime.models.pair import ModelPair
 
-    model = loaded(spec.model, files, config.load_format)
+    model = loaded(spec.model, files, config.load_format, room)
     return ModelPair(model, loaded(spec.draft, draft, "dummy" if config.load_format == "dummy" else "auto"))
 
 
@@ -202,10 +209,24 @@ def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runn
         plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
     )
     prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups)
+    adapters = _adapters(plan, model)
     scheduler = Scheduler(
-        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), plan.speculation(), plan.step_budget()
-    )
-    return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids))
+        limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), plan.speculation(), plan.step_budget(),
+        None if adapters is None else adapters.slots,
+    )  # fmt: skip
+    return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids), adapters)
+
+
+def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:
+    if plan.lora is None or model.adapters is None:
+        return None
+    from runtime.lora.store import AdapterStore
+    from runtime.lora.targets import targets_of
+    from runtime.models.spec.decoder import DecoderSpec
+
+    spec = model.spec.model if isinstance(model.spec, PairSpec) else model.spec
+    assert isinstance(spec, DecoderSpec), "others have no room for adapters"
+    return Adapters(plan.lora, AdapterStore(model.adapters, targets_of(spec), plan.lora.max_lora_rank))
 
 
 def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> ModelInfo:

@@ -19,6 +19,7 @@ from runtime.engine import Engine
 from runtime.fault import Fault, host_fault
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
+from runtime.lora.adapters import Adapters
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
@@ -249,12 +250,14 @@ def make_engine(
     policy="fcfs",
     speculation: Speculation | None = None,
     model: ModelInfo | None = None,
+    adapters: Adapters | None = None,
     **options,
 ) -> Engine:
     """`model` says what the engine is to believe; its rows and blocks are those given here."""
     model = replace(model or model_info(), max_num_seqs=max_num_seqs, num_kv_blocks=num_blocks)
     limits = SchedulerLimits(max_num_seqs, budget, model.eos_token_ids)
     scheduler = NotedScheduler(limits, BlockPool(num_blocks), PrefixCache(4), POLICIES[policy](), speculation)
+    scheduler.adapters = None if adapters is None else adapters.slots
     if isinstance(runner, FakeRunner):
         scheduler.names = runner.names
-    return Engine(scheduler, runner, model, **options)
+    return Engine(scheduler, runner, model, adapters=adapters, **options)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from runtime.api import (
     Activity,
+    Adapter,
+    AdapterClient,
     Busy,
     EngineError,
     EngineHealth,
@@ -32,6 +34,7 @@ from runtime.api import (
     RequestRecord,
     StepRecord,
     TokenLogprobs,
+    cache_root,
 )
 from runtime.token_stream import EngineTokenStream
 
@@ -142,6 +145,7 @@ class FakeEngine:
         self.lets_go = True  # of everything, when it is closed
         self._died = asyncio.Event()
         self.num_resets = 0  # of the prefix cache
+        self.adapters: AdapterClient | None = None
         self.steps: list[StepRecord] = []
         self.records: list[RequestRecord] = []
         self.kv_cells = b""
@@ -153,9 +157,11 @@ class FakeEngine:
 
     # --- EngineClient ---------------------------------------------------------------------------------------------
 
-    def prepare(self, prompt_ids: Sequence[int], cache_salt: str | None = None) -> PreparedPrompt:
+    def prepare(
+        self, prompt_ids: Sequence[int], cache_salt: str | None = None, adapter: Adapter | None = None
+    ) -> PreparedPrompt:
         self.prepared_on.append(threading.current_thread())
-        return PreparedPrompt(prompt_ids, cache_salt, ())
+        return PreparedPrompt(prompt_ids, cache_root(cache_salt, adapter), ())
 
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> EngineTokenStream:
         if self.refuse is not None:

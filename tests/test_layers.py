@@ -28,7 +28,7 @@ SERVER_ROOMS = (
 RUNTIME_ROOMS = (
     ("measure", "doctor"),
     ("start",),
-    ("runner",),
+    ("runner", "lora"),
     ("models", "sample"),
     ("constrain", "metrics"),
     ("kv", "weights", "speculate", "profiling"),
@@ -40,6 +40,7 @@ NO_TORCH_IN_RUNTIME = (
     "runtime.token_stream", "runtime.speculate.methods", "runtime.block_copies", "runtime.metrics.engine_meter",
     "runtime.speculate.speculation",
     "runtime.profiling.session", "runtime.profiling.trace",
+    "runtime.lora.adapters", "runtime.lora.slots", "runtime.lora.config",
     "runtime.constrain.masked_sampling", "runtime.metrics.step_health",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",
     "runtime.runner.worker", "runtime.platform.host", "runtime.models.registry",

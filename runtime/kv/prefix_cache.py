@@ -1,8 +1,9 @@
 """Prefix cache: finds the blocks that already hold a given span after a given prefix.
 
 A full block is named by a hash chain: sha256(parent's hash, its token ids), rooted in a random per-process key and the
-sequence's extras (cache_salt), so a hit means the whole prefix is the same, and tenants with different salts never meet. Each
-group of layers has blocks of its own under that name; how much of a prefix it must have is for its kind of memory to say.
+sequence's extras (cache_salt, adapter), so a hit means the whole prefix is the same, and tenants with different salts, or with
+different adapters or versions of one, never meet. Each group of layers has blocks of its own under that name; how much of a prefix
+it must have is for its kind of memory to say.
 Blocks stay findable after their last user left, until the pool hands them out again; then `forget` is due.
 Knows ids and hashes, not sequences."""
 
@@ -18,11 +19,13 @@ from typing import NamedTuple, NewType
 
 import numpy as np
 
+from runtime.api import CacheRoot
 from runtime.kv.block_pool import MANY, BlockIds, Flags, Words
 from runtime.kv.kinds import AttentionKVSpec, Full
 from runtime.kv.layout import LayerGroup
 
 BlockHash = NewType("BlockHash", bytes)  # sha256: a collision would show one tenant's text to another
+NOBODYS: CacheRoot = (None, 0)
 PLAIN = (LayerGroup(Full(AttentionKVSpec(1, 1))),)
 
 
@@ -100,18 +103,20 @@ class PrefixCache:
             self._has += bytes(block_id + 1)
 
     def hash_blocks(
-        self, token_ids: Sequence[int], salt: str | None, parent: BlockHash | None = None
+        self, token_ids: Sequence[int], root: CacheRoot = NOBODYS, parent: BlockHash | None = None
     ) -> list[BlockHash]:
         """The hashes of the full blocks of `token_ids`, which follow the block `parent`. May be called on any thread."""
         size, block_hashes = self.block_size, []
-        last = self._root(salt) if parent is None else parent
+        last = self._root(root) if parent is None else parent
         for start in range(0, len(token_ids) - size + 1, size):
             last = BlockHash(sha256(last + array("q", token_ids[start : start + size]).tobytes()).digest())
             block_hashes.append(last)
         return block_hashes
 
-    def _root(self, salt: str | None) -> BlockHash:
-        return BlockHash(sha256(self._key + (b"" if salt is None else b"salt:" + salt.encode())).digest())
+    def _root(self, root: CacheRoot) -> BlockHash:
+        salt, adapter = root
+        extras = struct.pack("<q", adapter) + (b"" if salt is None else b"salt:" + salt.encode())
+        return BlockHash(sha256(self._key + extras).digest())
 
     def match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
         """The longest prefix of `block_hashes`, `max_entries` at most, behind which every group finds what it sees. A list that is

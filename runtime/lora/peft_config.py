@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from runtime.weights.rules import WeightsError
+
+N = TypeVar("N", int, float)
 
 CONFIG = "adapter_config.json"
 _MAX_BYTES = 1 << 20
@@ -92,7 +94,7 @@ class PeftConfig:
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
-def _matching(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
+def _matching(pattern: Mapping[str, N], module: str, default: N) -> N:
     """As PEFT: the first key, a regular expression, that matches the name's end from a dot on."""
     for key, value in pattern.items():
         if re.match(rf"(?:.*\.)?(?:{key})$", module):

@@ -19,7 +19,7 @@ from ops.lora.share import LoraPart
 from runtime.lora.peft_config import CONFIG, PeftConfig
 from runtime.lora.targets import Target, find
 from runtime.weights.dtypes import Array
-from runtime.weights.rules import GroupedRows, InterleavedRope, Shape, Transform, WeightsError, shape_text
+from runtime.weights.rules import InterleavedHalves, Shape, Transform, WeightsError, shape_text
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
 from runtime.weights.transforms import undo
 
@@ -124,21 +124,27 @@ def _part(
     a = _tensor(folder, files, halves["A"], (rank, target.linear.in_features))
     b = _tensor(folder, files, halves["B"], (target.rows, rank))
     if target.transform is not None:
-        b = _in_our_order(target.transform, b, target)
-        if b is None:
+        order = _our_order(target.transform, target)
+        if order is None:
             raise WeightsError(f"{folder}: {module} is stored in an order that adapters cannot follow")
+        b = np.ascontiguousarray(b[order])
     return LoraPart(target.start, _as_torch(a), _as_torch(b), config.scale_of(module))
 
 
-def _in_our_order(transform: Transform, b: Array, target: Target) -> Array | None:
-    """Rows of a part as the decoder has them, by what is done to the rows of the whole weight. None where they leave the part."""
-    part = slice(target.start, target.start + target.rows)
-    is_whole = target.rows == target.linear.out_features
-    if not isinstance(transform, InterleavedRope | GroupedRows) or not (is_whole or isinstance(transform, InterleavedRope)):
+def _our_order(transform: Transform, target: Target) -> Array | None:
+    """Where a checkpoint's part has each row that the decoder's has, by what is done to the whole weight. None where rows would
+    leave their part."""
+    if isinstance(transform, InterleavedHalves) and transform.as_columns:
         return None
-    whole = np.zeros((target.linear.out_features, b.shape[1]), b.dtype)
-    whole[part] = b
-    return np.ascontiguousarray(undo(transform, whole, whole.shape)[part])
+    num_rows = target.linear.out_features
+    numbers = np.arange(num_rows, dtype=np.float64)[:, None]
+    stored = undo(transform, numbers, (num_rows, 1))[:, 0].astype(
+        np.int64
+    )  # where each of our rows stands in checkpoints
+    own = stored[target.start : target.start + target.rows] - target.start
+    if own.min() < 0 or own.max() >= target.rows:
+        return None
+    return own
 
 
 def _tensor(folder: Path, files: SafetensorsCheckpoint, name: str, shape: Shape) -> Array:

@@ -39,6 +39,7 @@ class ModelAdapters:
     def __init__(self, linears: Mapping[str, LoraLinear], num_slots: int, step: StepAdapters) -> None:
         self.num_slots = num_slots
         self._linears, self._step = linears, step
+        self._kept: dict[int, PreparedAdapter] = {}
         self._taken: list[frozenset[str]] = [frozenset()] * num_slots  # layers that a slot's adapter changes
 
     @classmethod
@@ -54,11 +55,20 @@ class ModelAdapters:
         return weights._replace(linears={**weights.linears, **linears}), cls(linears, room.num_slots, step)
 
     def prepared(self, parts: Mapping[str, Sequence[ops.LoraPart]]) -> PreparedAdapter:
-        """An adapter as `place` takes it, given what it does to each layer. On any thread."""
+        """An adapter as `keep` takes it, given what it does to each layer. On any thread."""
         return {name: self._linears[name].slots.prepared(some) for name, some in parts.items()}
 
-    def place(self, slot: int, adapter: PreparedAdapter) -> None:
+    def keep(self, key: int, adapter: PreparedAdapter) -> None:
+        """From now on slots may take it by this key. On any thread."""
+        self._kept[key] = adapter
+
+    def drop(self, key: int) -> None:
+        """The contrary; slots that have taken it keep it."""
+        self._kept.pop(key, None)
+
+    def place(self, slot: int, key: int) -> None:
         """From the next step on, tokens of `slot` take this adapter, and no longer the one before."""
+        adapter = self._kept[key]
         for name in self._taken[slot] - adapter.keys():
             self._linears[name].slots.put(slot, None)
         for name, share in adapter.items():
@@ -71,7 +81,5 @@ class ModelAdapters:
 
 
 def _slots(linear: Linear, room: AdapterRoom, dtype: str, device: str) -> ops.LoraSlots:
-    shape = ops.LoraShape(
-        linear.out_features, linear.in_features, linear.parts or (linear.out_features,), *room
-    )
+    shape = ops.LoraShape(linear.out_features, linear.in_features, linear.parts or (linear.out_features,), *room)
     return ops.prepare_lora(shape, torch.float32 if linear.float32 else getattr(torch, dtype), torch.device(device))

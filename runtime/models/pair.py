@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from runtime.kv.kv_cache import LayerKV
+from runtime.models.adapters import ModelAdapters
 from runtime.models.blocks.pooler import PoolerBlock
 from runtime.models.forward_step import ForwardStep
 from runtime.models.model import Model
@@ -46,6 +47,11 @@ class ModelPair:
     @property
     def graph_unsupported_reason(self) -> str | None:
         return self.model.graph_unsupported_reason or self.draft.graph_unsupported_reason
+
+    @property
+    def adapters(self) -> ModelAdapters | None:
+        """Of the model: drafts are guessed without any."""
+        return self.model.adapters
 
     @property
     def may_refuse_capture(self) -> bool:

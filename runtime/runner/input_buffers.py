@@ -36,6 +36,7 @@ class InputBuffers:
         self._tables = HostTables(layout, max_num_seqs, max_model_len)
         self._last_ids: Int64s = self.last_ids.numpy()  # the same memory
         self._num_computed: Int64s = self.num_computed.numpy()  # the same memory
+        self._adapter_slots = np.full(max_num_seqs, -1, np.int32)  # by row
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
         return rows
@@ -70,6 +71,7 @@ class InputBuffers:
             ),
             kv_caches=self._kv_caches,
             token_type_ids=None if (kinds := token_types(rows)) is None else _int64(kinds),
+            adapters=torch.from_numpy(slots) if (slots := self._adapter_slots[token_rows]).max() >= 0 else None,
         )
         if longest > 1 and any(row.draft_ids for row in rows):
             return inputs_with_drafts(forward, rows, self.num_computed)
@@ -111,6 +113,7 @@ class InputBuffers:
         for row in rows:
             if row.binding is not None:
                 self._num_computed[row.row] = row.binding.num_computed
+                self._adapter_slots[row.row] = row.binding.adapter_slot
         return self._num_computed[row_ids]
 
     def _ids(self, rows: Sequence[ScheduledRow], ends: list[int], row_ids: Int64s) -> Int64s:

@@ -202,6 +202,9 @@ class ModelRunner:
     def _bound(self, batch: ScheduledBatch) -> tuple[ScheduledRow, ...]:
         """The rows as the step has them, those with a new tenant known to all who keep something by row."""
         rows = self._inputs.arranged(batch.rows)
+        for load in batch.adapter_loads:
+            assert self._model.adapters is not None
+            self._model.adapters.place(*load)
         for row in rows:
             if row.binding is not None:
                 self._bind(row, row.binding)

@@ -85,7 +85,7 @@ async def our_greedy(
         parts.scheduler.speculation = None if proposer is None else Speculation(proposer, MAX_DRAFTS)
     speculation = parts.scheduler.speculation
     if preempting:
-        _preempt_often(parts.scheduler)
+        preempt_often(parts.scheduler)
     engine = Engine(
         parts.scheduler,
         parts.runner,
@@ -110,7 +110,7 @@ async def our_greedy(
     return Outcome(ids, cached, parts.scheduler.num_preemptions, *drafted)
 
 
-def _preempt_often(scheduler: Scheduler) -> None:
+def preempt_often(scheduler: Scheduler) -> None:
     schedule, calls = scheduler.schedule, count(1)
 
     def preempt_first() -> ScheduledBatch | None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from runtime.config import WeightPolicy
+from runtime.api import Request, SamplingParams
+from runtime.config import EngineConfig, WeightPolicy
+from runtime.engine import Engine
 from runtime.lora.peft_folder import read_adapter
 from runtime.lora.targets import targets_of
 from runtime.models import implementation
 from runtime.models.adapters import AdapterRoom
 from runtime.weights.fetch import resolve
 from tests.equality.adapters import Deltas, linear_modules, merged, write_adapter
+from tests.equality.greedy import TIE, Reference, engine_parts, preempt_often, references
 from tests.equality.test_families import FAMILIES, VOCAB, corrections
 from tests.runtime.models.paged import Paged
 
 ROOM = AdapterRoom(3, 8)
+MAX_TOKENS = 10
 # Merged and fused projections, biases, Conv1D, windows, latent attention, parallel blocks, rows in another order, experts,
 # recurrent layers of three kinds.
 CHOSEN = (
@@ -31,6 +37,7 @@ CHOSEN = (
 
 @dataclass
 class Case:
+    folder: Path
     theirs: transformers.PreTrainedModel
     ours: object
     deltas: list[Deltas]
@@ -65,8 +72,9 @@ def case(request, tmp_path_factory):
         deltas.append(write_adapter(folder / f"adapter{slot}", modules, slot, rank=rank))
         read = read_adapter(folder / f"adapter{slot}", targets, ROOM.max_rank)
         assert read.max_rank == rank
-        ours.adapters.place(slot, ours.adapters.prepared(read.parts))
-    return Case(theirs, ours, deltas, modules)
+        ours.adapters.keep(slot, ours.adapters.prepared(read.parts))
+        ours.adapters.place(slot, slot)
+    return Case(folder, theirs, ours, deltas, modules)
 
 
 def test_every_linear_layer_of_all_tokens_is_a_target(case):
@@ -97,7 +105,7 @@ def test_each_row_has_its_own_adapter_s_logits(case):
         if traced:
             paged.model = case.ours.traced(paged.kv_caches)
         got = [[] for _ in prompts]
-        for chunk in (range(0, 7), range(7, 8), range(8, 30)):
+        for chunk in (range(7), range(7, 8), range(8, 30)):
             spans = {row: prompt[chunk.start : chunk.stop] for row, prompt in enumerate(prompts)}
             spans = {row: span for row, span in spans.items() if span}
             for row, logits in step(paged, spans, slots).items():
@@ -112,3 +120,74 @@ def step(paged: Paged, spans: dict[int, list[int]], slots: list[int]) -> dict[in
     logits = paged.model.compute_logits(paged.model.forward(given))
     ends = accumulate(map(len, spans.values()))
     return {row: logits[end - len(span) : end] for (row, span), end in zip(spans.items(), ends, strict=True)}
+
+
+@pytest.mark.parametrize("case", ["llama, biases, tied", "qwen 3 moe", "jamba"], indirect=True)
+@pytest.mark.parametrize("speculative", [False, True])
+async def test_the_engine_says_what_each_merged_model_would(case, speculative):
+    """Three adapters and none over two slots: in chunks, with prefix hits, preemption and guesses; one adapter is loaded again
+    under its name while its requests run, and all have to make room for others."""
+    rng = random.Random(2)
+    shared = [rng.randrange(3, VOCAB) for _ in range(36)]
+    prompts = [shared, [*shared[:33], 5, 6, 5, 6, 5, 6], [7, 8, 9] * 7]
+    options = {"speculative_method": "ngram", "num_speculative_tokens": 4} if speculative else {}
+    config = EngineConfig(
+        enable_lora=True, max_loras=2, max_cpu_loras=2, max_lora_rank=8, num_kv_blocks=64, max_model_len=96,
+        max_num_batched_tokens=16, max_num_seqs=5, **options,
+    )  # fmt: skip
+    parts = await engine_parts(case.ours, config)
+    preempt_often(parts.scheduler)
+    engine = Engine(parts.scheduler, parts.runner, parts.model, adapters=parts.adapters)
+    adapters = engine.adapters
+    assert adapters is not None
+    try:
+        names = [None, "first", "second", "third"]
+        for number, name in enumerate(names[1:]):
+            await adapters.load(name, str(case.folder / f"adapter{number}"))
+        deltas = dict(zip(names, [{}, *case.deltas], strict=True))
+        for round_number in range(2):
+            asked = [(name, prompt) for prompt in prompts for name in names]
+            streams = [asyncio.create_task(answer(engine, name, prompt)) for name, prompt in asked]
+            await asyncio.sleep(0)  # all are submitted
+            if round_number:
+                await adapters.load("first", str(case.folder / "adapter2"))
+            answers = await asyncio.gather(*streams)
+            for (name, prompt), (ids, _) in zip(asked, answers, strict=True):
+                with merged(case.theirs, deltas[name]):
+                    (reference,) = references(case.theirs, [prompt], MAX_TOKENS, [ids])
+                assert_same(ids, reference, f"round {round_number}, {name}")
+        # What has the name now is another adapter, and finds no block of the one before.
+        ids, num_cached = await answer(engine, "first", shared)
+        assert num_cached == 0
+        with merged(case.theirs, deltas["third"]):
+            assert_same(ids, references(case.theirs, [shared], MAX_TOKENS, [ids])[0], "loaded again")
+        (_, num_cached) = await answer(engine, "first", shared)
+        assert (num_cached > 0) == parts.scheduler.cache.enabled
+        slots = adapters.slots
+        assert slots.num_evictions > 0
+        assert slots.num_slot_evictions > 0
+        assert parts.scheduler.num_preemptions > 0
+    finally:
+        await engine.close()
+    assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
+
+
+async def answer(engine: Engine, name: str | None, prompt: list[int]) -> tuple[list[int], int]:
+    adapter = None if name is None else engine.adapters.find(name)
+    request = Request(str(name), list(prompt), SamplingParams(MAX_TOKENS, temperature=0.0), adapter=adapter)
+    ids: list[int] = []
+    num_cached = 0
+    async with engine.submit([request]) as stream:
+        async for outputs in stream:
+            for output in outputs:
+                assert output.error is None
+                ids += output.token_ids
+                num_cached = output.num_cached_tokens
+    return ids, num_cached
+
+
+def assert_same(ids: list[int], reference: Reference, what: str) -> None:
+    for position, (ours, theirs) in enumerate(zip(ids, reference.token_ids, strict=True)):
+        if ours != theirs:
+            assert reference.margins[position] < TIE, f"{what}, output {position}: {ours} instead of {theirs}"
+            return

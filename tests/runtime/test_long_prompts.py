@@ -122,9 +122,9 @@ async def test_an_id_that_no_token_has_is_found_wherever_it_stands(place, wrong)
 def test_hashes_of_pieces_are_those_of_the_whole(length):
     cache = PrefixCache(4)
     ids = [n % 900 for n in range(length)]
-    for salt in (None, "x"):
-        assert prepare(cache, 1000, ids, salt).block_hashes == cache.hash_blocks(ids, salt)
-    assert prepare(PrefixCache(4, enabled=False), 1000, ids, None).block_hashes == []
+    for root in ((None, 0), ("x", 0), ("x", 3)):
+        assert prepare(cache, 1000, ids, root).block_hashes == cache.hash_blocks(ids, root)
+    assert prepare(PrefixCache(4, enabled=False), 1000, ids, (None, 0)).block_hashes == []
 
 
 def test_who_waits_at_the_head_of_the_line_is_looked_up_again_only_where_its_prefix_has_come_or_gone(monkeypatch):

@@ -315,7 +315,7 @@ def test_a_prefix_whose_window_is_gone_is_no_hit_for_those_that_see_everything_e
     prompt = list(range(10, 40))  # seven full entries, of which a window of 6 shows the last two
     assert cached(scheduler, memory, prompt, prompt) == [0, 28]
     second = scheduler.cache._blocks_of[1][1]
-    block_hashes = scheduler.cache.hash_blocks(prompt, None)
+    block_hashes = scheduler.cache.hash_blocks(prompt)
     scheduler.cache.forget([second[block_hashes[5]]])  # of three
     assert cached(scheduler, memory, prompt[:21]) == [20]
     assert cached(scheduler, memory, prompt) == [20]
@@ -822,7 +822,7 @@ def test_a_copy_ends_what_its_target_was_known_to_hold():
     memory = Memory(scheduler)
     prompt = list(range(20, 37))
     assert cached(scheduler, memory, prompt, prompt) == [0, 16]
-    target = scheduler.cache._blocks_of[0][0][scheduler.cache.hash_blocks(prompt, None)[2]]
+    target = scheduler.cache._blocks_of[0][0][scheduler.cache.hash_blocks(prompt)[2]]
     scheduler.copies.add(idle_blocks(scheduler)[0], target)
     assert cached(scheduler, memory, prompt) == [8]
 
@@ -901,7 +901,7 @@ def test_what_is_cached_is_hit_until_a_promised_block_is_taken():
     long = sequence(1, range(10, 34), max_tokens=1)
     scheduler.add(long)
     scheduler.schedule()
-    block_hashes = scheduler.cache.hash_blocks(old, None)
+    block_hashes = scheduler.cache.hash_blocks(old)
     assert scheduler.cache.match(block_hashes, 4).num_entries == 4
     scheduler.schedule()
     scheduler.schedule()

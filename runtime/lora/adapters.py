@@ -1,0 +1,147 @@
+"""Adapters by name: loaded, replaced and unloaded while requests run; files are read on threads, everything else is on the loop.
+
+A name stands for a version. To load under a name that there is makes another version: requests that have the old one keep it to
+their end. Knows no torch; what an adapter is made of is its store's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from runtime.api import Adapter, AdapterRefused
+from runtime.lora.config import LoraLimits
+from runtime.lora.slots import AdapterSlots
+from runtime.weights.rules import WeightsError
+
+log = logging.getLogger("oneloop.lora")
+
+
+class Facts(Protocol):
+    @property
+    def base(self) -> str: ...
+    @property
+    def max_rank(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+
+
+class Store(Protocol):
+    def read(self, key: int, path: str) -> Facts:
+        """Bring an adapter into memory. On any thread; takes long. Raises WeightsError."""
+        ...
+
+    def drop(self, key: int) -> None:
+        """Let go of it in memory."""
+        ...
+
+    def forget(self, key: int) -> None:
+        """It will not be asked for again."""
+        ...
+
+
+class Adapters:
+    """An AdapterClient. `slots`: for the scheduler."""
+
+    def __init__(self, limits: LoraLimits, store: Store) -> None:
+        self._store = store
+        self.slots = AdapterSlots(limits, self._begin_load, store.drop)
+        self._names: dict[str, Adapter] = {}
+        self._paths: dict[int, str] = {}
+        self._num_versions = 0
+        self._loading: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+        self._wake: Callable[[], None] = lambda: None
+        self._fail: Callable[[int, str], None] = lambda key, why: None
+
+    def connect(self, wake: Callable[[], None], fail: Callable[[int, str], None]) -> None:
+        """`wake`: an adapter that somebody waits for has come. `fail(key, why)`: it cannot come, so who waits for it ends."""
+        self._wake, self._fail = wake, fail
+
+    def all(self) -> Sequence[Adapter]:
+        return [*self._names.values()]
+
+    def find(self, name: str) -> Adapter | None:
+        return self._names.get(name)
+
+    async def load(self, name: str, path: str) -> Adapter:
+        async with self._changing:
+            self._num_versions += 1
+            key = self._num_versions
+            began_s = time.monotonic()
+            reading = asyncio.ensure_future(asyncio.to_thread(self._store.read, key, path))
+            try:
+                facts = await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                reading.add_done_callback(partial(self._give_up, key))
+                raise
+            except WeightsError as error:
+                self._store.forget(key)
+                raise AdapterRefused(str(error)) from error
+            adapter = Adapter(
+                name, key, path, facts.base, facts.max_rank, facts.num_parameters, created=int(time.time())
+            )
+            before = self._names.get(name)
+            self._paths[key] = path
+            self.slots.add(key, name)
+            self._names[name] = adapter
+            log.info(
+                "adapter %s: rank %d, %d numbers, from %s in %.2f s",
+                name,
+                adapter.max_rank,
+                adapter.num_parameters,
+                path,
+                time.monotonic() - began_s,
+            )
+            if before is not None:
+                self._retire(before)
+            return adapter
+
+    async def unload(self, name: str) -> bool:
+        adapter = self._names.pop(name, None)
+        if adapter is None:
+            return False
+        unused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._retire(adapter, lambda: None if unused.done() else unused.set_result(None))
+        await unused
+        log.info("adapter %s is unloaded", name)
+        return True
+
+    def _give_up(self, key: int, read: asyncio.Future[Facts]) -> None:
+        """Nobody wants what has been read; whether it could be read does not matter, either."""
+        if not read.cancelled():
+            read.exception()
+        self._store.forget(key)
+
+    def close(self) -> None:
+        for task in self._loading:
+            task.cancel()
+
+    def _retire(self, adapter: Adapter, when_unused: Callable[[], None] = lambda: None) -> None:
+        def gone() -> None:
+            self._store.forget(adapter.key)
+            del self._paths[adapter.key]
+            when_unused()
+
+        self.slots.retire(adapter.key, gone)
+
+    def _begin_load(self, key: int) -> None:
+        task = asyncio.create_task(self._load(key), name=f"adapter {key}")
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
+
+    async def _load(self, key: int) -> None:
+        """Bring one into memory again that had to make room."""
+        try:
+            await asyncio.to_thread(self._store.read, key, self._paths[key])
+        except Exception as error:
+            log.warning("adapter %d could not be read again: %s", key, error)
+            self.slots.failed(key)
+            why = str(error) if isinstance(error, WeightsError) else type(error).__name__
+            self._fail(key, f"its adapter could not be read again: {why}")
+        else:
+            self.slots.loaded(key)
+            self._wake()

@@ -1,0 +1,275 @@
+"""Slots: which adapters are ready, which have a place in the device's tables, and whose turn it is for one.
+
+Bookkeeping in plain data: no torch, no files, no clock. An adapter is a version that never changes: what is loaded under the same
+name later is another one, with other blocks in the prefix cache, and both may run beside each other.
+
+A sequence starts only where its adapter is in a slot, or can take one that nobody runs in. Where none is free somebody has to make
+room: the adapter that has had its slot longest lets nobody start any more who came after the first that waits for a slot, and gives
+it up with its last running sequence. So however popular those in slots are, whoever waits for another waits no longer than the
+sequences that run; and one adapter at a time makes room, while the others go on.
+
+A slot is written by the step in which its adapter's first sequence starts, behind all steps that read what was there before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+from enum import Enum
+
+from runtime.api import Metric
+from runtime.batch import AdapterLoad
+from runtime.lora.config import LoraLimits
+from runtime.sequence import Sequence
+
+_MAX_LABELS = 128  # adapters that metrics tell apart; all others are one
+_OTHERS = "others"
+
+Order = Callable[[Sequence], tuple[int, int]]  # the smallest is served first
+
+
+class Where(Enum):
+    STORED = "stored"  # in its files alone
+    LOADING = "loading"
+    READY = "ready"  # in memory
+
+
+@dataclass(slots=True, eq=False)
+class Version:
+    """What is known of an adapter. `num_users`: sequences that wait or run; `num_running`: those that have a row."""
+
+    key: int
+    name: str
+    where: Where = Where.STORED
+    slot: int | None = None
+    since: int = 0  # when it took its slot; a count of such events
+    used: int = 0  # when a sequence of it started last
+    num_users: int = 0
+    num_running: int = 0
+    makes_room_for: tuple[int, int] | None = None  # nobody behind this starts
+    is_retired: bool = False  # it has no name any more, and goes with its last user
+    when_unused: list[Callable[[], None]] = field(default_factory=list)
+
+
+class AdapterSlots:
+    """`load(key)`: begin to bring an adapter into memory; `loaded` or `failed` is called when that is over. `drop(key)`: let go of
+    it there."""
+
+    def __init__(self, limits: LoraLimits, load: Callable[[int], None], drop: Callable[[int], None]) -> None:
+        self.limits = limits
+        self._load, self._drop = load, drop
+        self._versions: dict[int, Version] = {}
+        self._in_slot: list[Version | None] = [None] * limits.max_loras
+        self._loads: list[AdapterLoad] = []  # of the step being decided
+        self._clock = 0
+        self.num_loads = self.num_slot_loads = self.num_evictions = self.num_slot_evictions = 0
+        self._num_requests: dict[str, int] = {}
+
+    # --- adapters come and go -------------------------------------------------------------------------------------
+
+    def add(self, key: int, name: str) -> None:
+        """An adapter whose files have been read and found good, and which is in memory."""
+        self._versions[key] = version = Version(key, name)
+        if self._make_memory():
+            self._ready(version)
+        else:
+            self._drop(key)
+
+    def retire(self, key: int, when_unused: Callable[[], None] = lambda: None) -> None:
+        """Nobody can ask for it any more: it goes with its last user, and `when_unused` is called then."""
+        version = self._versions[key]
+        version.is_retired = True
+        version.when_unused.append(when_unused)
+        self._go_if_unused(version)
+
+    def loaded(self, key: int) -> None:
+        """It is in memory now."""
+        version = self._versions.get(key)
+        if version is None:
+            self._drop(key)  # it has been retired, and its users have left
+        else:
+            self._ready(version)
+
+    def failed(self, key: int) -> None:
+        """It could not be read again; another try begins when somebody waits for it."""
+        if (version := self._versions.get(key)) is not None:
+            version.where = Where.STORED
+
+    def knows(self, key: int) -> bool:
+        return (version := self._versions.get(key)) is not None and not version.is_retired
+
+    def _ready(self, version: Version) -> None:
+        version.where = Where.READY
+        version.used = self._tick()
+        self.num_loads += 1
+
+    def _go_if_unused(self, version: Version) -> None:
+        if not version.is_retired or version.num_users:
+            return
+        self._leave_slot(version)
+        if version.where is Where.READY:
+            self._drop(version.key)
+        del self._versions[version.key]
+        for call in version.when_unused:
+            call()
+
+    # --- what the scheduler tells ---------------------------------------------------------------------------------
+
+    def waits(self, key: int) -> None:
+        """A sequence of this adapter has arrived."""
+        version = self._versions[key]
+        version.num_users += 1
+        label = version.name if version.name in self._num_requests or len(self._num_requests) < _MAX_LABELS else _OTHERS
+        self._num_requests[label] = self._num_requests.get(label, 0) + 1
+
+    def ends(self, key: int) -> None:
+        """It has ended; it runs no more, either."""
+        version = self._versions[key]
+        version.num_users -= 1
+        self._go_if_unused(version)
+
+    def starts(self, key: int) -> int:
+        """It has a row, and may start: the slot where the device finds its adapter, from the step being decided on."""
+        version = self._versions[key]
+        if version.slot is None:
+            slot = self._free_slot()
+            assert slot is not None, "it may start"
+            if (before := self._in_slot[slot]) is not None:
+                self._leave_slot(before)
+                self.num_slot_evictions += 1
+            self._in_slot[slot], version.slot, version.since = version, slot, self._tick()
+            self._loads.append(AdapterLoad(slot, key))
+            self.num_slot_loads += 1
+        version.used = self._tick()
+        version.num_running += 1
+        assert version.slot is not None
+        return version.slot
+
+    def stops(self, key: int) -> None:
+        """It has given its row back."""
+        self._versions[key].num_running -= 1
+
+    def may_start(self, sequence: Sequence, order: Order) -> bool:
+        adapter = sequence.request.adapter
+        if adapter is None:
+            return True
+        version = self._versions[adapter.key]
+        if version.slot is not None:
+            return version.makes_room_for is None or order(sequence) < version.makes_room_for
+        return version.where is Where.READY and self._free_slot() is not None
+
+    def turn(self, waiting: Several[Sequence], order: Order) -> None:
+        """Before a step is decided: bring what the `waiting`, in order, need into memory, and say who makes room for the first of
+        them that finds no slot."""
+        blocked: Sequence | None = None
+        asked: set[int] = set()
+        for sequence in waiting:
+            adapter = sequence.request.adapter
+            if adapter is None or adapter.key in asked:
+                continue
+            asked.add(adapter.key)
+            version = self._versions[adapter.key]
+            if version.where is Where.STORED and self._make_memory():
+                version.where = Where.LOADING
+                self._load(version.key)
+            if blocked is None and version.slot is None and version.where is not Where.LOADING:
+                blocked = sequence
+        holders = [holder for holder in self._in_slot if holder is not None]
+        for holder in holders:
+            holder.makes_room_for = None
+        if blocked is not None and holders and self._lacks_room(blocked):
+            min(holders, key=lambda holder: holder.since).makes_room_for = order(blocked)
+
+    def _lacks_room(self, sequence: Sequence) -> bool:
+        """Of one whose adapter is in no slot: whether it has to wait for one, or for memory."""
+        assert sequence.request.adapter is not None
+        return self._free_slot() is None or self._versions[sequence.request.adapter.key].where is Where.STORED
+
+    def take_loads(self) -> tuple[AdapterLoad, ...]:
+        """What is to be written into slots before the step that has just been decided."""
+        if not self._loads:
+            return ()
+        loads, self._loads = tuple(self._loads), []
+        return loads
+
+    def forget(self, loads: Iterable[AdapterLoad]) -> None:
+        """A step did not run in which these were to be written: nobody runs, and the slots hold nothing."""
+        for load in loads:
+            holder = self._in_slot[load.slot]
+            if holder is not None and holder.key == load.key:
+                self._leave_slot(holder)
+
+    # --- room -----------------------------------------------------------------------------------------------------
+
+    def _free_slot(self) -> int | None:
+        """A slot that nobody runs in: an empty one; else that of an adapter that nobody wants, or that makes room; else of the one
+        used least lately."""
+        best: tuple[bool, int] | None = None
+        found = None
+        for slot, holder in enumerate(self._in_slot):
+            if holder is None:
+                return slot
+            if not holder.num_running:
+                rank = (holder.num_users > 0 and holder.makes_room_for is None, holder.used)
+                if best is None or rank < best:
+                    best, found = rank, slot
+        return found
+
+    def _make_memory(self) -> bool:
+        """Whether one more may be brought into memory, perhaps in the place of one that nobody uses now."""
+        held = [version for version in self._versions.values() if version.where is not Where.STORED]
+        if len(held) < self.limits.max_cpu_loras:
+            return True
+        idle = [
+            version
+            for version in held
+            if version.where is Where.READY
+            and not version.num_running
+            and (not version.num_users or version.makes_room_for is not None)
+        ]
+        if not idle:
+            return False
+        victim = min(idle, key=lambda version: (version.slot is not None, version.used))
+        self.num_slot_evictions += victim.slot is not None
+        self._leave_slot(victim)
+        victim.where = Where.STORED
+        self._drop(victim.key)
+        self.num_evictions += 1
+        return True
+
+    def _leave_slot(self, version: Version) -> None:
+        if version.slot is not None:
+            self._in_slot[version.slot] = None
+            version.slot, version.makes_room_for = None, None
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    # --- numbers --------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[Metric]:
+        in_memory = sum(version.where is Where.READY for version in self._versions.values())
+        in_slots = sum(holder is not None for holder in self._in_slot)
+        waiting = sum(version.num_users - version.num_running for version in self._versions.values())
+        places = (("place", "memory"),), (("place", "slot"),)
+        return [
+            Metric("lora_adapters", "LoRA adapters that can be asked for.", "gauge", {(): len(self._versions)}),
+            Metric(
+                "lora_resident", "LoRA adapters in memory, and in slots of the device.", "gauge",
+                dict(zip(places, (in_memory, in_slots), strict=True)),
+            ),
+            Metric("lora_requests_waiting", "Sequences with a LoRA adapter that wait.", "gauge", {(): waiting}),
+            Metric(
+                "lora_loads", "LoRA adapters brought into memory, and into slots of the device.", "counter",
+                dict(zip(places, (self.num_loads, self.num_slot_loads), strict=True)),
+            ),
+            Metric(
+                "lora_evictions", "LoRA adapters that made room for others.", "counter",
+                dict(zip(places, (self.num_evictions, self.num_slot_evictions), strict=True)),
+            ),
+            Metric(
+                "lora_requests", f"Sequences by LoRA adapter, of the first {_MAX_LABELS} asked for.", "counter",
+                {(("adapter", name),): number for name, number in self._num_requests.items()},
+            ),
+        ]  # fmt: skip

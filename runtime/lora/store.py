@@ -1,0 +1,48 @@
+"""Adapters in memory: read from their folders, checked, and brought into the form in which a model's layers take them.
+
+Called on threads to read, and on the event loop to let go. A folder that is read again must still hold what it held: blocks of the
+prefix cache and running sequences go by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.lora.peft_folder import Fingerprint, read_adapter
+from runtime.lora.targets import Target
+from runtime.models.adapters import ModelAdapters
+from runtime.weights.rules import WeightsError
+
+
+class AdapterFacts(NamedTuple):
+    base: str
+    max_rank: int
+    num_parameters: int
+
+
+class AdapterStore:
+    def __init__(self, room: ModelAdapters, targets: Mapping[str, Target], max_rank: int) -> None:
+        self._room, self._targets, self._max_rank = room, targets, max_rank
+        self._fingerprints: dict[int, Fingerprint] = {}
+
+    def read(self, key: int, path: str) -> AdapterFacts:
+        """Bring an adapter into memory as `key`. On any thread.
+
+        Raises WeightsError where it cannot be served, or is no longer what it was."""
+        folder = Path(path)
+        found = Fingerprint.of(folder)
+        if self._fingerprints.setdefault(key, found) != found:
+            raise WeightsError(f"{folder}: the files are others than those that were loaded: load the adapter again")
+        weights = read_adapter(folder, self._targets, self._max_rank)
+        self._room.keep(key, self._room.prepared(weights.parts))
+        return AdapterFacts(weights.config.base, weights.max_rank, weights.num_parameters)
+
+    def drop(self, key: int) -> None:
+        """Let go of it in memory; what is in a slot stays there until another takes it."""
+        self._room.drop(key)
+
+    def forget(self, key: int) -> None:
+        """Nobody will ask for it again."""
+        self._room.drop(key)
+        self._fingerprints.pop(key, None)

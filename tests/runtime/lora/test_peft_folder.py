@@ -1,0 +1,173 @@
+"""PEFT folders: what can be served is read as PEFT means it, and all else is refused with the name of what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from runtime.lora.peft_config import PeftConfig
+from runtime.lora.peft_folder import read_adapter
+from runtime.lora.targets import find, targets_of
+from runtime.models.registry import spec_from_config
+from runtime.weights.rules import WeightsError
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+TARGETS = targets_of(spec_from_config(TINY))
+Q, V, GATE = (f"model.layers.0.{name}" for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj"))
+SIZES = {Q: (16, 16), V: (8, 16), GATE: (24, 16)}
+
+
+def tensors(module: str, rank: int = 2, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    rows, columns = SIZES[module]
+    name = f"base_model.model.{module}.lora_"
+    return {f"{name}A.weight": torch.ones(rank, columns).to(dtype), f"{name}B.weight": torch.ones(rows, rank).to(dtype)}
+
+
+def write(folder: Path, given: dict[str, torch.Tensor], **config) -> Path:
+    save_file(given, folder / "adapter_model.safetensors")
+    facts = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": "tiny",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(facts | config))
+    return folder
+
+
+def read(folder: Path, max_rank: int = 8):
+    return read_adapter(folder, TARGETS, max_rank)
+
+
+def test_parts_of_merged_layers_are_targets_by_themselves(tmp_path):
+    given = tensors(V) | tensors(Q, dtype=torch.bfloat16) | tensors(GATE, dtype=torch.float16)
+    adapter = read(write(tmp_path, given))
+    q, v = adapter.parts["model.layers.0.self_attn.qkv_proj"]
+    (gate,) = adapter.parts["model.layers.0.mlp.gate_up_proj"]
+    assert [(part.start, tuple(part.b.shape), part.scale) for part in (q, v, gate)] == [
+        (0, (16, 2), 4.0), (24, (8, 2), 4.0), (0, (24, 2), 4.0),
+    ]  # fmt: skip
+    assert [part.a.dtype for part in (q, v, gate)] == [torch.bfloat16, torch.float32, torch.float16]
+    assert adapter.max_rank == 2
+    assert adapter.num_parameters == 2 * (32 + 24 + 40)
+    assert adapter.config.base == "tiny"
+
+
+def test_ranks_and_scales_follow_patterns_and_rslora(tmp_path):
+    adapter = read(
+        write(
+            tmp_path, tensors(Q, 4) | tensors(V), use_rslora=True, rank_pattern={"q_proj": 4},
+            alpha_pattern={r"layers\.0\.self_attn\.v_proj": 6},
+        )
+    )  # fmt: skip
+    q, v = adapter.parts["model.layers.0.self_attn.qkv_proj"]
+    assert (q.rank, q.scale) == (4, 8 / math.sqrt(4))
+    assert (v.rank, v.scale) == (2, 6 / math.sqrt(2))
+
+
+def test_a_pattern_s_key_begins_a_name_or_stands_behind_a_dot():
+    config = PeftConfig(2, 8.0, rslora=False, rank_pattern={"proj": 5}, alpha_pattern={})
+    assert config.rank_of("a.q_proj") == 2
+    assert config.rank_of("a.proj") == config.rank_of("proj") == 5
+
+
+def test_modules_are_found_with_a_model_more_or_less():
+    assert find(TARGETS, Q) is find(TARGETS, Q.removeprefix("model.")) is not None
+    assert find(TARGETS, f"other.{Q}") is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use_dora": True}, "use_dora.*DoRA"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save.*lm_head"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters.*experts"),
+        ({"bias": "all"}, "bias"),
+        ({"lora_bias": True}, "bias"),
+        ({"peft_type": "LOHA"}, "LOHA"),
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4.*base weights"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"r": 0}, "r = 0"),
+        ({"r": "2"}, "r = '2'"),
+        ({"lora_alpha": None}, "lora_alpha"),
+        ({"rank_pattern": {"(": 2}}, "regular expression"),
+        ({"rank_pattern": {"q_proj": 0}}, "q_proj = 0"),
+        ({"rank_pattern": [1]}, "rank_pattern is not an object"),
+    ],
+)
+def test_what_a_config_asks_for_in_vain_is_named(tmp_path, config, message):
+    with pytest.raises(WeightsError, match=f"adapter_config.json: .*{message}"):
+        read(write(tmp_path, tensors(Q), **config))
+
+
+def wrong_shape() -> dict[str, torch.Tensor]:
+    given = tensors(Q)
+    return given | {name: torch.ones(2, 15) for name in given if "lora_A" in name}
+
+
+def not_finite() -> dict[str, torch.Tensor]:
+    given = tensors(Q)
+    next(iter(given.values()))[1, 3] = torch.nan
+    return given
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (wrong_shape(), r"q_proj.lora_A.weight is \[2, 15\] instead of \[2, 16\]"),
+        (not_finite(), "q_proj.lora_A.weight holds numbers that are not finite"),
+        (tensors(Q, 3), r"is \[3, 16\] instead of \[2, 16\]"),
+        ({"base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight": torch.ones(2, 16)}, "has no lora_B"),
+        (
+            {f"base_model.model.model.layers.7.mlp.up_proj.lora_{half}.weight": torch.ones(2, 16) for half in "AB"},
+            "layers.7.mlp.up_proj is no linear layer of this model",
+        ),
+        ({"base_model.model.lm_head.lora_A.weight": torch.ones(2, 16)}, "adapters of the head"),
+        ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 16)}, "adapters of embeddings"),
+        (tensors(Q) | {f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(16)}, "DoRA"),
+        ({f"base_model.model.{Q}.weight": torch.ones(16)}, "no part of a LoRA adapter"),
+        ({name: tensor.to(torch.float64) for name, tensor in tensors(Q).items()}, "F64"),
+        ({}, "no tensors"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(tmp_path, given, message):
+    with pytest.raises(WeightsError, match=message):
+        read(write(tmp_path, given))
+
+
+def test_a_rank_beyond_the_room_is_refused(tmp_path):
+    with pytest.raises(WeightsError, match="rank 2, more than --max-lora-rank 1"):
+        read(write(tmp_path, tensors(Q)), max_rank=1)
+
+
+def test_pickles_and_missing_files_are_refused(tmp_path):
+    with pytest.raises(WeightsError, match=r"adapter_config\.json"):
+        read(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(WeightsError, match="pickle, which is never loaded"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"[1]", b'{"r": 2', b"[" * 100_000])
+def test_broken_files_are_refused(tmp_path, content):
+    write(tmp_path, tensors(Q))
+    (tmp_path / "adapter_config.json").write_bytes(content)
+    with pytest.raises(WeightsError, match="adapter_config"):
+        read(tmp_path)
+    write(tmp_path, tensors(Q))
+    (tmp_path / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(WeightsError, match="adapter_model"):
+        read(tmp_path)
