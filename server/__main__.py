@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime.torch_import import defer_parts_of_torch
 from server.config import ConfigError, ServerConfig, command_of, parse
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 def main() -> int:
     """The exit code: 0 after a drain, 1 where nothing can be served, 2 for options that cannot be honoured; see `ending.py`."""
     started_s = time.monotonic()
+    defer_parts_of_torch()
     try:
         command, argv = command_of(sys.argv[1:])
         if command == "batch":

@@ -85,3 +85,45 @@ def test_the_libraries_of_torch_are_loaded_ahead_of_it():
 def test_where_there_is_no_torch_nothing_is_loaded_ahead(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert preload_torch() is None
+
+
+DEFERRED = f"""
+from runtime.torch_import import defer_parts_of_torch, import_all_of_torch
+defer_parts_of_torch()
+{START}
+import torch
+def looked_up():
+    rows = torch.zeros(3, dtype=torch.long, device="meta")
+    return torch.nn.functional.embedding(rows, torch.empty(4, 2, device="meta"))
+assert "torch._prims" not in sys.modules and "torch._export" not in sys.modules
+try:
+    looked_up()
+except NotImplementedError:
+    print("WITHOUT")
+assert not hasattr(torch.export, "__wrapped__") and "torch._export" not in sys.modules
+assert torch.export.Dim("n").__name__ == "n" and not hasattr(torch.export, "Dimension")
+import_all_of_torch()
+assert looked_up().shape == (3, 2)
+"""
+
+
+def test_what_a_start_leaves_out_of_torch_is_there_for_whoever_asks(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    done = subprocess.run([sys.executable, "-c", DEFERRED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "WITHOUT\n"), done.stderr
+
+
+TRANSFORMERS = """
+import sys
+from runtime.torch_import import defer_parts_of_torch
+defer_parts_of_torch()
+import torch
+assert "torch._prims" not in sys.modules
+import accelerate
+assert "torch._prims" in sys.modules
+"""
+
+
+def test_what_describes_models_without_memory_has_all_of_torch():
+    done = subprocess.run([sys.executable, "-c", TRANSFORMERS], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ from runtime.models.read.encoder import with_dimensions
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import UnsupportedModel
+from runtime.torch_import import import_all_of_torch
 from runtime.weights.formats import unread_method
 
 Family = Callable[[HfConfig], DecoderSpec]
@@ -51,6 +52,7 @@ def add_plugins(names: Iterable[str]) -> None:
         if not found:
             there = ", ".join(sorted(entry_points(group=PLUGINS).names)) or "none"
             raise PlanError(f"model-plugin {name!r} is of no installed package; those that are there: {there}")
+        import_all_of_torch()  # what it does with torch is not known
         for point in found:
             _add(name, point.load())
 

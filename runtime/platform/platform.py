@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from runtime.api import LoadProgress
 from runtime.config import EngineConfig, EnginePlan, PlanError
+from runtime.torch_import import import_all_of_torch
 
 if TYPE_CHECKING:
     from runtime.models.model import Model
@@ -104,4 +105,5 @@ def _load(name: str) -> Platform:
     if name not in installed.names:
         known = ", ".join(["auto", *_BUILT_IN, *sorted(installed.names)])
         raise PlanError(f"device {name} is not known; there is {known}")
+    import_all_of_torch()  # what it does with torch is not known
     return cast("Platform", installed[name].load()())
