@@ -22,12 +22,14 @@ from runtime.kv.kinds import Nothing
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
+from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
-from runtime.platform.graph_pool import Captured, GraphPool
+from runtime.platform.graph_pool import Captured, GraphPool, decode_sizes
 from runtime.platform.host import num_cores
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.drafter import Drafter, ModelDrafter
 from runtime.runner.runner import ModelRunner
 from runtime.runner.warmup import next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
@@ -143,7 +145,8 @@ class CudaPlatform:
         graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens, drafts=drafts)
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
-            graph_bytes = step_bytes + _GRAPH_BYTES * len(list(graphs.shapes))
+            num_rounds = len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0
+            graph_bytes = step_bytes + _GRAPH_BYTES * (len(list(graphs.shapes)) + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         final = final.timed(config, base_s, token_s, model.weights_bytes, STEPS)
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
@@ -153,6 +156,7 @@ class CudaPlatform:
                 _run_drafted(parts, final, graphs)
             if captures:
                 self._capture(parts, graphs, report, may_fail=model.may_refuse_capture)
+                _capture_proposals(parts.runner.drafter, final, graphs)
         if config.captures and not captures:
             log.info("no steps are captured as graphs: %s", model.graph_unsupported_reason)
         return parts.runner, final
@@ -186,6 +190,16 @@ class CudaPlatform:
         taken = free_before - self.memory().free
         if graphs.is_captured:
             log.info("captured %d steps in %.2f GiB", len(shapes), taken / GIB)
+
+
+def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) -> None:
+    """A draft model's rounds, if there is one, in the memory of the captured steps, between which they run."""
+    if not isinstance(drafter, ModelDrafter) or graphs.memory is None:
+        return
+    rounds = CapturedProposals(decode_sizes(plan.max_num_seqs))
+    with torch.inference_mode():
+        rounds.capture(drafter.one, graphs.memory)
+    drafter.graphs = rounds
 
 
 def _dtype(config: EngineConfig) -> str:
@@ -282,3 +296,6 @@ def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
         parts.runner.capturable(parts.inputs.placed(shape, None))
         parts.runner.run(batch)
         parts.runner.run(next_tokens(batch, 1))
+    if isinstance(parts.runner.drafter, ModelDrafter):
+        for num_rows in decode_sizes(plan.max_num_seqs):
+            parts.runner.drafter.one(num_rows)  # nobody wants a guess of it

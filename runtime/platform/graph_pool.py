@@ -91,6 +91,7 @@ class GraphPool:
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
         self.drafted = drafted_shapes(max_num_seqs, max_num_tokens) if drafts else []
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Captured]] = {}
+        self.memory: Any = None  # of what is captured, by torch's handle
 
     @property
     def shapes(self) -> Iterable[StepShape]:
@@ -104,7 +105,7 @@ class GraphPool:
     def capture(self, shapes: Iterable[StepShape], compute: Callable[[StepShape], Captured]) -> None:
         """Record what `compute` enqueues for each of `shapes`. It has run before for one of each kind, so nothing is left to
         compile or allocate for good."""
-        memory = torch.cuda.graph_pool_handle()
+        memory = self.memory = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         for shape in shapes:
             graph = torch.cuda.CUDAGraph()
@@ -116,6 +117,7 @@ class GraphPool:
     def clear(self) -> None:
         """Nothing is captured: every step runs eagerly."""
         self._graphs.clear()
+        self.memory = None
 
     @property
     def is_captured(self) -> bool:

@@ -13,6 +13,7 @@ from itertools import accumulate, cycle
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import ops
 from ops.sampling.tables import Drafts
@@ -78,7 +79,7 @@ class DeviceInputs:
             rows=zeros(torch.int32, rows), seq_lens=zeros(torch.int32, rows),
             sample_rows=zeros(torch.int32, rows), query_start_loc=zeros(torch.int32, rows + 1),
             sample_positions=zeros(torch.int64, rows), logit_tokens=zeros(torch.int64, rows),
-            last_ids=zeros(torch.int64, rows * (1 + max_proposed)), num_computed=zeros(torch.int32, rows),
+            last_ids=zeros(torch.int64, rows * (1 + max_proposed) + 1), num_computed=zeros(torch.int32, rows),
             block_tables=zeros(torch.int32, *self._updates.shape),
             num_state_tables=layout.num_state_tables, block_size=layout.kernel_block_size,
         )  # fmt: skip
@@ -100,7 +101,7 @@ class DeviceInputs:
 
     @property
     def draft_ids(self) -> Tensor:
-        return self._tensors.last_ids[self._max_num_seqs :].view(self._max_num_seqs, self._max_proposed)
+        return self._tensors.last_ids[self._max_num_seqs : -1].view(self._max_num_seqs, self._max_proposed)
 
     @property
     def num_computed(self) -> Tensor:
@@ -209,16 +210,22 @@ class DeviceInputs:
             sample_positions=tensors.sample_positions[:num_rows],
         )
 
-    def behind(self, rows: Tensor, ids: Tensor, offset: int) -> ForwardStep:
-        tensors, num_rows = self._tensors, len(rows)
-        positions = (tensors.num_computed[rows] + offset).long()
-        blocks = tensors.block_tables[:, rows, positions // tensors.block_size].long()
-        query_start_loc = torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device)
-        seq_lens, table_rows = (positions + 1).int(), rows.int()
+    def put_drafts(self, rows: Tensor, nth: Tensor, ids: Tensor) -> None:
+        places = self._tensors.last_ids
+        entries = self._max_num_seqs + rows * self._max_proposed + nth
+        places[torch.where(rows >= 0, entries, len(places) - 1)] = ids  # the last one is for what nobody wants
+
+    def behind(self, rows: Tensor, ids: Tensor, offset: Tensor) -> ForwardStep:
+        tensors, is_row, known = self._tensors, rows >= 0, rows.clamp(min=0)
+        positions = torch.where(is_row, tensors.num_computed[known] + offset, 0)
+        blocks = tensors.block_tables[:, known, positions // tensors.block_size].long()
+        slots = torch.where(is_row, blocks * tensors.block_size + positions % tensors.block_size, -1)
+        query_start_loc = pad(is_row.cumsum(0), (1, 0)).int()
+        seq_lens, table_rows = torch.where(is_row, positions + 1, 0).int(), rows.int()
         return ForwardStep(
             input_ids=ids,
             positions=positions,
-            slot_mapping=(*(blocks * tensors.block_size + positions % tensors.block_size),),
+            slot_mapping=(*slots,),
             attn_metadata=tuple(
                 ops.AttentionMeta(
                     query_start_loc=query_start_loc,

@@ -50,14 +50,33 @@ def drafter_of(model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampl
     return NoDrafter()
 
 
+class ProposalGraphs(Protocol):
+    def replay(self, num_rows: int) -> bool:
+        """Enqueue `ModelDrafter.one` as it was captured for so many rows, or more; False where it was not."""
+        ...
+
+
+class NoProposalGraphs:
+    def replay(self, num_rows: int) -> bool:
+        return False
+
+
 class ModelDrafter:
-    """A Drafter. `kv_caches`: the draft model's own."""
+    """A Drafter. `kv_caches`: the draft model's own. What a round of guesses reads lies at fixed addresses, so that one can be
+    captured: `graphs`, where there are some."""
 
     def __init__(self, model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler) -> None:
         self._model = model
         self._kv_caches = kv_caches
         self._inputs = inputs
         self._sampler = sampler
+        self.graphs: ProposalGraphs = NoProposalGraphs()
+        max_num_seqs, device = len(inputs.last_ids), inputs.last_ids.device
+        self._wanting = torch.zeros((2, max_num_seqs), dtype=torch.int64, device=device)  # rows; how many guesses each
+        self._ids = torch.zeros(
+            max_num_seqs, dtype=torch.int64, device=device
+        )  # what each was last guessed, or sampled
+        self._round = torch.zeros(1, dtype=torch.int64, device=device)
 
     def follow(self, step: ForwardStep) -> None:
         self._model.forward(replace(step, kv_caches=self._kv_caches))
@@ -66,15 +85,24 @@ class ModelDrafter:
         wanting = sorted((row for row in rows if row.num_proposed), key=lambda row: -row.num_proposed)
         if not wanting:
             return
-        inputs, device = self._inputs, self._inputs.last_ids.device
-        index = index_on(device, [row.row for row in wanting])
-        sampler = self._sampler.guessing()
-        ids = inputs.last_ids[index]
-        for nth in range(wanting[0].num_proposed):
-            num = sum(row.num_proposed > nth for row in wanting)
-            index, ids = index[:num], ids[:num]
-            step = inputs.behind(index, ids, nth)
-            hidden = self._model.forward(replace(step, kv_caches=self._kv_caches))
-            logits = self._model.compute_logits(hidden, None)
-            ids = sampler.draw(logits, index.to(torch.int32), step.positions + 1)
-            inputs.draft_ids[index, nth] = ids
+        counts = [row.num_proposed for row in wanting]
+        self._wanting[1].zero_()
+        self._wanting[:, : len(wanting)] = index_on(self._ids.device, [[row.row for row in wanting], counts])
+        self._ids[: len(wanting)] = self._inputs.last_ids[self._wanting[0, : len(wanting)]]
+        self._round.zero_()
+        for nth in range(counts[0]):
+            num_rows = sum(count > nth for count in counts)
+            if not self.graphs.replay(num_rows):
+                self.one(num_rows)
+
+    def one(self, num_rows: int) -> None:
+        """A round: one guess more for those of the first `num_rows` rows that want so many. Nothing of it hangs on the host."""
+        rows, counts = self._wanting[:, :num_rows]
+        rows = torch.where(self._round < counts, rows, -1)
+        step = self._inputs.behind(rows, self._ids[:num_rows], self._round)
+        hidden = self._model.forward(replace(step, kv_caches=self._kv_caches))
+        logits = self._model.compute_logits(hidden, None)
+        ids = self._sampler.guessing().draw(logits, rows.to(torch.int32), step.positions + 1)
+        self._ids[:num_rows] = ids
+        self._inputs.put_drafts(rows, self._round, ids)
+        self._round += 1

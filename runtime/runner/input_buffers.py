@@ -88,9 +88,13 @@ class InputBuffers:
             sample_positions=sample_positions,
         )
 
-    def behind(self, rows: torch.Tensor, ids: torch.Tensor, offset: int) -> ForwardStep:
+    def put_drafts(self, rows: torch.Tensor, nth: torch.Tensor, ids: torch.Tensor) -> None:
+        self.draft_ids[rows, nth] = ids
+
+    def behind(self, rows: torch.Tensor, ids: torch.Tensor, offset: torch.Tensor) -> ForwardStep:
+        """Without padding, of which nothing on a CPU has any."""
         row_ids: Int64s = rows.numpy()
-        positions = self._num_computed[row_ids] + offset
+        positions = self._num_computed[row_ids] + offset.numpy()
         max_seq_len = int(positions.max()) + 1
         num_entries = -(-max_seq_len // self._block_size)
         query_start_loc = torch.arange(len(row_ids) + 1, dtype=torch.int32)

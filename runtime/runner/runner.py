@@ -113,7 +113,7 @@ class ModelRunner:
         self._drafts = drafts
         self._logprobs = LogprobsState()
         self._pooling = Pooling(model)
-        self._drafter = drafter_of(model, cache.layers, inputs, sampler)
+        self.drafter = drafter_of(model, cache.layers, inputs, sampler)
 
     # --- what the engine calls ------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class ModelRunner:
 
     def _forward(self, step: StepInputs) -> Any:
         hidden = self._model.forward(step.forward)
-        self._drafter.follow(step.forward)
+        self.drafter.follow(step.forward)
         return hidden
 
     def _sampled(self, step: StepInputs, hidden: Any) -> Sampled:
@@ -306,7 +306,7 @@ class ModelRunner:
         guesses = None
         if sampled.drafts is not None and any(row.guessed_on_device for row in rows):
             guesses = to_host(sampled.drafts.ids)
-        self._drafter.propose(batch.rows)
+        self.drafter.propose(batch.rows)
 
         def read() -> StepResult:
             return _result(batch, rows, spans, ids, guesses, logprobs, pooled)

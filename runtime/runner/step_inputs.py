@@ -55,9 +55,13 @@ class Inputs(Protocol):
         """A step of these rows, arranged, as they are: the result is valid until the next step is filled."""
         ...
 
-    def behind(self, rows: Tensor, ids: Tensor, offset: int) -> ForwardStep:
-        """A step of one token for each of `rows` [B] int64 on the device: `ids` [B] int64, which stand `offset` behind the first
-        that is not computed. It changes no table."""
+    def behind(self, rows: Tensor, ids: Tensor, offset: Tensor) -> ForwardStep:
+        """A step of one token for each of `rows` [B] int64, -1 for none, which are the last ones: `ids` [B] int64, which stand
+        `offset` [1] int64 behind the first that is not computed. All on the device; it changes no table."""
+        ...
+
+    def put_drafts(self, rows: Tensor, nth: Tensor, ids: Tensor) -> None:
+        """Enter `ids` [B] int64 as guess number `nth` [1] int64 of `rows` [B] int64, -1 for none, all on the device."""
         ...
 
 

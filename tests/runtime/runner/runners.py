@@ -20,6 +20,7 @@ from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.graph_pool import Captured, GraphPool
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.drafter import ModelDrafter
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.worker import Worker
@@ -91,6 +92,17 @@ class UncapturedPool(GraphPool):
         return self.compute(shape)
 
 
+class PaddedRounds:
+    """Computes rounds of guesses as they are captured: for more rows than want one."""
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        self._drafter = drafter
+
+    def replay(self, num_rows: int) -> bool:
+        self._drafter.one(min(num_rows + 1, len(self._drafter._ids)))
+        return True
+
+
 def make_runner(
     lane: str, model, monkeypatch, *, cache: NoCache | KVCache | None = None, layout: KVLayout = LAYOUT, rows=4,
     max_model_len=64, vocab_size=VOCAB, synthetic: float | None = None, max_proposed=0,
@@ -107,5 +119,7 @@ def make_runner(
     inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers, max_proposed)
     pool = UncapturedPool(rows, 4 * max_model_len) if lane == "replayed" else GraphPool(1, 2)
     runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool), rules)
+    if lane == "replayed" and isinstance(runner.drafter, ModelDrafter):
+        runner.drafter.graphs = PaddedRounds(runner.drafter)
     pool.compute = lambda shape: Captured(*runner.capturable(inputs.placed(shape, None)))
     return runner
