@@ -1,5 +1,5 @@
 """The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
-`bench`, `chat`, `complete`, `doctor` and `models`.
+`bench`, `chat`, `complete`, `doctor`, `health` and `models`.
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -7,18 +7,17 @@ a typing error must not wait for them."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
+import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.torch_import import defer_parts_of_torch
-from server.config import ConfigError, ServerConfig, command_of, parse
-
-if TYPE_CHECKING:
-    import socket
+from server.config import DEFAULT_HOST, ConfigError, ServerConfig, command_of, parse
 
 
 def main() -> int:
@@ -43,6 +42,10 @@ def main() -> int:
             from server.offline import complete
 
             return complete.main(argv)
+        if command == "health":
+            from server.offline import health
+
+            return health.main(argv)
         if command == "models":
             return list_models(argv)
         if command == "doctor":
@@ -59,16 +62,36 @@ def main() -> int:
         return 2
     with contextlib.ExitStack() as stack:
         try:
-            sock = stack.enter_context(listening(config))
+            config, sock = opened(config, stack)
         except OSError as error:
             where = f"{config.host}:{config.listen_port}" if config.uds is None else config.uds
             print(f"oneloop: cannot listen on {where}: {error.strerror or error}", file=sys.stderr)
             return 1
+        except ConfigError as error:
+            print(f"oneloop: {error}", file=sys.stderr)
+            return 2
         try:
             return serve(config, sock, started_s)
         except ConfigError as error:  # of what only shows when it is used, such as a folder
             print(f"oneloop: {error}", file=sys.stderr)
             return 2
+
+
+def opened(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[ServerConfig, socket.socket]:
+    """The socket that a service manager passed, or else the one that `config` names; and `config` with the place where it listens,
+    by which is decided who may connect and under which names. Raises OSError, ConfigError."""
+    from server.listening import passed
+
+    sock = passed(os.environ)
+    if sock is None:
+        return config, stack.enter_context(listening(config))
+    stack.enter_context(sock)
+    if config.uds is not None or config.port is not None or config.host != DEFAULT_HOST:
+        raise ConfigError("the service manager has opened a socket already; leave out --host, --port and --uds")
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return dataclasses.replace(config, uds=name), sock
+    return dataclasses.replace(config, host=name[0], port=name[1]), sock
 
 
 def listening(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:

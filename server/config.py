@@ -24,6 +24,7 @@ ENVIRONMENT_PREFIX = "ONELOOP_"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it is imported
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT\w*|_PORT_\d+_(TCP|UDP)\w*)=|_PORT=(tcp|udp)://")
 _KEY = re.compile(r"[!-~]+")
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
 _ORIGIN = re.compile(r'[a-z][a-z0-9+.-]*://[!"$-)+-.0->\[-~]+')  # visible ASCII but capitals and / ? # @ *
@@ -513,11 +514,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 # --- the three sources --------------------------------------------------------------------------------------------
 
 
-COMMANDS = ("serve", "chat", "complete", "batch", "bench", "models", "doctor")
+COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "doctor")
 USAGE = (
     "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
     "       oneloop batch IN OUT [--resume] [options]\n       oneloop bench COMMAND [options]\n"
-    "       oneloop models\n       oneloop doctor [--json]"
+    "       oneloop health [live|ready|generate] [options]\n       oneloop models\n       oneloop doctor [--json]"
 )
 
 
@@ -556,7 +557,7 @@ def _parser(options: Mapping[str, _Option]) -> CommandParser:
         description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
         "MODEL is the same as --model. `chat` talks at the terminal, `complete` goes on with a text, "
         "`batch` answers a file of requests, `bench` measures any server, `models` lists what can be served, "
-        "`doctor` looks at this machine; "
+        "`doctor` looks at this machine, `health` asks a server here whether it is well; "
         "`python -m server` is another name of oneloop.",
         epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
         "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "
@@ -605,6 +606,11 @@ def _from_environment(environ: Mapping[str, str], options: Mapping[str, _Option]
     for variable, text in environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in READ_ELSEWHERE:
             continue
+        if _OF_KUBERNETES.search(f"{variable}={text}"):
+            raise ConfigError(
+                f"{variable} is what Kubernetes sets for a Service whose name begins with oneloop, and no option; give the pod "
+                "enableServiceLinks: false, or the Service another name"
+            )
         if variable not in names:
             raise ConfigError(f"unknown environment variable {variable}{did_you_mean(variable, names)}")
         values[names[variable]] = options[names[variable]].read(text, variable)

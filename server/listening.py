@@ -1,4 +1,5 @@
-"""Where clients connect: an address, or a socket in the file system that only this machine's users reach.
+"""Where clients connect: an address, a socket in the file system that only this machine's users reach, or what a service manager
+opened before; and the word to that manager that there is somebody to serve them.
 
 A socket's file outlives a process that was killed. It is removed by the next one that wants the path, if nobody listens there; two
 that start at once do so one after the other, by a lock on the folder. Standard library only."""
@@ -11,10 +12,11 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 BACKLOG = 2048
+_PASSED_FD = 3  # SD_LISTEN_FDS_START of sd_listen_fds(3)
 _NOT_FOR_OTHERS = 0o117  # rw for the user and its group: who may connect is whoever may write
 
 
@@ -58,6 +60,37 @@ def listen_at(path: Path) -> Iterator[socket.socket]:
             with contextlib.suppress(OSError), _alone_in(path.parent):
                 if os.path.samestat(path.lstat(), made):  # else it is another's by now
                     path.unlink()
+
+
+def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
+    """The socket that systemd opened for this process, or `systemd-socket-activate`, by sd_listen_fds(3); None where there is none.
+    What said so is taken out of `environ`: it holds for no child.
+
+    Raises OSError where it is not one listening stream socket."""
+    names = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+    pid, number, _ = (environ.pop(name, "") for name in names)
+    if pid != str(os.getpid()) or number in ("", "0"):
+        return None
+    if number != "1":
+        raise OSError(errno.EINVAL, f"the service manager passed {number} sockets, and one can be served")
+    os.set_inheritable(_PASSED_FD, False)
+    sock = socket.socket(fileno=_PASSED_FD)
+    if sock.type != socket.SOCK_STREAM or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        sock.close()
+        raise OSError(
+            errno.EINVAL, "the service manager passed a socket that does not listen (Accept=no, ListenStream=)"
+        )
+    return sock
+
+
+def tell_manager(state: str, environ: MutableMapping[str, str]) -> None:
+    """`READY=1` or `STOPPING=1` to whoever started this process and asked to be told, by sd_notify(3); nothing where nobody did."""
+    name = environ.get("NOTIFY_SOCKET", "")
+    if name[:1] not in ("/", "@"):
+        return
+    address = "\0" + name[1:] if name[0] == "@" else name
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.sendto(state.encode(), address)
 
 
 @contextlib.contextmanager

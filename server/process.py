@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import socket
 import sys
 import threading
@@ -40,6 +41,7 @@ from server.ending import (
 )
 from server.http.clients import Clients, raise_file_limit
 from server.http.protocol import HttpProtocol
+from server.listening import tell_manager
 from server.loaded.lifecycle import Lifecycle, Load, LoadError
 from server.loaded.model import LoadedModel
 from server.offload import MAX_WAITING, Offload
@@ -193,6 +195,7 @@ class Process:
             return self._failed(f"{type(error).__name__}: {error}")
         seconds = self._display.finish()
         self._lifecycle.ready(loaded)
+        tell_manager("READY=1", os.environ)
         url = terminal.url_of(self._sock.getsockname())
         print(terminal.summary(loaded, self._config, url, seconds, time.monotonic() - self._started_s), flush=True)
         return True
@@ -227,6 +230,7 @@ class Process:
         limit_s = self._config.drain_timeout
         began_s = time.monotonic()
         self._lifecycle.drain()
+        tell_manager("STOPPING=1", os.environ)
         in_flight = loaded.engine.health()
         logger.info(
             "shutting down: %d requests running, %d waiting, at most %g s for them (Ctrl-C again ends at once)",

@@ -7,6 +7,7 @@ For load tests of the HTTP layer alone (with SmolLM2's real tokenizer), and for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import uvloop
 
 from runtime.weights.fetch import resolve
 from server import ending, process
-from server.__main__ import listening
+from server.__main__ import opened
 from server.config import ServerConfig, parse
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Load, Report
@@ -119,8 +120,10 @@ def main() -> int:
     arguments = sys.argv[1:]
     chosen = LOADS[arguments[1]] if arguments[:1] == ["--fake"] else load
     arguments = arguments[2:] if chosen is not load else arguments
-    config = parse(arguments if "--uds" in arguments else ["--port", "0", *arguments], os.environ)
-    with listening(config) as sock:
+    placed = "--uds" in arguments or "LISTEN_FDS" in os.environ
+    config = parse(arguments if placed else ["--port", "0", *arguments], os.environ)
+    with contextlib.ExitStack() as stack:
+        config, sock = opened(config, stack)
         return serve(config, sock, chosen)
 
 

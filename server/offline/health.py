@@ -1,0 +1,64 @@
+"""`oneloop health`: asks the server that these options would start whether it is well; for probes, where there is no curl.
+
+It finds the server as a start finds its place to listen: by options, environment and file. Standard library only, so that a probe
+each few seconds costs little."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from server.config import ConfigError, ServerConfig, parse
+
+PATHS: Final = {"live": "/health/live", "ready": "/health/ready", "generate": "/health/generate"}
+USAGE = (
+    "usage: oneloop health [live|ready|generate] [options as the server was given]\n\nlive: the process can still serve; ready "
+    "(the default): requests may enter; generate: a token really comes.\nThe exit code is 0 where it is so, 1 where it is not, 2 "
+    "for options that cannot be honoured.\n"
+)
+LIMIT_S = 30.0
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server listens everywhere, it does so here
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code."""
+    kind, *options = argv if argv and not argv[0].startswith("-") else ["ready", *argv]
+    if kind in PATHS and {"-h", "--help"} & {*options}:
+        print(USAGE, end="")
+        return 0
+    try:
+        if kind not in PATHS:
+            raise ConfigError(f"health {kind}: it is one of {', '.join(PATHS)}")
+        config = parse(options, os.environ)
+    except ConfigError as error:
+        print(f"oneloop: {error}", file=sys.stderr)
+        return 2
+    try:
+        status, body = ask(config, PATHS[kind])
+    except (OSError, http.client.HTTPException) as error:
+        print(f"oneloop: nobody answers: {error}", file=sys.stderr)
+        return 1
+    print(body.decode(errors="replace"))
+    return 0 if status == 200 else 1
+
+
+def ask(config: ServerConfig, path: str) -> tuple[int, bytes]:
+    """Status and body. Raises OSError, HTTPException."""
+    connection = http.client.HTTPConnection("localhost", timeout=LIMIT_S)
+    if config.uds is not None:
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(LIMIT_S)
+        connection.sock.connect(config.uds)
+    else:
+        host = _ANY.get(config.host, config.host)
+        connection.sock = socket.create_connection((host, config.listen_port), LIMIT_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
