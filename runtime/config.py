@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -16,7 +15,7 @@ from runtime.speculate.config import SpeculativeConfig
 from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
-from runtime.step_cost import StepCost
+from runtime.step_cost import StepCost, TimedSteps
 
 GIB = 1 << 30
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -99,23 +98,21 @@ class EnginePlan:
     lora: LoraLimits | None = None
     draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
 
-    def timed(
-        self, config: EngineConfig, base_s: float, token_s: float, weights_bytes: int, platform: PlatformSteps
-    ) -> EnginePlan:
-        """With what was timed: a step with next to nothing in it, and a token of a long prompt."""
-        self = replace(self, draft_share=token_s / base_s)
+    def timed(self, config: EngineConfig, timed: TimedSteps, weights_bytes: int, platform: PlatformSteps) -> EnginePlan:
+        """With what was timed."""
+        self = replace(self, draft_share=timed.token_s / timed.smallest_s)
         if config.max_num_mixed_tokens is not None:
             return self
         kv_bytes = self.layout.block_bytes / self.layout.block_size
-        cost = StepCost.assumed(base_s, token_s, kv_bytes / max(1, weights_bytes))
+        cost = StepCost.assumed(timed, kv_bytes / max(1, weights_bytes))
         max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
-        goals = Goals.resolve(max_itl_s, target_ttft_s, token_s, platform)
+        goals = Goals.resolve(max_itl_s, target_ttft_s, timed.token_s, platform)
         note = (
             f"a step that answers share takes {1000 * goals.max_itl_s:.0f} ms at most (max-itl), half of it while prompts "
             f"are served in {1000 * goals.target_ttft_s:.0f} ms (target-ttft)"
         )
-        if goals.max_slowdown < math.inf:
-            note += f", and never more than {goals.max_slowdown:g} times what the answers alone take"
+        if goals.slowdown is not None:
+            note += f", and by one request no more than {goals.slowdown.by_one:g} times what the answers alone take"
         least = min(platform.least_tokens, self.max_num_batched_tokens)
         budget = partial(TimedBudget, cost, goals, least=least)
         return replace(self, step_budget=budget, notes=(*self.notes, note))

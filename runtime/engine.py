@@ -164,7 +164,8 @@ class Engine:
         if not continues:
             with self._counting_refusals():
                 self._admission.check(requests, self._scheduler.waiting, self._scheduler.num_free_rows)
-        stream = self._admit([self._sequence(request) for request in requests], continues=continues)
+        group = self._num_requests + 1
+        stream = self._admit([self._sequence(request, group) for request in requests], continues=continues)
         self._meter.submitted(len(requests))
         return stream
 
@@ -519,7 +520,7 @@ class Engine:
         if len(request.prompt_ids) + _min_output(request) > self._model.max_model_len:
             raise ContextTooLong(len(request.prompt_ids), self._model.max_model_len)
 
-    def _sequence(self, request: Request) -> Sequence:
+    def _sequence(self, request: Request, group: int | None = None) -> Sequence:
         self._num_requests += 1
         params = request.params
         if isinstance(params, PoolingParams):
@@ -529,6 +530,7 @@ class Engine:
                 number=self._num_requests,
                 max_model_len=self._model.max_model_len,
                 seed=0,
+                group=group,
             )
         seed = params.seed
         return Sequence(
@@ -536,6 +538,7 @@ class Engine:
             number=self._num_requests,
             max_model_len=self._model.max_model_len,
             seed=self._random.getrandbits(63) if seed is None else seed,
+            group=group,
         )
 
     def _deliver(self, settled: Settled, now: float, logprobs: list[TokenLogprobs] | None) -> None:

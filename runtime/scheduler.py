@@ -40,6 +40,7 @@ from runtime.batch import (
     Work,
 )
 from runtime.block_copies import BlockCopies
+from runtime.decode_turns import DecodeTurns, Turns
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import Match, PrefixCache
@@ -47,7 +48,7 @@ from runtime.lora.slots import AdapterSlots
 from runtime.policy import Policy
 from runtime.sequence import Sequence, Status
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget, Load, StepBudget
+from runtime.step_budget import Decodes, FixedBudget, Load, StepBudget
 
 _TILE = 64  # tokens
 _NEW_SHARE = 0.1  # of the last to start, in what is known of those that started
@@ -137,6 +138,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._refusal: _Refusal | None = None  # the last
+        self._turns = DecodeTurns()
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens looked up, and found
         self.num_prefix_hits = 0
@@ -166,11 +168,12 @@ class Scheduler:
             else 0
             for sequence in self.running
         ]
+        turns = self._take_turns(num_wanted) if self.step_budget.has_turns else None
         decodes = num_wanted.count(1)
         scored_cost, room_for_drafts = 1, budget - decodes
         if self.waiting or decodes + num_wanted.count(0) < len(num_wanted):
             if decodes or any(map(_is_answering, self.running)):
-                mixed = self.step_budget.prompt_tokens(self._load(num_wanted))
+                mixed = self.step_budget.prompt_tokens(self._load(num_wanted, turns))
                 if mixed is not None:
                     budget = min(budget, _whole_tiles(decodes, mixed))
                     scored_cost = min(self.step_budget.scored_cost(), mixed)
@@ -349,9 +352,26 @@ class Scheduler:
             for batch in batches:
                 self.adapters.forget(batch.adapter_loads)
 
-    def _load(self, num_wanted: Several[int]) -> Load:
+    def _take_turns(self, num_wanted: list[int]) -> Turns | None:
+        """Whose turn it is to decode, where that is bounded. Who rests in this step has nothing to compute in `num_wanted` then."""
+        wanting = zip(self.running, num_wanted, strict=True)
+        turns = self._turns.shared(
+            [sequence for sequence, wanted in wanting if wanted == 1 and _is_answering(sequence)]
+        )
+        if turns.wide:
+            num = max(turns.num_always, self.step_budget.num_decodes(self._load(num_wanted, turns)))
+            resting = {sequence.number for sequence in turns.order[num:]}
+            if resting:
+                self._turns.took(turns.order[:num])
+                for index, sequence in enumerate(self.running):
+                    if sequence.number in resting:
+                        num_wanted[index] = 0
+        return turns
+
+    def _load(self, num_wanted: Several[int], turns: Turns | None) -> Load:
         """`num_wanted`: tokens that each running sequence has still to compute."""
         num_decodes = num_context = num_waiting = depth = 0
+        asking = set(turns.wide) if turns is not None else set()
         for sequence, wanted in zip(self.running, num_wanted, strict=True):
             if wanted == 1:
                 num_decodes += 1
@@ -359,9 +379,15 @@ class Scheduler:
             elif wanted:
                 num_waiting += wanted
                 depth = depth or sequence.num_computed_tokens
-        could_start = sum(sequence.num_known_tokens for sequence in self.waiting[: len(self._free_rows)])
-        num_waiting += int(could_start * (1 - self._hit_share))
-        return Load(num_decodes, num_context, num_waiting, depth)
+                asking.add(sequence.group)
+        could_start = self.waiting[: len(self._free_rows)]
+        num_waiting += int(sum([sequence.num_known_tokens for sequence in could_start]) * (1 - self._hit_share))
+        load = Load(num_decodes, num_context, num_waiting, depth)
+        if turns is None:
+            return load
+        asking.update([sequence.group for sequence in could_start])
+        context = sum([sequence.num_computed_tokens for sequence in turns.narrowest])
+        return load._replace(num_asking=len(asking), narrowest=Decodes(len(turns.narrowest), context))
 
     # --- running --------------------------------------------------------------------------------------------------
 
@@ -569,7 +595,8 @@ class Scheduler:
         the policy's order. Who is next and does not fit yet is not overtaken by others that wait, so none starves."""
         policy = self.policy
         prompts = [sequence for sequence in prompts if sequence.row is not None]  # the others were preempted
-        while budget:
+        ending_cost = self.step_budget.ending_cost()
+        while budget > 0:
             candidate = self._next_waiting() if may_start else None
             if prompts:
                 index = policy.next_prompt(prompts)
@@ -578,7 +605,7 @@ class Scheduler:
                     cost = scored_cost if sequence.scores_prompt else 1
                     wanted = sequence.num_tokens - sequence.num_computed_tokens
                     if (num_tokens := min(wanted, budget // cost)) and self._go_on(rows, sequence, num_tokens):
-                        budget -= num_tokens * cost
+                        budget -= num_tokens * cost + (ending_cost if num_tokens == wanted else 0)
                     elif num_tokens:
                         may_start = False  # there are no blocks even for those that run
                     continue
@@ -588,6 +615,8 @@ class Scheduler:
             least = cost * (candidate.num_tokens if self.limits.in_one_step else 1)
             if budget >= least and self._reserve(candidate):
                 budget -= cost * self._start(rows, candidate, budget // cost)
+                if candidate.num_computed_tokens == candidate.num_known_tokens:
+                    budget -= ending_cost
             elif prompts:
                 may_start = False
             else:

@@ -26,10 +26,14 @@ class Status(Enum):
 
 
 class Sequence:
-    def __init__(self, request: Request, *, number: int, max_model_len: int, seed: int) -> None:
+    def __init__(
+        self, request: Request, *, number: int, max_model_len: int, seed: int, group: int | None = None
+    ) -> None:
         params = request.params
         self.request = request
         self.number = number  # order of arrival
+        self.group = number if group is None else group  # of those that were asked for at once: the first one's number
+        self.last_turn = 0  # when it decoded last of the steps that had no room for all
         self.seed = seed
         self.sampling = _NOTHING if isinstance(params, PoolingParams) else params
         self.has_matchers = bool(self.sampling.matchers)

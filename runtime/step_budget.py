@@ -4,9 +4,11 @@ Whatever a step holds of prompts, those who read answers wait for, and whatever 
 these are: at a given throughput the seconds until first tokens and those between tokens have one sum (Little's law), and this
 says who gets them. While prompts are served in time a step takes half of the greatest time between tokens, `max_itl_s`. Where
 those that wait would take longer than `target_ttft_s` at the rate at which prompts are computed alone, it grows with what
-waits, up to all of `max_itl_s`. Where an operator says nothing of it, a platform may also bound a step by what its decodes take
-alone: so a single stream on a few cores has no gaps of many times its own. Decodes that take long themselves leave prompts half
-as long again as they take, however little time that should be: nobody waits for ever."""
+waits, up to all of `max_itl_s`. Where each row of a step costs about what it costs alone, as on a few cores, and an operator says
+nothing of it, a step is also bounded by what its decodes take alone: so a single stream has no gaps of many times its own, least
+of all beside one request. The bound holds for decodes too, of which wide requests then have some in a step (`decode_turns.py`).
+Decodes that take long themselves leave prompts half as long again as they take, however little time that should be: nobody waits
+for ever."""
 
 from __future__ import annotations
 
@@ -20,20 +22,44 @@ from runtime.step_cost import LearnedCost, StepCost
 _LEAST_OF_MEASURED = (
     2 / 3
 )  # which a token of a prompt took at the start: small steps make it look cheaper than in large ones
+_BESIDE_PROMPTS = 1.5  # times what decodes take, at least, where prompts wait
 WORTHWHILE_TOKENS, SHORTEST_ITL_S, TTFT_PER_ITL = 3072, 0.02, 5.0
+
+
+class Decodes(NamedTuple):
+    """Rows that decode, and the tokens before theirs."""
+
+    num_rows: int
+    num_context_tokens: int
 
 
 class Load(NamedTuple):
     """What there is when a step is decided. `num_waiting_tokens`: of prompts that run or could start, not computed yet. `depth`:
-    tokens before those which come next of a prompt that has begun."""
+    tokens before those which come next of a prompt that has begun. `narrowest`: of the decodes those of requests that want
+    least; None: all. `num_asking`: requests whose prompts wait, or whose decodes take turns."""
 
     num_decodes: int
     num_context_tokens: int  # of those that decode
     num_waiting_tokens: int
     depth: int = 0
+    narrowest: Decodes | None = None
+    num_asking: int = 1
 
 
 class StepBudget(Protocol):
+    @property
+    def has_turns(self) -> bool:
+        """Whether decodes may have to take turns."""
+        ...
+
+    def num_decodes(self, most: Load) -> int:
+        """How many of `most` a step may hold, of which `narrowest` are some; asked where `has_turns`."""
+        ...
+
+    def ending_cost(self) -> int:
+        """What the end of a prompt, which is sampled, counts as beside its tokens, in tokens."""
+        ...
+
     def prompt_tokens(self, load: Load) -> int | None:
         """Tokens of prompts that a step may hold beside decodes, 1 at least; None: as many as any step."""
         ...
@@ -52,6 +78,13 @@ class FixedBudget:
     """So many tokens, whatever they take; None: no limit."""
 
     num_tokens: int | None
+    has_turns: bool = False
+
+    def num_decodes(self, most: Load) -> int:
+        return most.num_decodes
+
+    def ending_cost(self) -> int:
+        return 0
 
     def prompt_tokens(self, load: Load) -> int | None:
         return self.num_tokens
@@ -64,21 +97,29 @@ class FixedBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How much longer a step may take for what requests have in it beside what those that want least decode, in times what these
+    take alone: for what one request has, and for any number's."""
+
+    by_one: float
+    by_many: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlatformSteps:
     """What steps are like on a platform, and what holds of them where an operator says nothing. `longest_itl_s`: between two
-    tokens. `least_tokens`: of prompts, below which a step does not pay. `max_slowdown`: of a step, by prompts, in times that its
-    decodes take alone."""
+    tokens. `least_tokens`: of prompts, below which a step does not pay. `slowdown`: of a step, where there is one bound."""
 
     longest_itl_s: float
     least_tokens: int
-    max_slowdown: float = math.inf
+    slowdown: Slowdown | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Goals:
     max_itl_s: float
     target_ttft_s: float
-    max_slowdown: float = math.inf
+    slowdown: Slowdown | None = None
 
     @classmethod
     def resolve(
@@ -86,11 +127,11 @@ class Goals:
     ) -> Goals:
         """As asked. Else time between tokens for what so many tokens of prompts take, so that computing them is worth its while,
         but what is the platform's at most; and five times as long until the first."""
-        max_slowdown = math.inf
+        slowdown = None
         if max_itl_s is None:
             max_itl_s = min(max(WORTHWHILE_TOKENS * token_s, SHORTEST_ITL_S), platform.longest_itl_s)
-            max_slowdown = platform.max_slowdown
-        return cls(max_itl_s, TTFT_PER_ITL * max_itl_s if target_ttft_s is None else target_ttft_s, max_slowdown)
+            slowdown = platform.slowdown
+        return cls(max_itl_s, TTFT_PER_ITL * max_itl_s if target_ttft_s is None else target_ttft_s, slowdown)
 
 
 class TimedBudget:
@@ -101,12 +142,35 @@ class TimedBudget:
         self.learned = LearnedCost(cost)
         self._least = least
 
+    @property
+    def has_turns(self) -> bool:
+        return self.goals.slowdown is not None
+
     def step_s(self, load: Load) -> float:
         """What the step is to take at most."""
         goals, decode_s = self.goals, self.learned.decode_s(load.num_decodes, load.num_context_tokens)
         waiting_s = load.num_waiting_tokens * self.learned.cost.token_s
         in_time_s = 0.5 * goals.max_itl_s * max(1.0, waiting_s / goals.target_ttft_s)
-        return max(min(in_time_s, goals.max_itl_s, goals.max_slowdown * decode_s), 1.5 * decode_s)
+        return max(min(in_time_s, goals.max_itl_s, self._slowed_s(load)), _BESIDE_PROMPTS * decode_s)
+
+    def num_decodes(self, most: Load) -> int:
+        cost, num_rows = self.learned.cost, most.num_decodes
+        step_s = min(self._slowed_s(most), self.goals.max_itl_s)
+        if most.num_waiting_tokens:
+            step_s /= _BESIDE_PROMPTS
+        row_s = cost.row_s + cost.context_s * most.num_context_tokens / max(1, num_rows)
+        return min(num_rows, int((step_s - cost.base_s) / row_s))
+
+    def ending_cost(self) -> int:
+        cost = self.learned.cost
+        return round(cost.row_s / cost.token_s) if self.has_turns else 0
+
+    def _slowed_s(self, load: Load) -> float:
+        slowdown = self.goals.slowdown
+        if slowdown is None:
+            return math.inf
+        narrowest = load.narrowest or Decodes(load.num_decodes, load.num_context_tokens)
+        return (slowdown.by_many if load.num_asking > 1 else slowdown.by_one) * self.learned.decode_s(*narrowest)
 
     def prompt_tokens(self, load: Load) -> int | None:
         cost, measured_s = self.learned.cost, self.learned.assumed.token_s

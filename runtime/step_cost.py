@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.batch import ScheduledBatch
 
@@ -25,6 +26,20 @@ _KEPT = 0.99  # of what is known, from step to step
 _ASSUMED = 0.05  # what the assumptions count, in steps
 _MOST = 20.0  # by which what is learned differs at most from what was assumed, either way
 _ODD = 3.0  # a step that takes so many times what was expected, or that part of it, counts as one at this border
+
+
+class TimedSteps(NamedTuple):
+    """What was timed at the start, seconds: a step with next to nothing in it, what each token of a long prompt adds, and each row
+    that decodes, where that was timed, too."""
+
+    base_s: float
+    token_s: float
+    row_s: float | None = None
+
+    @property
+    def smallest_s(self) -> float:
+        """Of a step with one row."""
+        return self.base_s + (self.row_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +56,12 @@ class StepCost:
     scored_s: float
 
     @classmethod
-    def assumed(cls, base_s: float, token_s: float, kv_share: float = 0.0) -> StepCost:
-        """From the two that are measured. `kv_share`: bytes that the KV cache has for a token, in those of the weights: they come
-        through the same memory."""
+    def assumed(cls, timed: TimedSteps, kv_share: float = 0.0) -> StepCost:
+        """`kv_share`: bytes that the KV cache has for a token, in those of the weights: they come through the same memory."""
+        base_s, token_s, row_s = timed
         context_s = base_s * max(kv_share, 1e-7)
-        return cls(base_s, token_s, token_s, context_s, token_s / _PAIRS_PER_TOKEN, (SCORED_COST - 1) * token_s)
+        pair_s, scored_s = token_s / _PAIRS_PER_TOKEN, (SCORED_COST - 1) * token_s
+        return cls(base_s, token_s, token_s if row_s is None else row_s, context_s, pair_s, scored_s)
 
 
 class _Factors:
@@ -92,7 +108,7 @@ class LearnedCost:
     def __init__(self, assumed: StepCost) -> None:
         self.assumed = assumed
         self._decode, self._prompt = _Factors(3), _Factors(3)
-        self._num_decodes = 0
+        self._num_decodes = self._last_rows = 0
 
     @property
     def cost(self) -> StepCost:
@@ -114,13 +130,15 @@ class LearnedCost:
         return factors[0] * one.base_s + factors[1] * one.row_s * num_rows + factors[2] * one.context_s * num_context
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        """A step with `batch` took `took_s`. Of steps without prompts every eighth is looked at, and none that waits for masks."""
+        """A step with `batch` took `took_s`. Of steps without prompts every eighth is looked at, and those of twice or half as many
+        rows as the last of these; and none that waits for masks."""
         num_drafts = sum([len(row.draft_ids) for row in batch.rows]) if batch.num_tokens > len(batch.rows) else 0
         only_decodes = batch.num_tokens == len(batch.rows) + num_drafts
         if only_decodes:
             self._num_decodes += 1
-            if self._num_decodes % 8 != 1:
+            if self._num_decodes % 8 != 1 and self._last_rows < 2 * len(batch.rows) < 4 * self._last_rows:
                 return
+            self._last_rows = len(batch.rows)
         num_rows = num_context = num_tokens = num_scored = 0
         num_pairs = 0.0
         for row in batch.rows:
@@ -132,6 +150,7 @@ class LearnedCost:
             else:
                 num_tokens += row.num_tokens
                 num_pairs += row.num_tokens * (row.start + row.num_tokens / 2)
+                num_rows += row.work is not None  # its end costs what a decode does
                 if row.prompt_logprobs is not None:
                     num_scored += row.num_tokens
         one = self.assumed

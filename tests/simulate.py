@@ -23,11 +23,11 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.speculate.speculation import Speculation
-from runtime.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
-from runtime.step_cost import StepCost
+from runtime.step_budget import FixedBudget, Goals, PlatformSteps, Slowdown, StepBudget, TimedBudget
+from runtime.step_cost import StepCost, TimedSteps
 
 STEPS_IN_FLIGHT = 2
-ON_CPU, ON_CUDA = PlatformSteps(0.2, 16, 5.0), PlatformSteps(0.07, 256)  # as the platforms have them
+ON_CPU, ON_CUDA = PlatformSteps(0.2, 16, Slowdown(2.4, 5.0)), PlatformSteps(0.07, 256)  # as the platforms have them
 THINK_S = 0.0005  # a closed loop's client, between two requests
 
 
@@ -75,11 +75,11 @@ class Device:
 
     def assumed(self) -> StepCost:
         """What a start would find: the smallest step, which a GPU launches kernel by kernel then, so too slow, and a token of the
-        largest."""
-        base = self.base if self.on_cpu else 2 * self.base
-        return StepCost.assumed(
-            base / 1000, (self.token + (0 if self.on_cpu else self.base / self.budget)) / 1000, self.kv_share
-        )
+        largest; on a CPU what a row adds, too."""
+        base, token = self.base / 1000, self.token / 1000
+        if self.on_cpu:
+            return StepCost.assumed(TimedSteps(base, token, token + self.row / 1000), self.kv_share)
+        return StepCost.assumed(TimedSteps(2 * base, token + base / self.budget), self.kv_share)
 
 
 DEVICES = {
@@ -95,6 +95,8 @@ class Arrival:
     num_prompt: int
     num_output: int
     client: int = -1  # of a closed loop: it sends another when this one is answered
+    width: int = 1  # answers to the prompt
+    caller: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +185,19 @@ def simulate(
     scheduler = Scheduler(limits, pool, prefixes, POLICIES[policy](), speculation, step_budget=budget)
     coming = [(arrival.time_s, number, arrival) for number, arrival in enumerate(traffic.arrivals)]
     heapq.heapify(coming)
-    again, number, now, free_s = traffic.again, len(coming), 0.0, 0.0
+    again, num_arrivals, number, now, free_s = traffic.again, len(coming), 0, 0.0, 0.0
     open_answers: dict[int, Answer] = {}
     answers: list[Answer] = []
     in_flight: deque[tuple[ScheduledBatch, float, float, float]] = deque()
     while True:
         while coming and coming[0][0] <= now:
-            _, index, arrival = heapq.heappop(coming)
+            _, group, arrival = heapq.heappop(coming)
             params = SamplingParams(arrival.num_output, ignore_eos=True)
-            request = Request(str(index), range(arrival.num_prompt), params, arrival_s=now)
-            open_answers[index] = Answer(arrival, arrival.time_s)
-            scheduler.add(sequences.Sequence(request, number=index, max_model_len=1 << 20, seed=0))
+            request = Request(str(group), range(arrival.num_prompt), params, arrival_s=now, caller=arrival.caller)
+            for _ in range(arrival.width):
+                open_answers[number] = Answer(arrival, arrival.time_s)
+                scheduler.add(sequences.Sequence(request, number=number, max_model_len=1 << 20, seed=0, group=group))
+                number += 1
         batch = scheduler.schedule()
         if batch is not None:
             took_s = device.seconds(batch)
@@ -215,8 +219,8 @@ def simulate(
                         again -= 1
                         arrival = answer.arrival
                         late = Arrival(now + THINK_S, arrival.num_prompt, arrival.num_output, arrival.client)
-                        heapq.heappush(coming, (late.time_s, number, late))
-                        number += 1
+                        heapq.heappush(coming, (late.time_s, num_arrivals, late))
+                        num_arrivals += 1
         elif batch is None:
             if not coming:
                 return Outcome(answers, now)

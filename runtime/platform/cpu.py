@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 import ops
+from runtime.batch import ScheduledBatch
 from runtime.config import GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
@@ -23,11 +24,13 @@ from runtime.runner.worker import Worker
 from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
-from runtime.step_budget import PlatformSteps
+from runtime.step_budget import PlatformSteps, Slowdown
+from runtime.step_cost import TimedSteps
 
+_TIMED_ROWS = 8
 # Beside others' prompts a stream waits five times as long as without, six times with all that scatters; without this bound a
 # single stream of SmolLM2 waits twelve times as long. 2.5 was tried: three times, and a sixth of the throughput of four clients.
-STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16, max_slowdown=5.0)
+STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16, slowdown=Slowdown(2.4, 5.0))
 
 # A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
 DEFAULTS = DeviceDefaults("float32", 64, 512, lambda free_bytes: min(2 * GIB, free_bytes // 4))
@@ -100,8 +103,8 @@ class CpuPlatform:
             NoGraphs(),
             DraftRules.of(plan.layout),
         )
-        base_s, token_s = _warm_up(runner, plan, model)
-        return runner, plan.timed(config, base_s, token_s, model.weights_bytes, STEPS)
+        timed = _warm_up(runner, plan, model)
+        return runner, plan.timed(config, timed, model.weights_bytes, STEPS)
 
 
 def _native() -> bool:
@@ -119,17 +122,26 @@ def _weights(config: EngineConfig) -> WeightPolicy:
     )
 
 
-def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model) -> tuple[float, float]:
-    """One prompt of two blocks, then a token, or a text of one where no tokens are made; and the same on the clock. Seconds of a
-    step with one token, and of each further one. Times scatter: a prompt takes at least a hundredth of its step, whatever the other
-    one took."""
+def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model) -> TimedSteps:
+    """One prompt of two blocks, then a token, or a text of one where no tokens are made; and the same on the clock. Then some rows
+    with a token each. Times scatter: whatever the others took, a prompt takes at least a hundredth of its step, and a row half of
+    what a prompt's token does."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
     work = work_of(model)
     batch = prompts([length], plan.layout, plan.num_kv_blocks, work)
     after = next_tokens(batch) if model.spec.generates else prompts([1], plan.layout, plan.num_kv_blocks, work)
-    times = []
-    for step in (batch, after) * 2:
-        began_s = time.perf_counter()
-        runner.run(step)
-        times.append(time.perf_counter() - began_s)
-    return times[3], max(times[2] - times[3], times[2] / 100) / max(1, length - 1)
+    times = [_seconds(runner, step) for step in (batch, after) * 2]
+    token_s = max(times[2] - times[3], times[2] / 100) / max(1, length - 1)
+    num_rows = min(_TIMED_ROWS, plan.max_num_seqs)
+    if not model.spec.generates or num_rows == 1:
+        return TimedSteps(times[3], token_s)
+    rows = prompts([1] * num_rows, plan.layout, plan.num_kv_blocks)
+    runner.run(rows)
+    row_s = max((_seconds(runner, next_tokens(rows)) - times[3]) / (num_rows - 1), token_s / 2)
+    return TimedSteps(max(times[3] - row_s, times[3] / 2), token_s, row_s)
+
+
+def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
+    began_s = time.perf_counter()
+    runner.run(batch)
+    return time.perf_counter() - began_s

@@ -37,6 +37,7 @@ from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps
+from runtime.step_cost import TimedSteps
 
 log = logging.getLogger("oneloop.start")
 
@@ -148,7 +149,7 @@ class CudaPlatform:
             num_rounds = len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0
             graph_bytes = step_bytes + _GRAPH_BYTES * (len(list(graphs.shapes)) + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
-        final = final.timed(config, base_s, token_s, model.weights_bytes, STEPS)
+        final = final.timed(config, TimedSteps(base_s, token_s), model.weights_bytes, STEPS)
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
             _run_each_kind(parts.runner, final, final.num_kv_blocks, model)

@@ -177,6 +177,18 @@ async def test_a_prompt_that_cannot_fit_and_a_full_queue_are_refused_at_once():
         assert engine.health().num_waiting == 0
 
 
+async def test_what_is_asked_for_at_once_shares_turns():
+    async with engine_on(FakeRunner(manual=True)) as engine:
+        streams = [engine.submit([request()] * 3), engine.submit([request()]), engine.submit([request()] * 2)]
+        await turns(3)
+        groups = [sequence.group for sequence in engine._scheduler.running]
+        assert groups == [groups[0]] * 3 + [groups[3]] + [groups[4]] * 2
+        assert len(set(groups)) == 3
+        for stream in streams:
+            async with stream:
+                pass
+
+
 async def test_a_failing_step_ends_its_requests_with_an_error_and_no_others():
     runner = FakeRunner(manual=True)
     async with engine_on(runner, max_num_seqs=1, steps_in_flight=1) as engine:

@@ -23,6 +23,7 @@ from runtime.policy import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence, Status
 from runtime.speculate.speculation import Speculation
+from runtime.step_budget import FixedBudget, Load
 from tests.invariants import check_pool, check_tables
 from tests.pooling import LAST, OF_ALL, POOLING
 
@@ -45,19 +46,43 @@ GROUPS = {
 
 
 def make(
-    num_blocks=32, seqs=4, budget=16, policy="fcfs", caching=True, mixed=None, groups=PLAIN, proposer=None
+    num_blocks=32,
+    seqs=4,
+    budget=16,
+    policy="fcfs",
+    caching=True,
+    mixed=None,
+    groups=PLAIN,
+    proposer=None,
+    step_budget=None,
 ) -> Scheduler:
     limits = SchedulerLimits(seqs, budget, frozenset({EOS}), mixed)
     caching = caching and all(group.kind.no_prefix_reason is None for group in groups)
     speculation = None if proposer is None else Speculation(proposer, 64)
     return Scheduler(
-        limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy](), speculation
+        limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy](), speculation, step_budget
     )
 
 
-def sequence(number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64, caller=None, **params) -> Sequence:
+@dataclass(frozen=True, slots=True)
+class SomeDecode(FixedBudget):
+    """A step has room for so many decodes, as far as it may choose."""
+
+    room: Callable[[], int] = lambda: 1
+    has_turns: bool = True
+
+    def num_decodes(self, most: Load) -> int:
+        return self.room()
+
+    def ending_cost(self) -> int:
+        return 2
+
+
+def sequence(
+    number: int, prompt, max_tokens=4, priority=0, salt=None, limit=64, caller=None, group=None, **params
+) -> Sequence:
     request = Request(str(number), list(prompt), SamplingParams(max_tokens, **params), priority, salt, caller=caller)
-    return Sequence(request, number=number, max_model_len=limit, seed=0)
+    return Sequence(request, number=number, max_model_len=limit, seed=0, group=group)
 
 
 def pooling_sequence(number: int, prompt, priority=0, salt=None, params=POOLING) -> Sequence:
@@ -522,14 +547,16 @@ def test_a_budget_that_cannot_serve_all_rows_is_refused():
     depth=st.integers(1, 3),
     drafts=st.integers(0, 4),
     mixed=st.sampled_from([None, 1, 3, 8]),
+    turns=st.booleans(),
 )
 def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_drafts_copies_late_masks_and_failures(
-    seed, spare_blocks, groups, seqs, budget, policy, caching, depth, drafts, mixed
+    seed, spare_blocks, groups, seqs, budget, policy, caching, depth, drafts, mixed, turns
 ):
     rng = random.Random(seed)
     num_blocks = sum(group.max_blocks(32, budget, BLOCK) for group in groups) + spare_blocks
     proposer = Guesses(rng, drafts) if drafts else None
-    scheduler = make(num_blocks, seqs, budget, policy, caching, mixed, groups, proposer)
+    step_budget = SomeDecode(mixed, lambda: rng.randrange(4)) if turns else None
+    scheduler = make(num_blocks, seqs, budget, policy, caching, mixed, groups, proposer, step_budget)
     has_states = any(group.state for group in groups)
     memory = Memory(scheduler, lambda: drafts > 0 and not has_states and rng.random() < 0.05)
     alive: list[Sequence] = []
@@ -561,7 +588,9 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
             else:
                 priority = rng.randrange(3)
                 caller = rng.choice([None, b"a", b"b"])
-                seq = sequence(number, prompt, rng.randrange(12), priority, salt, 32, caller, prompt_logprobs=count)
+                group = rng.choice([None, 0])
+                params = {"group": group, "prompt_logprobs": count}
+                seq = sequence(number, prompt, rng.randrange(12), priority, salt, 32, caller, **params)
             alive.append(seq)
             scheduler.add(seq)
         if alive and rng.random() < 0.1:

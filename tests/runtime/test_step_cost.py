@@ -7,7 +7,7 @@ import random
 import pytest
 
 from runtime.batch import SAMPLE, SAMPLE_MASKED, PromptLogprobsSpan, ScheduledBatch, ScheduledRow
-from runtime.step_cost import LearnedCost, StepCost
+from runtime.step_cost import LearnedCost, StepCost, TimedSteps
 from tests.simulate import DEVICES, Device
 
 
@@ -30,7 +30,9 @@ def show(learned: LearnedCost, device: Device, *batches: ScheduledBatch, times=1
 @pytest.mark.parametrize("wrong", [0.4, 1.0, 2.5])
 def test_whatever_was_assumed_steps_tell_what_they_cost(name, wrong):
     device, rng = DEVICES[name], random.Random(4)
-    learned = LearnedCost(StepCost.assumed(wrong * device.base / 1000, device.token / wrong / 1000, device.kv_share))
+    learned = LearnedCost(
+        StepCost.assumed(TimedSteps(wrong * device.base / 1000, device.token / wrong / 1000), device.kv_share)
+    )
     most = device.budget // 4
     for _ in range(400):
         decodes = rng.randrange(1, device.seqs // 4)
@@ -46,7 +48,7 @@ def test_whatever_was_assumed_steps_tell_what_they_cost(name, wrong):
 
 
 def test_steps_without_prompts_make_nobody_forget_what_prompts_cost():
-    learned = LearnedCost(StepCost.assumed(0.004, 1e-5))
+    learned = LearnedCost(StepCost.assumed(TimedSteps(0.004, 1e-5)))
     show(learned, DEVICES["8b"], step(64, prompts=[900]), times=200)
     known = learned.cost.token_s
     assert known > 1.5e-5

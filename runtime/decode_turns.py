@@ -1,0 +1,70 @@
+"""Decode turns: who decodes in a step where not all can, since each row makes the step longer. Pure.
+
+Whoever asked for much must not keep others waiting: rows are shared by caller, then by request, then by row. In every step each
+caller has as many rows as the one with the fewest, and so has each request of a caller; what a step's time has room for beyond
+goes to the others evenly, and of each request to those rows first whose last turn is longest ago. So where all requests have one
+row, all of them decode in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
+from typing import NamedTuple
+
+from runtime.sequence import Sequence
+
+
+class Turns(NamedTuple):
+    """`order`: all that could decode, those first whose turn it is. `num_always`: so many of them decode whatever it takes.
+    `narrowest`: the rows of the requests that want least, which are what these would wait for without the others. `wide`: groups
+    with rows beyond those that always decode; none where nobody asks for more than others."""
+
+    order: Several[Sequence]
+    num_always: int
+    narrowest: Several[Sequence]
+    wide: frozenset[int]
+
+
+class DecodeTurns:
+    """Remembers who had turns."""
+
+    def __init__(self) -> None:
+        self._num_turns = 0
+
+    def took(self, sequences: Iterable[Sequence]) -> None:
+        """These decode in the step that is being decided, and others had to rest."""
+        self._num_turns += 1
+        for sequence in sequences:
+            sequence.last_turn = self._num_turns
+
+    def shared(self, decodes: Several[Sequence]) -> Turns:
+        requests: dict[bytes | None, dict[int, list[Sequence]]] = {}  # rows by caller and group
+        for sequence in decodes:
+            requests.setdefault(sequence.request.caller, {}).setdefault(sequence.group, []).append(sequence)
+        widths = {caller: min(map(len, groups.values())) for caller, groups in requests.items()}
+        shares = {caller: widths[caller] * len(groups) for caller, groups in requests.items()}
+        share = min(shares.values(), default=0)
+        if all(sum(map(len, groups.values())) == share for groups in requests.values()):
+            return Turns(decodes, len(decodes), decodes, frozenset())
+        places: list[tuple[int, int, Sequence]] = []  # of each row among its caller's, and when it had its last turn
+        for groups in requests.values():
+            ranks = [
+                (rank, sequence.last_turn, sequence.number, sequence)
+                for rows in groups.values()
+                for rank, sequence in enumerate(sorted(rows, key=lambda one: one.last_turn))
+            ]
+            places += [
+                (place, last, one) for place, (_, last, _, one) in enumerate(sorted(ranks, key=lambda rank: rank[:3]))
+            ]
+        places.sort(key=lambda place: place[:2])
+        order = [one for _, _, one in places]
+        num_always = sum(place < share for place, _, _ in places)
+        narrowest = [
+            sequence
+            for caller, groups in requests.items()
+            if shares[caller] == share
+            for rows in groups.values()
+            if len(rows) == widths[caller]
+            for sequence in rows
+        ]
+        return Turns(order, num_always, narrowest, frozenset(one.group for one in order[num_always:]))
