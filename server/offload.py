@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -26,6 +27,8 @@ SHORT_CHARS = 2_000  # about half a millisecond of tokenising
 LONG_CHARS = 100_000  # whoever has so much may wait for others of the kind
 MAX_WAITING = 4096  # far more than the engine lets in, so that it is the one that says 429 to a burst
 RETRY_AFTER_S = 1
+MAX_ARENAS = 2  # the main one, and one for what goes on beside it; small blocks are kept by thread anyway
+_M_ARENA_MAX = -8  # of malloc.h
 GIVE_BACK_AFTER_S = 1.0  # by when what very long work has left behind is nobody's any more
 
 
@@ -185,6 +188,16 @@ def _trim_heap() -> None:
     """Gives what glibc keeps of freed memory back to the system; another library has its own way."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def limit_arenas(environ: Mapping[str, str] = os.environ) -> None:
+    """From now on threads share a few arenas of glibc's heap, unless whoever started the process has said how many.
+
+    By default each new thread may get one of its own, eight a core, and what lives long in it holds on to what was freed around it:
+    grammars, compiled on some threads and asked for masks on others, left twice as much behind."""
+    if "MALLOC_ARENA_MAX" not in environ and "glibc.malloc.arena_max" not in environ.get("GLIBC_TUNABLES", ""):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, MAX_ARENAS)
 
 
 def to_the_end(work: Pieces[T]) -> T:

@@ -44,7 +44,7 @@ from server.http.protocol import HttpProtocol
 from server.listening import tell_manager
 from server.loaded.lifecycle import Lifecycle, Load, LoadError
 from server.loaded.model import LoadedModel
-from server.offload import MAX_WAITING, Offload
+from server.offload import MAX_WAITING, Offload, limit_arenas
 from server.service import Service
 
 logger = logging.getLogger("oneloop.process")
@@ -122,6 +122,7 @@ class Process:
     async def run(self) -> int:
         """The exit code; where something hangs it returns all the same, and leaves it behind. Installs signal handlers on the
         running loop, which is the main thread's."""
+        limit_arenas()
         stopping = self._lifecycle.stopping
         self._handle_signals(stopping)
         server = http_server(self._service, self._max_connections())

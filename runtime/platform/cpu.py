@@ -27,10 +27,10 @@ from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps, Slowdown
 from runtime.step_cost import TimedSteps
 
-_TIMED_ROWS = 8
-_TIMED_TIMES, _TIMED_S = 4, 0.2  # steps of a kind at most, and seconds after which there is no further one
-# Beside others' prompts a stream waits five times as long as without, six times with all that scatters; without this bound a
-# single stream of SmolLM2 waits twelve times as long. 2.5 was tried: three times, and a sixth of the throughput of four clients.
+_TIMED_ROWS = 4
+_TIMED_TIMES, _TIMED_S = 3, 0.1  # steps of a kind at most, and seconds after which there is no further one
+# Beside one request a stream waits three times as long at most as alone, with all that scatters, and beside several five times. At
+# 2.4 for any number four clients of long prompts would have a fifth less.
 STEPS = PlatformSteps(longest_itl_s=0.2, least_tokens=16, slowdown=Slowdown(2.4, 5.0))
 
 # A step on a CPU should not hold up its decodes for seconds, and above some hundred tokens a bigger one is no faster.
