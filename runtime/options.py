@@ -43,16 +43,17 @@ def option(
     secret: bool = False,
     aliases: tuple[str, ...] = (),
     name: str | None = None,
+    several: bool = False,
 ) -> Any:
     """A dataclass field that is an option. `text`: its help. `minimum` and `maximum` are inclusive; `parse` reads text that the
     annotation alone cannot; what is `secret` stays out of complaints and of the configuration's repr; `aliases` are flags of other
-    servers; `name` is the user's word for it, where the field has another."""
+    servers; `name` is the user's word for it, where the field has another; `several`: a flag takes as many values as follow it."""
     return field(
         default=default,
         repr=not secret,
         metadata={
             "text": text, "group": group, "minimum": minimum, "maximum": maximum, "parse": parse, "metavar": metavar,
-            "secret": secret, "aliases": aliases, "name": name,
+            "secret": secret, "aliases": aliases, "name": name, "several": several,
         },
     )  # fmt: skip
 

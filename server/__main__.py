@@ -122,6 +122,10 @@ def check_early(config: ServerConfig) -> None:
             from server.loaded.pooling import PoolerConfig
 
             PoolerConfig.read(config.pooler_config)
+        if config.lora_modules:
+            from server.loaded.adapters import AdapterModule
+
+            AdapterModule.all_of(config.lora_modules)
         if sizes != (None, None, None):
             from server.load import check_sizes
 

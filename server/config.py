@@ -106,6 +106,26 @@ class ServerConfig(EngineOptions):
         "auto", "sampling defaults: auto takes the model's generation_config, none OpenAI's", group=MODEL
     )
 
+    lora_modules: tuple[str, ...] = option(
+        (),
+        """LoRA adapters to serve beside the model, each under a name of its own: name=folder, or '{"name": …, "path": …}'""",
+        group=MODEL,
+        metavar="NAME=PATH",
+        several=True,
+    )
+    lora_dir: str | None = option(
+        None,
+        "folder from below which POST /v1/load_lora_adapter may load adapters; from nowhere else",
+        group=MODEL,
+        metavar="FOLDER",
+    )
+    lora_resolver: str | None = option(
+        None,
+        "folder of adapters: a request for a model of that name loads the one in the folder so called",
+        group=MODEL,
+        metavar="FOLDER",
+    )
+
     structured_outputs_whitespace: Literal["compact", "none", "any"] = option(
         "compact",
         "white space in JSON of a given form: compact is a space at most behind a comma or a colon, any leaves room to indent",
@@ -303,7 +323,17 @@ class ServerConfig(EngineOptions):
             return f"--max-total-body-size {self.max_total_body_size} is less than --max-body-size {self.max_body_size}"
         if self.profile_dir is not None and not Path(self.profile_dir).is_dir():
             return f"--profile-dir {self.profile_dir}: no such folder"
-        return self._bad_uds() or self._bad_keys() or self._bad_origins() or self._bad_hosts()
+        return self._bad_uds() or self._bad_keys() or self._bad_origins() or self._bad_hosts() or self._bad_adapters()
+
+    def _bad_adapters(self) -> str | None:
+        for flag, given in (
+            ("--lora-modules", self.lora_modules), ("--lora-dir", self.lora_dir), ("--lora-resolver", self.lora_resolver),
+        ):  # fmt: skip
+            if given and not self.enable_lora:
+                return f"{flag} needs --enable-lora"
+            if isinstance(given, str) and not Path(given).is_dir():
+                return f"{flag} {given}: no such folder"
+        return None
 
     def _bad_uds(self) -> str | None:
         if self.uds is None:
@@ -577,7 +607,8 @@ def _parser(options: Mapping[str, _Option]) -> CommandParser:
         else:
             action = "append" if opt.kind is tuple else "store"
             flags = (flag_of(opt.name), *opt.metadata["aliases"])
-            group.add_argument(*flags, dest=opt.name, action=action, metavar=opt.metavar(), help=opt.help())
+            how: dict[str, Any] = {"action": "extend", "nargs": "+"} if opt.metadata["several"] else {"action": action}
+            group.add_argument(*flags, dest=opt.name, metavar=opt.metavar(), help=opt.help(), **how)
     return parser
 
 

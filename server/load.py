@@ -13,8 +13,9 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from runtime.api import LoadProgress, ModelInfo
+from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo
 from server.config import ServerConfig
+from server.loaded.adapters import AdapterModule, Resolver
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.json_style import JsonStyle
@@ -77,12 +78,31 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
     except ValueError as error:
         await engine.close()
         raise LoadError(str(error)) from error
+    try:
+        await _load_adapters(config, engine)
+    except (ValueError, AdapterRefused) as error:
+        await engine.close()
+        raise LoadError(str(error)) from error
+    resolver = None
+    if config.lora_resolver is not None and engine.adapters is not None:
+        resolver = Resolver(Path(config.lora_resolver), engine.adapters)
     generation_config = files.generation_config if config.generation_config == "auto" else {}
     defaults = SamplingDefaults.from_generation_config(generation_config)
     return LoadedModel(
         engine, tokenizer, template, defaults, config.served_names, chat_format,
         grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling, is_gguf=files.gguf is not None,
+        resolver=resolver,
     )  # fmt: skip
+
+
+async def _load_adapters(config: ServerConfig, engine: EngineClient) -> None:
+    """Those of --lora-modules. Raises ValueError or AdapterRefused."""
+    if engine.adapters is None:
+        return
+    for module in AdapterModule.all_of(config.lora_modules):
+        if module.name in config.served_names:
+            raise ValueError(f"--lora-modules {module.name}={module.path}: that is a name of the model itself")
+        await engine.adapters.load(module.name, module.path)
 
 
 async def _warm(grammars: Grammars, imported: asyncio.Event) -> None:

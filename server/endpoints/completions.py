@@ -29,7 +29,7 @@ from server.service import Service
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.COMPLETION, service.config, service.offload)
-    loaded.check_name(given.model)
+    loaded = await loaded.named(given.model)
     id = SHAPE.id_prefix + request_id(http.scope)
     request = await service.offload.run(body_cost(http), partial(requests.of_completion, given))
     generation, _ = await while_waited_for(

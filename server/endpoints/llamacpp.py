@@ -31,7 +31,7 @@ RETRY_SLOT_S = 1
 async def complete(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.COMPLETION, service.config, service.offload)
-    loaded.check_name(given.model)
+    loaded = await loaded.named(given.model)
     prepared = await service.offload.run(body_cost(http), lambda: of_completion(given))
     return await _answer(service, loaded, http, given, prepared, NAMES, is_list=given.is_list)
 
@@ -60,7 +60,7 @@ COMPLETION, COMPLETIONS = _completing("/completion", "llamaCompletion"), _comple
 async def infill(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.INFILL, service.config, service.offload)
-    loaded.check_name(given.model)
+    loaded = await loaded.named(given.model)
     return await _answer(service, loaded, http, given, of_infill(given), INFILL_NAMES, is_list=False)
 
 

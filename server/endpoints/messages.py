@@ -34,7 +34,7 @@ from server.service import Service
 async def create(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     request = await read_request(http, wire.MESSAGES, service.config, service.offload)
-    loaded.check_name(request.model)
+    loaded = await loaded.named(request.model)
     prepared = await _prepare_messages(service, loaded, http, request)
     id = f"msg_{request_id(http.scope)}"
     with NAMES.spoken():
@@ -81,7 +81,7 @@ async def create(service: Service, http: Request) -> ASGIApp:
 async def count_tokens(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     request = await read_request(http, wire.COUNT, service.config, service.offload)
-    loaded.check_name(request.model)
+    loaded = await loaded.named(request.model)
     prepared = await _prepare_messages(service, loaded, http, request)
     note_ignored(http, prepared.ignored, service.config)
     with NAMES.spoken():

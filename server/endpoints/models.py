@@ -9,6 +9,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from runtime.api import Adapter
 from server.errors import ModelNotFound
 from server.http.body import json_response
 from server.loaded.model import LoadedModel
@@ -41,19 +42,21 @@ class ModelList(Struct):
     has_more: bool
 
 
-def card(loaded: LoadedModel, name: str) -> Json:
+def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json:
+    """`adapter`: that the name stands for, if it does."""
+    created = loaded.created if adapter is None else adapter.created
     return {
         "id": name,
         "object": "model",
-        "created": loaded.created,
+        "created": created,
         "owned_by": "oneloop",
         "root": loaded.name,
-        "parent": None,
+        "parent": None if adapter is None else loaded.name,
         "max_model_len": loaded.engine.model.max_model_len,
         "tasks": ["generate"] if loaded.pooling is None else list(loaded.pooling.tasks),
         "type": "model",
         "display_name": name,
-        "created_at": datetime.fromtimestamp(loaded.created, UTC),
+        "created_at": datetime.fromtimestamp(created, UTC),
         "lifecycle": "active",
         "max_input_tokens": loaded.engine.model.max_model_len,
     }
@@ -66,8 +69,9 @@ def card(loaded: LoadedModel, name: str) -> Json:
 )
 async def list_all(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
-    cards = [card(loaded, name) for name in loaded.names]
-    ends = {"first_id": loaded.names[0], "last_id": loaded.names[-1], "has_more": False}
+    adapters = () if loaded.engine.adapters is None else loaded.engine.adapters.all()
+    cards = [card(loaded, name) for name in loaded.names] + [card(loaded, each.name, each) for each in adapters]
+    ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
     return json_response({"object": "list", "data": cards, **ends})
 
 
@@ -82,6 +86,9 @@ async def list_all(service: Service, http: Request) -> Response:
 async def retrieve(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     name = http.path_params["model_id"]
-    if name not in loaded.names:
+    if name in loaded.names:
+        return json_response(card(loaded, name))
+    adapter = None if loaded.engine.adapters is None else loaded.engine.adapters.find(name)
+    if adapter is None:
         raise ModelNotFound(name, loaded.names)
-    return json_response(card(loaded, name))
+    return json_response(card(loaded, name, adapter))

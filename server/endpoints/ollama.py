@@ -19,7 +19,7 @@ from server.loaded.model import LoadedModel
 from server.ollama import api_types, wire
 from server.ollama.answers import LOAD, ChatShape, GenerateShape, Shape, nothing, whole
 from server.ollama.frames import LineFrames
-from server.ollama.models import check_name
+from server.ollama.models import named
 from server.ollama.prepare import CHAT_NAMES, GENERATE_NAMES, Prepared, of_chat, of_generate
 from server.route import GENERATION_REFUSALS, JSON, Operation, route
 from server.service import Service
@@ -39,7 +39,7 @@ LINES = "application/x-ndjson"
 async def chat(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.CHAT, service.config, service.offload, from_any_program=True)
-    check_name(loaded, given.model)
+    loaded = await named(loaded, given.model)
     if not given.messages:
         return _load(given, ChatShape())
     with CHAT_NAMES.spoken():
@@ -59,7 +59,7 @@ async def chat(service: Service, http: Request) -> ASGIApp:
 async def generate(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.GENERATE, service.config, service.offload, from_any_program=True)
-    check_name(loaded, given.model)
+    loaded = await named(loaded, given.model)
     if not given.prompt and not given.suffix:
         return _load(given, GenerateShape())
     prepared = of_generate(given, loaded)

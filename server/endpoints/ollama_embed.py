@@ -12,7 +12,7 @@ from server.generate.request import Truncation
 from server.http.body import body_cost, note_ignored, read_request
 from server.http.middleware import arrival
 from server.ollama import api_types, wire
-from server.ollama.models import check_name
+from server.ollama.models import named
 from server.pooling import answers
 from server.pooling.answer import pooled_for, written
 from server.pooling.request import PoolingRequest, Text, texts_of
@@ -32,7 +32,7 @@ from server.service import Service
 async def embed(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.EMBED, service.config, service.offload, from_any_program=True)
-    check_name(loaded, given.model)
+    loaded = await named(loaded, given.model)
     served = loaded.require_pooling("embed")
     note_ignored(http, ["options"] if given.options else [], service.config)
 
@@ -75,7 +75,7 @@ async def embed(service: Service, http: Request) -> ASGIApp:
 async def embeddings(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.EMBEDDINGS, service.config, service.offload, from_any_program=True)
-    check_name(loaded, given.model)
+    loaded = await named(loaded, given.model)
     served = loaded.require_pooling("embed")
     note_ignored(http, ["options"] if given.options else [], service.config)
     request = PoolingRequest(

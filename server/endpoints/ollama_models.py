@@ -8,7 +8,7 @@ from starlette.responses import Response
 from server.errors import InvalidRequest
 from server.http.body import json_response, read_request
 from server.ollama import api_types, wire
-from server.ollama.models import VERSION, check_name, listed, running, shown
+from server.ollama.models import VERSION, listed, named, running, shown
 from server.route import BODY_REFUSALS, JSON, Operation, Route, route
 from server.service import Service
 
@@ -50,7 +50,7 @@ async def ps(service: Service, http: Request) -> Response:
 async def show(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.SHOW, service.config, service.offload, from_any_program=True)
-    check_name(loaded, given.model or given.name or "")
+    loaded = await named(loaded, given.model or given.name or "")
     return json_response(shown(loaded, service.config))
 
 

@@ -46,7 +46,7 @@ class DetokenizeResponse(Struct):
 async def tokenize(service: Service, http: Request) -> Response:
     loaded, offload = service.lifecycle.require_model(), service.offload
     given = await read_request(http, wire.TOKENIZE, service.config, offload)
-    loaded.check_name(given.model)
+    loaded = await loaded.named(given.model)
     if given.messages is not None:
         chat = await offload.run(body_cost(http), partial(requests.chat_of, given))
         work = chat_ids(loaded, offload, chat)
@@ -76,7 +76,7 @@ def _ids(loaded: LoadedModel, ids: list[int], *, with_strings: bool) -> Response
 async def detokenize(service: Service, http: Request) -> Response:
     loaded, offload = service.lifecycle.require_model(), service.offload
     given = await read_request(http, wire.DETOKENIZE, service.config, offload)
-    loaded.check_name(given.model)
+    loaded = await loaded.named(given.model)
     max_tokens = max_tokens_of_text(loaded.engine.model.max_model_len)
     if len(given.tokens) > max_tokens:
         raise InvalidRequest(f"{len(given.tokens)} tokens; at most {max_tokens} become a text", param=TOKENS)

@@ -240,6 +240,13 @@ class ModelNotFound(ApiError):
         )
 
 
+class AdaptersOff(ApiError):
+    status, type, code = 403, "invalid_request_error", "adapters_off"
+
+    def __init__(self) -> None:
+        super().__init__("This server serves no adapters: it was started without --enable-lora")
+
+
 class ResponseNotFound(ApiError):
     status, type, code = 404, "invalid_request_error", "response_not_found"
     kind: ClassVar[str] = "Response"

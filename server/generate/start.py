@@ -91,6 +91,7 @@ async def start(
                 prepared=made,
                 speculative=request.speculative,
                 prediction=prediction,
+                adapter=loaded.adapter,
             )
             for choice, params in enumerate(choices)
         )

@@ -43,4 +43,4 @@ async def prepared(
     """A long prompt checked and hashed on a thread, so that to submit it costs the loop next to nothing; None for a short one."""
     if len(ids) <= LONG_PROMPT:
         return None
-    return await offload.run(len(ids), partial(loaded.engine.prepare, ids, salt))
+    return await offload.run(len(ids), partial(loaded.engine.prepare, ids, salt, loaded.adapter))

@@ -9,12 +9,13 @@ import math
 
 from starlette.requests import Request
 
-from runtime.api import Busy, ContextTooLong, EngineError, EngineStopped
+from runtime.api import AdapterGone, Busy, ContextTooLong, EngineError, EngineStopped
 from server.errors import (
     ApiError,
     BodyTooLarge,
     ContextLengthExceeded,
     InternalError,
+    InvalidRequest,
     TooManyRequests,
     Unavailable,
     WrongContentType,
@@ -76,6 +77,8 @@ def refusal_of(error: EngineError) -> ApiError:
             return ContextLengthExceeded(f"This model's context is too short: {error}")
         case Busy():
             return TooManyRequests(f"The server is busy: {error}", retry_after_s=math.ceil(error.retry_after_s))
+        case AdapterGone():
+            return InvalidRequest(str(error), param="model")
         case EngineStopped():
             return Unavailable(
                 "The server is shutting down or its engine has failed", retry_after_s=RETRY_WHEN_STOPPED_S

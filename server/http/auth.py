@@ -28,7 +28,16 @@ ADMIN_PATHS = frozenset({"/metrics", "/dashboard/feed"})
 # What changes the server for everybody. Without an administrator's key only a server that nobody but this machine reaches, and
 # that has no users' keys either, does so.
 OPERATOR_PATHS = frozenset(
-    {"/log_level", "/reset_prefix_cache", "/abort_requests", "/drain", "/start_profile", "/stop_profile"}
+    {
+        "/log_level",
+        "/reset_prefix_cache",
+        "/abort_requests",
+        "/drain",
+        "/start_profile",
+        "/stop_profile",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
 )
 UNIX_SOCKET = b"unix"
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runtime.api import EngineClient, MatcherFactory, ModelInfo
+from runtime.api import Adapter, AdapterRefused, EngineClient, MatcherFactory, ModelInfo
 from server import __version__
-from server.errors import ModelNotFound, TaskNotSupported
+from server.errors import InvalidRequest, ModelNotFound, TaskNotSupported
+from server.loaded.adapters import Resolver
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.infill import InfillFormat, infill_format
@@ -37,11 +39,15 @@ class GrammarCompiler(Protocol):
         ...
 
 
+_NAMED_AT_MOST = 20  # adapters in a message
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers.
     `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise. `pooling`: what it is
-    served for in place of generating, None where it generates. `is_gguf`: its weights came in such a file."""
+    served for in place of generating, None where it generates. `resolver`: loads adapters that requests name; `adapter`: the one
+    that a request has, of the model as that request sees it. `is_gguf`: its weights came in such a file."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -55,16 +61,49 @@ class LoadedModel:
     is_gguf: bool = field(default=False, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
+    resolver: Resolver | None = field(default=None, kw_only=True)
+    adapter: Adapter | None = field(default=None, init=False)
     infill: InfillFormat | None = field(init=False)  # None: the model does not fill in the middle
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "infill", infill_format(self.tokenizer))
         object.__setattr__(self, "fingerprint", _fingerprint(self.name, self.engine.model))
 
-    def check_name(self, wanted: str | None) -> None:
-        """Raises ModelNotFound unless `wanted` is one of the names, or None, which is the model there is."""
-        if wanted is not None and wanted not in self.names:
+    def knows(self, name: str) -> bool:
+        """Whether it is a name of the model, or of an adapter that is loaded."""
+        return name in self.names or (self.engine.adapters is not None and self.engine.adapters.find(name) is not None)
+
+    async def named(self, wanted: str | None) -> LoadedModel:
+        """The model as a request for `wanted` has it: itself, for one of its names or None; or with the adapter of that name, which
+        may have to be loaded.
+
+        Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served."""
+        if wanted is None or wanted in self.names:
+            return self
+        adapters = self.engine.adapters
+        if adapters is None:
             raise ModelNotFound(wanted, self.names)
+        adapter = adapters.find(wanted)
+        if adapter is None and self.resolver is not None:
+            try:
+                adapter = await self.resolver.find(wanted)
+            except AdapterRefused as error:
+                raise InvalidRequest(f"the adapter cannot be served: {error}", param="model") from None
+        if adapter is None:
+            raise ModelNotFound(wanted, (*self.names, *(each.name for each in adapters.all()[:_NAMED_AT_MOST])))
+        return self._with(adapter)
+
+    def _with(self, adapter: Adapter) -> LoadedModel:
+        """The same in all but name and adapter: what is not read anew is shared."""
+        other = copy(self)
+        for name, value in {
+            "adapter": adapter,
+            "names": (adapter.name, *self.names),
+            "fingerprint": _fingerprint(adapter.name, self.engine.model),
+            "created": adapter.created,
+        }.items():
+            object.__setattr__(other, name, value)
+        return other
 
     def require_pooling(self, task: str) -> ServedPooling:
         """What prompts are pooled to. Raises TaskNotSupported where the model generates; `task`: what was asked for."""

@@ -6,7 +6,6 @@ import hashlib
 from datetime import UTC, datetime
 
 from server.config import ServerConfig
-from server.errors import ModelNotFound
 from server.loaded.model import LoadedModel
 from server.ollama.wire import LATEST
 from server.schema import Json
@@ -24,10 +23,9 @@ def full_name(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def check_name(loaded: LoadedModel, given: str) -> None:
-    """Raises ModelNotFound unless `given`, with or without the tag that says nothing, is a name of the model."""
-    if given not in loaded.names and given.removesuffix(LATEST) not in loaded.names:
-        raise ModelNotFound(given, loaded.names)
+async def named(loaded: LoadedModel, given: str) -> LoadedModel:
+    """`LoadedModel.named`, with or without the tag that says nothing."""
+    return await loaded.named(given if loaded.knows(given) else given.removesuffix(LATEST))
 
 
 def listed(loaded: LoadedModel, name: str) -> Json:

@@ -149,6 +149,7 @@ class _Run:
             parent_id=CURRENT_ID.get(),
             deadline_s=self._deadline_s,
             prepared=await prepared(self._loaded, self._offload, prompt.ids, self._salt),
+            adapter=self._loaded.adapter,
         )
 
     def _submit(self, requests: Sequence[api.Request]) -> TokenStream:

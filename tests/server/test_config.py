@@ -66,6 +66,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "max_loras": 3,
         "max_cpu_loras": 9,
         "max_lora_rank": 24,
+        "lora_modules": ("a=b",), "lora_dir": "/", "lora_resolver": "/",
         "threads": 2, "seed": 5, "host": "h", "port": 80, "uds": "s", "max_queue": 1,
         "max_queue_time": 1.5, "max_queued_tokens": 4, "max_num_seqs_per_key": 3, "request_timeout": 2.5,
         "max_tokens_per_minute_per_key": 9, "max_body_size": 4096, "strict_fields": True,
@@ -94,6 +95,9 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
             "cors_credentials": ["--cors-origin", "https://a.example"],
             "speculative_model": ["--speculative-method", "draft_model"],
             "num_speculative_tokens": ["--speculative-method", "ngram"],
+            "lora_modules": ["--enable-lora"],
+            "lora_dir": ["--enable-lora"],
+            "lora_resolver": ["--enable-lora"],
         }.get(name, [])
         assert getattr(parse(flags + needed, {}), fields[name]) == value
         assert getattr(parse(needed, {variable_of(name): text}), fields[name]) == value

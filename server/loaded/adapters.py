@@ -1,0 +1,107 @@
+"""Where adapters may come from while the server runs: folders below one that the administrator names, and nowhere else.
+
+A path is followed through every symbolic link before it is believed, and so are the links within an adapter's folder. What is read
+of a folder, and whether it fits the model, is the engine's matter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.api import Adapter, AdapterClient, AdapterRefused
+
+_CONFIG = "adapter_config.json"  # by which a folder is known to be an adapter's
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)?")
+MAX_NAME = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterModule:
+    """An adapter to be loaded at start: --lora-modules name=path, or JSON with `name` and `path`."""
+
+    name: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> AdapterModule:
+        """Raises ValueError."""
+        if not text.lstrip().startswith("{"):
+            name, found, path = text.partition("=")
+            if not (found and name.strip() and path.strip()):
+                raise ValueError(f"{text!r} is not name=path")
+            return cls(name.strip(), path.strip())
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{text!r} is not JSON: {error}") from None
+        if unknown := given.keys() - {"name", "path", "base_model_name"}:
+            raise ValueError(f"{text!r}: unknown key {sorted(unknown)[0]!r}; there are name, path and base_model_name")
+        name, path = given.get("name"), given.get("path")
+        if not (isinstance(name, str) and name and isinstance(path, str) and path):
+            raise ValueError(f"{text!r} needs a name and a path")
+        return cls(name, path)
+
+    @classmethod
+    def all_of(cls, texts: Iterable[str]) -> list[AdapterModule]:
+        """Raises ValueError, also for a name that comes twice."""
+        found: dict[str, AdapterModule] = {}
+        for module in map(cls.parse, texts):
+            if module.name in found:
+                raise ValueError(f"two adapters are called {module.name!r}")
+            found[module.name] = module
+        return [*found.values()]
+
+
+def folder_below(root: Path, path: str) -> Path:
+    """The folder at `path`, relative to `root` unless it is absolute, with all links followed.
+
+    Raises ValueError where it is not below `root`, or something in it is not, or there is no such folder. Touches the disk."""
+    top = root.resolve()
+    try:
+        folder = (top / path).resolve(strict=True)
+        links = [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
+        inside = [folder, *(Path(link).resolve(strict=True) for link in links)]
+    except (OSError, ValueError, RuntimeError):  # missing, no folder, a name with a zero byte, links in a circle
+        raise ValueError(
+            f"there is no folder {path!r} with an adapter below the one that adapters may come from"
+        ) from None
+    if folder == top or not all(each.is_relative_to(top) for each in inside):
+        raise ValueError(f"{path!r} is outside of the folder that adapters may come from")
+    return folder
+
+
+class Resolver:
+    """Loads the adapter that a request names, where a folder of that name is below `root`."""
+
+    def __init__(self, root: Path, adapters: AdapterClient) -> None:
+        self._root, self._adapters = root, adapters
+        self._loading = asyncio.Lock()  # one by one: who asks for the same finds it there
+
+    async def find(self, name: str) -> Adapter | None:
+        """None where there is no such folder. Raises AdapterRefused for one whose adapter cannot be served."""
+        if len(name) > MAX_NAME or _NAME.fullmatch(name) is None:
+            return None
+        folder = await asyncio.to_thread(self._folder, name)
+        if folder is None:
+            return None
+        async with self._loading:
+            known = self._adapters.find(name)
+            if known is not None:
+                return known
+            try:
+                return await self._adapters.load(name, str(folder))
+            except AdapterRefused as error:
+                # A client need not know where adapters are kept.
+                raise AdapterRefused(str(error).replace(str(folder), name)) from error
+
+    def _folder(self, name: str) -> Path | None:
+        try:
+            folder = folder_below(self._root, name)
+        except ValueError:
+            return None
+        return folder if (folder / _CONFIG).is_file() else None
