@@ -9,6 +9,7 @@ from runtime.batch import Pool, ScheduledRow
 from runtime.platform.graph_pool import GraphPool
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.runner import Computed
+from runtime.sample.drafts import num_drafts
 
 
 class CapturedSteps:
@@ -34,7 +35,10 @@ class CapturedSteps:
 
 
 def serves(rows: Sequence[ScheduledRow]) -> bool:
-    """Whether `rows` want no more of a graph than draws and hidden states, and bring no kinds of tokens."""
+    """Whether `rows` want no more of a graph than draws and hidden states, and bring no kinds of tokens. Where some have guesses,
+    none has a piece of a prompt: attention would read a context once for each of its tokens."""
+    if any(row.draft_ids for row in rows) and any(row.num_tokens > 1 + num_drafts(row) for row in rows):
+        return False
     return all(
         row.prompt_logprobs is None and (type(row.work) is not Pool or row.work.params.token_type_ids is None)
         for row in rows

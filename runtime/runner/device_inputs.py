@@ -6,7 +6,7 @@ come of them there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle
 
@@ -56,6 +56,21 @@ def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
     return tuple((stop - row.num_tokens, stop, row.end) for row, stop in zip(rows, stops, strict=True))
 
 
+def _by_token(rows: Sequence[ScheduledRow], padded: int) -> _Int32s:
+    """[3 * padded]: for each token the row that samples behind it, -1 for none; then whether it is a guess; then its row."""
+    facts = np.full((3, padded), -1, np.int32)
+    owners, guesses, table_rows = facts
+    guesses.fill(0)
+    stop = 0
+    for row in rows:
+        first, stop = stop, stop + row.num_tokens
+        table_rows[first:stop] = row.row
+        if isinstance(row.work, Sample):
+            owners[stop - 1 - row.work.num_drafts : stop] = -1 if row.work.masked else row.row
+            guesses[stop - row.work.num_drafts : stop] = 1
+    return facts.reshape(-1)
+
+
 class DeviceInputs:
     """`kv_caches`: the model's, of which every step has the list. `max_proposed`: guesses that a drafter makes of a row."""
 
@@ -83,17 +98,13 @@ class DeviceInputs:
             block_tables=zeros(torch.int32, *self._updates.shape),
             num_state_tables=layout.num_state_tables, block_size=layout.kernel_block_size,
         )  # fmt: skip
-        capacity = tokens + 4 * rows + 3 * _UPDATES
-        self._device_packed = zeros(torch.int32, capacity)
-        self._packed = self._buffers(capacity, steps_in_flight, device)
-        # What a step with guesses says of its tokens: the row that samples behind each, -1 for none, and then whether it is one.
-        self._by_token = torch.full((2 * tokens,), -1, dtype=torch.int32, device=device)
-        self._packed_by_token = self._buffers(2 * tokens, steps_in_flight, device)
-
-    def _buffers(self, size: int, steps_in_flight: int, device: torch.device) -> Iterator[Tensor]:
-        """One more than can be under way: the upload of the oldest has run when its turn comes again."""
-        remote = is_remote(device)
-        return cycle([torch.zeros(size, dtype=torch.int32, pin_memory=remote) for _ in range(steps_in_flight + 1)])
+        # A step with guesses begins with what it says of its tokens: `_by_token`, of each. What ops.unpack reads is behind that.
+        capacity = 4 * tokens + 4 * rows + 3 * _UPDATES
+        self._device_packed = torch.full((capacity,), -1, dtype=torch.int32, device=device)
+        # One more than can be under way: the upload of the oldest has run when its turn comes again.
+        self._packed = cycle(
+            [torch.zeros(capacity, dtype=torch.int32, pin_memory=is_remote(device)) for _ in range(steps_in_flight + 1)]
+        )
 
     @property
     def last_ids(self) -> Tensor:
@@ -133,32 +144,19 @@ class DeviceInputs:
             self._unpack(torch.tensor(first, dtype=torch.int32).view(-1), 0, 0, _UPDATES, StepShape(0, 0, False))
             tables, indices, values = tables[_UPDATES:], indices[_UPDATES:], values[_UPDATES:]
         parts: list[_Int32s | list[int]] = [*self._pack(rows), tables, indices, values]
+        if shape.drafts:
+            parts.insert(0, _by_token(rows, shape.num_tokens))
         pinned = next(self._packed)
         host, at = pinned.numpy(), 0
         for part in parts:
             host[at : at + len(part)] = part
             at += len(part)
         self._unpack(pinned[:at], num_tokens, len(rows), len(tables), shape)
-        if shape.drafts:
-            self._upload_by_token(rows, shape.num_tokens)
-
-    def _upload_by_token(self, rows: Sequence[ScheduledRow], padded: int) -> None:
-        pinned = next(self._packed_by_token)[: 2 * padded]
-        owners, guesses = pinned.numpy().reshape(2, padded)
-        owners.fill(-1)
-        guesses.fill(0)
-        stop = 0
-        for row in rows:
-            stop += row.num_tokens
-            if isinstance(row.work, Sample):
-                first = stop - 1 - row.work.num_drafts
-                owners[first:stop] = -1 if row.work.masked else row.row
-                guesses[first + 1 : stop] = 1
-        self._by_token[: 2 * padded].copy_(pinned, non_blocking=True)
 
     def placed(self, shape: StepShape, rows: tuple[ScheduledRow, ...] | None) -> StepInputs:
         """Enqueue what tells where tokens stand and go, for the step uploaded last; and that step. `rows` None: for any rows, which
-        is what a captured graph sees. With guesses every token has logits."""
+        is what a captured graph sees. With guesses every token has logits, and is a request of its own for attention, which
+        takes single queries of one row faster than so few together."""
         ops.place_tokens(
             self._tensors, padded_tokens=shape.num_tokens, padded_rows=shape.num_rows, uniform=shape.uniform
         )
@@ -166,12 +164,18 @@ class DeviceInputs:
         first_state = len(tensors.slot_mapping) - tensors.num_state_tables
         spans = None if rows is None else spans_of(rows)
         kinds = None if rows is None else token_types(rows)
+        positions, max_query_len = tensors.positions[:num_tokens], 1 if shape.uniform else max(2, num_tokens)
         query_start_loc, seq_lens, table_rows = (
             tensors.query_start_loc[: num_rows + 1], tensors.seq_lens[:num_rows], tensors.rows[:num_rows]
         )  # fmt: skip
+        if shape.drafts:
+            sample_rows, is_guess, table_rows = self._device_packed[: 3 * num_tokens].view(3, num_tokens)
+            singles = torch.arange(num_tokens + 1, dtype=torch.int32, device=table_rows.device)
+            query_start_loc = singles.minimum(query_start_loc[-1])
+            seq_lens, max_query_len = (positions + 1).int(), 1
         forward = ForwardStep(
             input_ids=tensors.input_ids[:num_tokens],
-            positions=tensors.positions[:num_tokens],
+            positions=positions,
             slot_mapping=(
                 *tensors.slot_mapping[:first_state, :num_tokens],
                 *tensors.slot_mapping[first_state:, :num_rows],
@@ -181,7 +185,7 @@ class DeviceInputs:
                     query_start_loc=query_start_loc,
                     seq_lens=seq_lens,
                     block_tables=table,
-                    max_query_len=1 if shape.uniform else max(2, num_tokens),
+                    max_query_len=max_query_len,
                     max_seq_len=self._max_model_len,
                     rows=table_rows,
                     spans=spans,
@@ -193,13 +197,12 @@ class DeviceInputs:
             token_type_ids=None if kinds is None else index_on(self._device_packed.device, kinds),
         )
         if shape.drafts:
-            sample_rows, is_guess = self._by_token[: 2 * num_tokens].view(2, num_tokens)
             return StepInputs(
                 forward=forward,
                 logits_of=rows or (),
                 logit_tokens=None,
                 sample_rows=sample_rows,
-                sample_positions=forward.positions + 1,
+                sample_positions=positions + 1,
                 drafts=Drafts(torch.where(is_guess > 0, forward.input_ids, -1), self.num_computed),
             )
         return StepInputs(
@@ -280,7 +283,8 @@ class DeviceInputs:
 
     def _unpack(self, packed: Tensor, num_tokens: int, num_rows: int, num_updates: int, shape: StepShape) -> None:
         self._device_packed[: len(packed)].copy_(packed, non_blocking=True)
+        begin = 3 * shape.num_tokens if shape.drafts else 0
         ops.unpack(
-            self._device_packed, self._tensors, num_tokens=num_tokens, num_rows=num_rows, num_updates=num_updates,
+            self._device_packed[begin:], self._tensors, num_tokens=num_tokens, num_rows=num_rows, num_updates=num_updates,
             padded_tokens=shape.num_tokens, padded_rows=shape.num_rows,
         )  # fmt: skip
