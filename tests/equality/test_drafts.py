@@ -18,7 +18,7 @@ from runtime.speculate.config import METHODS, ON_DEVICE, SpeculativeConfig
 from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
 from runtime.weights.fetch import resolve
-from tests.equality.greedy import engine_parts
+from tests.equality.greedy import TIE, engine_parts
 from tests.equality.oracle import Oracle
 from tests.fake_runner import Rule
 
@@ -99,11 +99,21 @@ async def generate(
                     assert output.error is None
                     ids, shown = found[output.index]
                     ids += output.token_ids
-                    shown += [[token for token, _ in each.top] for each in output.logprobs or ()]
+                    shown += [each.top for each in output.logprobs or ()]
     finally:
         await engine.close()
     assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
     return found, num_drafted
+
+
+def assert_alike(guessed: list[tuple[list[int], list]], plain: list[tuple[list[int], list]]) -> None:
+    """The same ids; and beside them the same likeliest tokens, but for such as are as likely: a GPU adds otherwise in a step of
+    several tokens a row."""
+    for (ids, shown), (expected_ids, expected) in zip(guessed, plain, strict=True):
+        assert ids == expected_ids
+        for top, expected_top in zip(shown, expected, strict=True):
+            for (token, logprob), (expected_token, expected_logprob) in zip(top, expected_top, strict=True):
+                assert token == expected_token or abs(logprob - expected_logprob) < TIE
 
 
 CAPTURED = {
@@ -117,7 +127,7 @@ def test_guesses_change_no_token(decoder, options):
     plain, none = asyncio.run(generate(decoder, None, **options))
     oracle = Oracle(PROMPTS, [ids for ids, _ in plain], VOCAB)
     guessed, num_drafted = asyncio.run(generate(decoder, oracle, **options))
-    assert guessed == plain
+    assert_alike(guessed, plain)
     assert none == 0
     assert num_drafted > 40
     assert 0 < oracle.num_right < oracle.num_guesses
@@ -131,7 +141,7 @@ def test_neither_does_what_stood_before_in_prompt_or_answer(decoder, method, ada
     speculation = speculation_of(SpeculativeConfig.of({"method": method, "adaptive": adaptive}), 0.1)
     for _ in range(2):
         guessed, num_drafted = asyncio.run(generate(decoder, speculation))
-        assert guessed == plain
+        assert_alike(guessed, plain)
     if method == "suffix" and not adaptive:
         assert num_drafted > 80
         assert speculation.num_accepted_tokens > 40
