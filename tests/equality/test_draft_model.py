@@ -17,7 +17,7 @@ from runtime.models.pair import ModelPair
 from runtime.speculate.config import SpeculativeConfig
 from runtime.weights.fetch import resolve
 from tests.equality.greedy import run
-from tests.equality.test_drafts import DEVICES, NUM_TOKENS, PROMPTS, VOCAB, generate
+from tests.equality.test_drafts import DEVICES, NUM_TOKENS, PROMPTS, VOCAB, assert_alike, generate
 
 LLAMA = {
     "vocab_size": VOCAB, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -68,7 +68,7 @@ def test_guesses_of_another_model_change_no_token(models, names, options):
     model, draft = (models[name] for name in names)
     plain, _ = generated(model, None, **options)
     guessed, num_drafted = generated(model, draft, **options)
-    assert guessed == plain
+    assert_alike(guessed, plain)
     assert num_drafted > 40
 
 
