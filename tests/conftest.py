@@ -74,8 +74,9 @@ def hang_limit_s(config: pytest.Config) -> float:
     return float(config.getoption("timeout") or os.environ.get("PYTEST_TIMEOUT") or config.getini("timeout"))
 
 
-def watched(item: pytest.Item) -> Generator[None, object, object]:
-    """One phase of a test under the second limit: pytest's own would be lifted by the first failure. 0 means no limit."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test under the second limit: pytest's own would be lifted by the first failure. 0 means no limit."""
     limit_s = 2 * hang_limit_s(item.config)
     if limit_s > 0:
         faulthandler.dump_traceback_later(limit_s, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
@@ -83,18 +84,3 @@ def watched(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    return (yield from watched(item))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    return (yield from watched(item))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    return (yield from watched(item))

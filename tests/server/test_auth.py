@@ -111,14 +111,13 @@ async def test_without_keys_everything_is_open(serve):
 
 async def test_the_openai_client_with_and_without_its_key(serve):
     server = await serve(api_key=(USER,))
-    base_url = f"http://127.0.0.1:{server.port}/v1"
-    async with openai.AsyncOpenAI(base_url=base_url, api_key=USER, max_retries=0) as client:
+    async with server.openai(USER) as client:
         answer = await client.chat.completions.create(model="tiny", messages=MESSAGES)
         assert answer.choices[0].message.content == "Hello there"
         stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
         text = [chunk.choices[0].delta.content or "" async for chunk in stream]
         assert "".join(text) == "Hello there"
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="wrong", max_retries=0) as client:
+    async with server.openai("wrong") as client:
         with pytest.raises(openai.AuthenticationError) as refused:
             await client.chat.completions.create(model="tiny", messages=MESSAGES)
         assert refused.value.code == "invalid_api_key"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -39,6 +41,7 @@ def tiny_tokenizer(*more_special: str, chat_template: str = CHATML) -> Tokenizer
     return Tokenizer(backend, {"eos_token": SPECIAL[EOS]}, chat_template)
 
 
+@lru_cache(maxsize=8)  # a tokenizer and its template stay as they are
 def chatml(tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
 

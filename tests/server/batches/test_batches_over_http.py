@@ -461,7 +461,7 @@ async def test_files_and_batches_belong_to_their_key_after_a_restart_too(serve, 
 
     keys = {"api_key": ("one", "two"), "admin_api_key": "admin"}
     server = await serve(batch_dir=folder, **keys)
-    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="one", max_retries=0)
+    client = server.openai("one")
     batch = await submit(client, line("a"))
     file_id, batch_id = batch.input_file_id, batch.id
     await ended(client, batch.id)

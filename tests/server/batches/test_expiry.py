@@ -236,8 +236,7 @@ async def test_the_usage_is_the_same_over_a_restart(serve, folder):
 
 async def test_lines_find_what_the_key_that_made_the_batch_has_prompted_and_no_other_does(serve, folder):
     async def salt_of_batch(key: str) -> str | None:
-        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=key, max_retries=0)
-        async with client:
+        async with server.openai(key) as client:
             await ended(client, (await submit(client, line("a"))).id)
         return server.engine.submitted[-1].cache_salt
 

@@ -9,7 +9,7 @@ import ollama
 import pytest
 
 from server.generate.timings import Timings
-from tests.server.conftest import MESSAGES
+from tests.server.conftest import MESSAGES, NO_TLS
 from tests.server.text.tool_samples import TOOLS
 from tests.server.tiny import tiny_tokenizer
 
@@ -21,7 +21,7 @@ THINKS = (
 
 
 def client(server) -> ollama.AsyncClient:
-    return ollama.AsyncClient(f"http://127.0.0.1:{server.port}")
+    return ollama.AsyncClient(f"http://127.0.0.1:{server.port}", **NO_TLS)
 
 
 async def lines(server, path: str, **fields) -> list[dict]:
@@ -390,5 +390,5 @@ async def test_a_key_is_needed_and_ollamas_header_shows_it(serve):
         assert response.status_code == 401
         assert list(response.json()) == ["error"]
     host = f"http://127.0.0.1:{server.port}"
-    with_key = ollama.AsyncClient(host, headers={"Authorization": "Bearer sk"})
+    with_key = ollama.AsyncClient(host, headers={"Authorization": "Bearer sk"}, **NO_TLS)
     assert (await with_key.chat("tiny", MESSAGES)).done

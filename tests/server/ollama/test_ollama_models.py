@@ -8,12 +8,13 @@ import ollama
 import pytest
 
 from server.ollama.models import _count
+from tests.server.conftest import NO_TLS
 from tests.server.test_infill import QWEN
 from tests.server.tiny import tiny_tokenizer
 
 
 def client(server) -> ollama.AsyncClient:
-    return ollama.AsyncClient(f"http://127.0.0.1:{server.port}")
+    return ollama.AsyncClient(f"http://127.0.0.1:{server.port}", **NO_TLS)
 
 
 async def test_every_name_is_listed_with_a_tag_and_may_be_used_with_and_without(serve):

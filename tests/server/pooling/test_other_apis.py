@@ -8,6 +8,7 @@ import pytest
 
 from server.llamacpp.api_types import LlamaEmbedding
 from server.ollama.api_types import OllamaEmbed, OllamaEmbedding
+from tests.server.conftest import NO_TLS
 from tests.server.pooling.embedders import (
     CLASSIFIER,
     CLS,
@@ -26,7 +27,7 @@ HI = means_of(bytes_of("Hi"), 8)
 
 
 def client(server) -> ollama.AsyncClient:
-    return ollama.AsyncClient(host=f"http://127.0.0.1:{server.port}")
+    return ollama.AsyncClient(host=f"http://127.0.0.1:{server.port}", **NO_TLS)
 
 
 # --- Ollama -------------------------------------------------------------------------------------------------------
