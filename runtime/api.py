@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol, Self
@@ -313,7 +313,8 @@ class TokenStream(Protocol):
 # ├── AdapterGone        it was unloaded between being found and being used
 # ├── AdapterRefused     of `AdapterClient` alone: it cannot be served, for a reason its owner can act on
 # ├── ProbeFailed        of `probe` alone: a token could not be computed
-# └── ProfileError       of the two about profiles: there is one already, or none, or it cannot be recorded
+# ├── ProfileError       of the two about profiles: there is one already, or none, or it cannot be recorded
+# └── SleepError         of `sleep` and `wake_up`: it cannot, or could not
 
 
 class EngineError(Exception):
@@ -365,6 +366,10 @@ class ProbeFailed(EngineError):
 
 
 class ProfileError(EngineError):
+    pass
+
+
+class SleepError(EngineError):
     pass
 
 
@@ -442,11 +447,20 @@ class ModelInfo:
         )
 
 
+class SleepLevel(IntEnum):
+    """What an engine that sleeps has given back: its KV cache and its weights, which come again from the model's files. HOST leaves
+    those in the host's memory, as far as the system has room for them; DROPPED does not."""
+
+    AWAKE = 0
+    HOST = 1
+    DROPPED = 2
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
     """`ok` only while steps settle, in about the time that they usually take. `reason` says what is wrong, for people. `hopeless`:
     and nothing suggests that it will be right again. `failing`: step after step failed, and only one that settles can tell that it
-    is over; `EngineClient.probe` is one."""
+    is over; `EngineClient.probe` is one. `sleep_level`: the next request wakes it."""
 
     ok: bool
     reason: str | None
@@ -454,6 +468,7 @@ class EngineHealth:
     num_waiting: int
     hopeless: bool = False
     failing: bool = False
+    sleep_level: SleepLevel = SleepLevel.AWAKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -612,6 +627,16 @@ class EngineClient(Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Forget what prompts have left for others to share. Who is running goes on, and leaves its own from now on."""
+        ...
+
+    async def sleep(self, level: SleepLevel = SleepLevel.HOST) -> None:
+        """Give memory back once nothing is left to do, and return then. The next request wakes it.
+
+        Raises SleepError."""
+        ...
+
+    async def wake_up(self) -> None:
+        """Return when it does not sleep any more. Raises SleepError where its model cannot be loaded again."""
         ...
 
     async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:

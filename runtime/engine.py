@@ -39,6 +39,7 @@ from runtime.api import (
     ProfileError,
     Request,
     SamplingParams,
+    SleepLevel,
     TokenLogprobs,
     cache_root,
 )
@@ -53,6 +54,7 @@ from runtime.profiling.session import Profiling, Recorder
 from runtime.prompt import check_ids, prepare
 from runtime.scheduler import Scheduler, Settled
 from runtime.sequence import Sequence, Status
+from runtime.sleeping import Asleep, Bed, CallLater, Sleeping
 from runtime.step import ForwardOutput, Runner, Step, StepResult
 from runtime.token_stream import EngineTokenStream
 
@@ -106,6 +108,9 @@ class Engine:
         seed: int | None = None,
         health_limits: HealthLimits | None = None,
         recorder: Callable[[], Recorder] = _none_to_record,
+        bed: Bed | None = None,
+        sleep_after_s: float | None = None,
+        call_later: CallLater | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapters: Adapters | None = None,
     ) -> None:
@@ -133,6 +138,7 @@ class Engine:
         self._probing: asyncio.Future[bool] | None = None  # True: a step has settled; False: no work is left
         self._spared: set[int] = set()  # sequences that were the largest of a step for which there was no memory
         self._work = asyncio.Event()
+        self._sleeping = Sleeping(bed, sleep_after_s, self.wake, clock, call_later)
         self._masked = MaskedSampling(model, scheduler, self)
         self._adapters = adapters
         if adapters is not None:
@@ -191,8 +197,9 @@ class Engine:
             batch, age_s = oldest.batch, self._clock() - max(oldest.launched_s, self._meter.last_settled_s)
         verdict = self._health.verdict(batch, age_s or 0.0)
         return EngineHealth(
-            verdict.reason is None, verdict.reason, num_running, num_waiting, verdict.hopeless, self._health.failing
-        )
+            verdict.reason is None, verdict.reason, num_running, num_waiting, verdict.hopeless, self._health.failing,
+            self._sleeping.level,
+        )  # fmt: skip
 
     def abort(self, ids: Collection[str] | None = None) -> int:
         asked = [
@@ -241,11 +248,17 @@ class Engine:
 
     def metrics(self) -> list[Metric]:
         of_adapters = [] if self._adapters is None else self._adapters.slots.metrics()
-        return [*self._meter.metrics(), *of_adapters]
+        return [*self._meter.metrics(), self._sleeping.metric(), *of_adapters]
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
         live = [sink.sequence for sink in self._sinks.values()]
         return self._meter.activity(live, self._clock(), after_step, after_request, num_cells)
+
+    async def sleep(self, level: SleepLevel = SleepLevel.HOST) -> None:
+        await self._sleeping.become(level)
+
+    async def wake_up(self) -> None:
+        await self._sleeping.become(SleepLevel.AWAKE)
 
     async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
         await self._profiling.start(path, delay_steps, num_steps)
@@ -291,6 +304,7 @@ class Engine:
             self._die(f"the engine died: {type(error).__name__}")
         finally:
             self._meter.idle()
+            self._sleeping.close()
 
     def _die(self, why: str) -> None:
         self._accepting = False
@@ -302,11 +316,32 @@ class Engine:
     async def _run(self) -> None:
         while await self._wait_for_work():
             self._end_late()
+            if self._sleeping.level and not await self._wake_up():
+                continue
             launched = self._launched(self._masked.sample_deferred()) or await self._launch_next()
             if self._in_flight and (not launched or len(self._in_flight) >= self._steps_in_flight):
                 await self._settle_oldest()
             elif not launched and self._sinks:
                 await self._sleep()  # until a late mask comes, or another request
+
+    async def _wake_up(self) -> bool:
+        """False where there is no runner: nobody needs one any more, or it could not be built."""
+        if not self._sinks and not self._sleeping.should_wake:
+            return False
+        try:
+            self._runner = await self._sleeping.wake()
+        except Exception:
+            log.exception("the engine cannot wake; the next request tries again")
+            for number in list(self._sinks):
+                self.end(number, FinishReason.ERROR, "the model could not be loaded again")
+            return False
+        return True
+
+    def _take_runner(self) -> Runner:
+        """The runner, which the engine has no more; nor is there anything left of what it kept for others."""
+        runner, self._runner = self._runner, Asleep()
+        self._scheduler.cache.clear()
+        return runner
 
     async def _launch_next(self) -> bool:
         """False where no sequence can advance."""
@@ -390,7 +425,10 @@ class Engine:
             self._tell_probe(False)
             self._idle.set()
             if not self._closing:
-                await self._sleep()
+                self._work.clear()
+                await self._sleeping.rest(self._take_runner)
+                await self._work.wait()
+                self._sleeping.stop_waiting()
                 self._meter.busy()
         return bool(self._sinks or self._in_flight or not self._closing)
 
@@ -463,6 +501,8 @@ class Engine:
         requests = [sequence.request for sequence in sequences]
         self._admission.admitted(requests, others_wait=len(self._scheduler.waiting) > len(sequences))
         self._idle.clear()
+        if not requests[0].is_probe:
+            self._sleeping.used()
         self._work.set()
         return stream
 
@@ -633,4 +673,6 @@ class Engine:
         self._admission.ended(sequence.request.caller)
         self._masked.forget(sequence)
         self._meter.finished(sequence)
+        if not sequence.request.is_probe:
+            self._sleeping.used()
         self._work.set()

@@ -219,6 +219,15 @@ class EngineOptions:
     seed: int | None = option(
         None, "makes the draws of requests without a seed repeatable", group=ENGINE, minimum=0, maximum=2**63 - 1
     )
+    sleep_after: float | None = option(
+        None,
+        "seconds without a request after which weights and KV cache are given back; the next request has them loaded again "
+        "(default: never)",
+        group=ENGINE,
+        minimum=0.001,
+        maximum=31_536_000,
+        metavar="SECONDS",
+    )
     max_queue: int = option(
         256,
         "requests waiting before new ones get 429; a client with less than his part of a full queue still gets in",

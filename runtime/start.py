@@ -5,6 +5,8 @@ compute, so the event loop answers /health meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runtime.admission import AdmissionLimits
-from runtime.api import LoadProgress, ModelInfo
+from runtime.api import LoadProgress, ModelInfo, SleepLevel
 from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
@@ -27,6 +29,7 @@ from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.step import Runner
 from runtime.weights.fetch import ModelFiles
+from runtime.weights.rules import WeightsError
 from runtime.weights.sentence_transformers import SentenceModules
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class EngineParts:
     scheduler: Scheduler
     runner: Runner
     model: ModelInfo
+    plan: EnginePlan
     adapters: Adapters | None = None
 
 
@@ -52,12 +56,8 @@ async def start_engine(
     """`report` is called from the worker thread. `draft`: files of the draft model, where the options name one.
 
     Raises PlanError where options do not fit, WeightsError and UnsupportedModel where the model does not."""
-    worker = Worker()
-    try:
-        parts = await worker.run(lambda: _build(config, files, worker, _timed(report), draft))
-    except BaseException:
-        await worker.close()
-        raise
+    parts = await _built(config, files, _timed(report), draft)
+    may_sleep = parts.adapters is None  # else they would have to be read again
     return Engine(
         parts.scheduler,
         parts.runner,
@@ -73,8 +73,61 @@ async def start_engine(
         stream_interval=config.stream_interval,
         seed=config.seed,
         recorder=partial(TorchRecorder, parts.model.device),
+        bed=ModelBed(config, files, draft, parts.model, parts.plan) if may_sleep else None,
+        sleep_after_s=config.sleep_after,
         adapters=parts.adapters,
     )
+
+
+async def _built(config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None) -> EngineParts:
+    worker = Worker()
+    try:
+        return await worker.run(lambda: _build(config, files, worker, report, draft))
+    except BaseException:
+        await worker.close()
+        raise
+
+
+class ModelBed:
+    """A `sleeping.Bed`: a runner is built as the first one was, with the rows and blocks that this one came to."""
+
+    def __init__(
+        self, config: EngineConfig, files: ModelFiles, draft: ModelFiles | None, model: ModelInfo, plan: EnginePlan
+    ) -> None:
+        self._files = files
+        self._draft = draft
+        self._model = model
+        self._config = replace(
+            config,
+            max_model_len=plan.max_model_len,
+            max_num_seqs=plan.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            num_kv_blocks=plan.num_kv_blocks,
+            kv_cache_bytes=None,
+        )
+
+    async def build(self) -> Runner:
+        """Raises PlanError, WeightsError or UnsupportedModel: other files stand there now, or memory has been taken."""
+        parts = await _built(self._config, self._files, _timed(lambda progress: None), self._draft)
+        if parts.model != self._model:
+            await parts.runner.close()
+            raise WeightsError(f"the files of {self._files.name} are another model's than when it was loaded")
+        return parts.runner
+
+    async def release(self, level: SleepLevel) -> None:
+        await asyncio.to_thread(self._release, level)
+
+    def _release(self, level: SleepLevel) -> None:
+        frozen = gc.get_freeze_count()
+        if frozen:  # what was loaded is left out of collections; now some of it shall go
+            gc.unfreeze()
+        gc.collect()
+        if frozen:
+            gc.freeze()
+        choose_platform(self._config.device).release_memory()
+        if level is SleepLevel.DROPPED:
+            for files in filter(None, (self._files, self._draft)):
+                files.leave_memory()
 
 
 def _timed(report: Report) -> Report:
@@ -214,7 +267,7 @@ def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runn
         limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), plan.speculation(), plan.step_budget(),
         None if adapters is None else adapters.slots,
     )  # fmt: skip
-    return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids), adapters)
+    return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids), plan, adapters)
 
 
 def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:

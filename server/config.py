@@ -321,6 +321,8 @@ class ServerConfig(EngineOptions):
             return "--served-model-name is empty"
         if self.max_total_body_size is not None and self.max_total_body_size < self.max_body_size:
             return f"--max-total-body-size {self.max_total_body_size} is less than --max-body-size {self.max_body_size}"
+        if self.sleep_after is not None and self.enable_lora:
+            return "--sleep-after and --enable-lora cannot be given together: a model with adapters stays awake"
         if self.profile_dir is not None and not Path(self.profile_dir).is_dir():
             return f"--profile-dir {self.profile_dir}: no such folder"
         return self._bad_uds() or self._bad_keys() or self._bad_origins() or self._bad_hosts() or self._bad_adapters()

@@ -32,6 +32,8 @@ from runtime.api import (
     ProfileError,
     Request,
     RequestRecord,
+    SleepError,
+    SleepLevel,
     StepRecord,
     TokenLogprobs,
     cache_root,
@@ -149,6 +151,7 @@ class FakeEngine:
         self.steps: list[StepRecord] = []
         self.records: list[RequestRecord] = []
         self.kv_cells = b""
+        self.sleep_level = SleepLevel.AWAKE
         self.profile: tuple[Path, int, int | None] | None = None
         self._live: list[_Live] = []
         self._running = not paused
@@ -187,7 +190,9 @@ class FakeEngine:
             raise self.refuse
 
     def health(self) -> EngineHealth:
-        return EngineHealth(self.unhealthy is None, self.unhealthy, len(self._live), 0, self.hopeless, self.failing)
+        return EngineHealth(
+            self.unhealthy is None, self.unhealthy, len(self._live), 0, self.hopeless, self.failing, self.sleep_level
+        )
 
     def metrics(self) -> list[Metric]:
         done = {(("finished_reason", reason.value),): 0.0 for reason in FinishReason}
@@ -219,6 +224,16 @@ class FakeEngine:
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
+
+    async def sleep(self, level: SleepLevel = SleepLevel.HOST) -> None:
+        """As a real one, it waits until nobody is live."""
+        await self.until(lambda: not self._live)
+        self.sleep_level = level
+
+    async def wake_up(self) -> None:
+        if self.unhealthy is not None:
+            raise SleepError(self.unhealthy)
+        self.sleep_level = SleepLevel.AWAKE
 
     async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
         if self.profile is not None:

@@ -39,7 +39,7 @@ NO_TORCH_IN_RUNTIME = (
     "runtime.engine", "runtime.fault", "runtime.step", "runtime.gpu_event", "runtime.metrics.stats", "runtime.metrics.loop_lag",
     "runtime.token_stream", "runtime.speculate.methods", "runtime.block_copies", "runtime.metrics.engine_meter",
     "runtime.speculate.speculation",
-    "runtime.profiling.session", "runtime.profiling.trace",
+    "runtime.profiling.session", "runtime.profiling.trace", "runtime.sleeping",
     "runtime.lora.adapters", "runtime.lora.slots", "runtime.lora.config",
     "runtime.constrain.masked_sampling", "runtime.metrics.step_health",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",

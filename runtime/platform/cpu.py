@@ -14,7 +14,7 @@ from runtime.config import GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanEr
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
-from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes
+from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.input_buffers import InputBuffers
@@ -82,6 +82,9 @@ class CpuPlatform:
     def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
         """The system ends a process that takes too much, and tells nobody."""
         return nullcontext()
+
+    def release_memory(self) -> None:
+        trim_heap()
 
     def build_runner(
         self, config: EngineConfig, plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker,

@@ -26,7 +26,7 @@ from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.graph_pool import Captured, GraphPool, decode_sizes
-from runtime.platform.host import num_cores
+from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.drafter import Drafter, ModelDrafter
@@ -134,6 +134,10 @@ class CudaPlatform:
             raise PlanError(
                 f"the device is out of memory ({free / GIB:.1f} of {total / GIB:.1f} GiB free): {option}"
             ) from error
+
+    def release_memory(self) -> None:
+        torch.cuda.empty_cache()
+        trim_heap()
 
     def build_runner(
         self, config: EngineConfig, plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker,

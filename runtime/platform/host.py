@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def has_nvidia_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+def trim_heap() -> None:
+    """Free pages leave malloc, which would keep some for each thread that there ever was."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _read(path: str) -> str:

@@ -85,6 +85,10 @@ class Platform(Protocol):
         """A runner that has run, and the plan as it came out. Raises PlanError."""
         ...
 
+    def release_memory(self) -> None:
+        """Give back to the system what allocators keep for later, after something large was dropped. At any time, on any thread."""
+        ...
+
 
 def choose_platform(name: str) -> Platform:
     """ "auto": a CUDA device where there is one, else the CPU. Raises PlanError where there is no such device or platform."""

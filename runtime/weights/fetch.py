@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -63,6 +64,12 @@ class ModelFiles:
         if self.gguf is not None:
             return sum(tensor.nbytes for tensor in self.gguf.tensors.values())
         return sum(path.stat().st_size for path in self.path.glob("*.safetensors"))
+
+    def leave_memory(self) -> None:
+        """Have the system keep nothing of the weights' files in its memory, if nobody else uses them."""
+        for path in [self.path] if self.gguf is not None else self.path.glob("*.safetensors"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def open_tensors(self, load_format: str, expected: Mapping[str, Shape], seed: int) -> TensorStream:
         """See `rules.Checkpoint`."""

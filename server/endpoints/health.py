@@ -2,7 +2,7 @@
 
 `live`: whether waiting may help, or only another process. `ready`, and `/health` as ever: whether requests may enter and steps
 settle as they usually do. `generate`: whether a token really comes. Where one step after another has failed, only one that settles
-can tell that it is over, so whoever asks has one computed."""
+can tell that it is over, so whoever asks has one computed; but nobody wakes by it a model that sleeps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from server.service import Service
 
 
 class Health(Struct):
-    """`running` and `waiting` once a model is loaded; `phase` to `unit` while it loads; `reason` when it failed."""
+    """`running` and `waiting` once a model is loaded; `sleep_level` while it sleeps, until the next request; `phase` to `unit`
+    while it loads; `reason` when it failed."""
 
     status: Literal["ok", "loading", "draining", "failed"]
     running: int | UnsetType = UNSET
     waiting: int | UnsetType = UNSET
+    sleep_level: int | UnsetType = UNSET
     reason: str | UnsetType | None = UNSET
     phase: str | UnsetType = UNSET
     done: int | UnsetType = UNSET
@@ -58,7 +60,7 @@ async def live(service: Service, http: Request) -> Response:
 async def generate(service: Service, http: Request) -> Response:
     lifecycle = service.lifecycle
     status, body = lifecycle.health()
-    if status == 200 or lifecycle.steps_fail():
+    if (status == 200 and "sleep_level" not in body) or lifecycle.steps_fail():
         reason = await service.token_probe.failure(lifecycle.require_model().engine)
         status, body = lifecycle.health()
         if reason is not None and status == 200:

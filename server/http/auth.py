@@ -37,6 +37,9 @@ OPERATOR_PATHS = frozenset(
         "/stop_profile",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
     }
 )
 UNIX_SOCKET = b"unix"

@@ -106,6 +106,8 @@ class Lifecycle:
             return 503, {"status": "failed", "reason": engine.reason, **counts}
         if self.phase is Phase.DRAINING:
             return 503, {"status": "draining", **counts}
+        if engine.sleep_level:
+            counts["sleep_level"] = int(engine.sleep_level)
         return 200, {"status": "ok", **counts}
 
     def liveness(self) -> tuple[int, Mapping[str, object]]:

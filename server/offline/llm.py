@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from runtime.api import EngineError, Output, PoolingTask, TokenLogprobs
+from runtime.api import EngineError, Output, PoolingTask, SleepLevel, TokenLogprobs
 from server.arrival import Arrival
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
 from server.errors import ApiError, UnsupportedParameter
@@ -420,6 +420,12 @@ class _Core:
         self._loaded.engine.reset_prefix_cache()
         return True
 
+    async def sleep(self, level: int) -> None:
+        await self._loaded.engine.sleep(SleepLevel(level))
+
+    async def wake_up(self) -> None:
+        await self._loaded.engine.wake_up()
+
     async def close(self) -> None:
         self._service.offload.close()
         await self._loaded.engine.close()
@@ -537,6 +543,17 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget the prompts whose keys and values are kept for others that begin alike. True: it is done."""
         return self._background.run(self._open_core().reset_prefix_cache())
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the memory of weights and KV cache back, once nothing is left to do; the next prompts, or `wake_up`, load them
+        again. Level 1 leaves the weights' files in the system's memory, as far as it has room, 2 does not.
+
+        Raises ValueError for another level."""
+        self._background.run(self._open_core().sleep(level))
+
+    def wake_up(self) -> None:
+        """Load what `sleep` gave back. Raises SleepError where that cannot be done any more."""
+        self._background.run(self._open_core().wake_up())
 
     def embed(
         self,

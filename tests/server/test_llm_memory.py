@@ -6,6 +6,8 @@ import gc
 import threading
 from collections import Counter
 
+import pytest
+
 from runtime.engine import Engine
 from runtime.kv.kv_cache import KVCache
 from runtime.models.decoder import Decoder
@@ -35,3 +37,31 @@ def test_close_leaves_nothing_of_what_was_loaded_though_the_llm_is_still_referre
     llm.close()
     assert alive() == objects
     assert threads() == running
+
+
+@pytest.fixture
+def _nothing_is_frozen():
+    """What is frozen is left out of `gc.get_objects`, and sleeping freezes again what it found frozen."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_nothing_is_frozen")
+def test_one_that_sleeps_has_neither_weights_nor_cache_and_says_the_same_when_it_wakes():
+    gc.collect()
+    objects, greedy = alive(), SamplingParams(temperature=0, max_tokens=8)
+    with LLM("smollm2-135m-instruct", kv_cache_memory="8MiB") as llm:
+        (before,) = llm.generate(["The sky is"], greedy, use_tqdm=False)
+        for level in (1, 2):
+            loaded = alive() - objects
+            assert (loaded["KVCache"], loaded["Decoder"]) == (1, 1)
+            llm.sleep(level)
+            left = alive() - objects
+            assert (left["KVCache"], left["Decoder"]) == (0, 0)
+            (after,) = llm.generate(["The sky is"], greedy, use_tqdm=False)
+            assert after.outputs[0].token_ids == before.outputs[0].token_ids
+        llm.sleep()
+        llm.wake_up()
+        assert (alive() - objects)["KVCache"] == 1

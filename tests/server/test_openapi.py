@@ -21,7 +21,15 @@ from tests.server.text.tool_samples import TOOLS
 from tests.server.tiny import tiny_tokenizer
 
 KEYS = [(False, False), (True, False), (False, True), (True, True)]
-BODILESS = ("/cancel", "/ping", "/reset_prefix_cache", "/drain", "/stop_profile")  # POSTs that need no body
+BODILESS = (
+    "/cancel",
+    "/ping",
+    "/reset_prefix_cache",
+    "/drain",
+    "/stop_profile",
+    "/sleep",
+    "/wake_up",
+)  # POSTs that need no body
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 

@@ -1,0 +1,179 @@
+"""Sleeping: an engine that nobody uses gives its memory back, weights and KV cache, and takes it again for the next request.
+
+The runner is closed and dropped, and built anew on waking as it was built first: captured steps hold addresses, and what is new has
+new ones. Scheduler, queue, statistics and whoever waits stay, so requests that come meanwhile are requests like any. Knows no
+tensors; calls come from the engine's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from runtime.api import Metric, SleepError, SleepLevel
+from runtime.batch import ScheduledBatch
+from runtime.fault import Fault, host_fault
+from runtime.step import ForwardOutput, Runner, Step
+
+log = logging.getLogger("oneloop.sleep")
+
+CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+STATES = {
+    SleepLevel.AWAKE: "awake",
+    SleepLevel.HOST: "weights_offloaded",
+    SleepLevel.DROPPED: "discard_all",
+}  # vLLM's words
+
+
+class Bed(Protocol):
+    """Where a runner comes from, and its memory goes."""
+
+    async def build(self) -> Runner:
+        """A runner like the one there was: of the same model, for as many rows and blocks. Raises what starting an engine does."""
+        ...
+
+    async def release(self, level: SleepLevel) -> None:
+        """Give back to the system what a runner had that has been closed and dropped."""
+        ...
+
+
+class Asleep:
+    """A Runner: none."""
+
+    def launch(self, batch: ScheduledBatch) -> Step:
+        self._refuse()
+
+    def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError("the engine sleeps")
+
+    def fault(self, error: BaseException) -> Fault:
+        return host_fault(error)
+
+    async def close(self) -> bool:
+        return True
+
+
+class Sleeping:
+    """`after_s`: of idleness, before it sleeps by itself, if it does. `wake`: has the engine's loop look again."""
+
+    def __init__(
+        self, bed: Bed | None, after_s: float | None, wake: Callable[[], None], clock: Callable[[], float],
+        call_later: CallLater | None = None,
+    ) -> None:  # fmt: skip
+        self.level = SleepLevel.AWAKE
+        self._bed = bed
+        self._after_s = after_s if bed is not None else None
+        self._wake = wake
+        self._clock = clock
+        self._call_later = call_later or asyncio.get_running_loop().call_later
+        self._alarm: asyncio.TimerHandle | None = None
+        self._last_used_s = clock()
+        self._wanted: SleepLevel | None = None  # what somebody asked for and has not got
+        self._changed: asyncio.Future[None] | None = None  # tells who asked
+
+    # --- who asks -------------------------------------------------------------------------------------------------
+
+    async def become(self, level: SleepLevel) -> None:
+        """Return when the engine is so: it is once it has nothing to do. Of two who ask, the second is heard.
+
+        Raises SleepError."""
+        if self._bed is None:
+            raise SleepError(
+                "this engine cannot sleep: one with LoRA adapters, or without files of its model, stays awake"
+            )
+        if level is self.level is SleepLevel.AWAKE:
+            self._tell()  # who wanted it to sleep is overruled
+            return
+        self._wanted = level
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        changed = self._changed
+        self._wake()
+        await asyncio.shield(changed)
+
+    def used(self) -> None:
+        """A request came, or ended."""
+        self._last_used_s = self._clock()
+
+    # --- the engine's loop ----------------------------------------------------------------------------------------
+
+    @property
+    def should_wake(self) -> bool:
+        """Because somebody asked for it."""
+        return self.level is not SleepLevel.AWAKE and self._wanted is SleepLevel.AWAKE
+
+    async def rest(self, take_runner: Callable[[], Runner]) -> None:
+        """There is nothing to do: sleep, if it is time or somebody wants it, or see to it that this is looked at in time.
+        `take_runner`: gives the runner away."""
+        wanted = self._wanted
+        if wanted is None and self._is_late():
+            wanted = SleepLevel.HOST
+        if wanted is not None and wanted > self.level:
+            await self._fall_asleep(wanted, take_runner)
+        if self._wanted is not None and (self._wanted > SleepLevel.AWAKE or self.level is SleepLevel.AWAKE):
+            self._tell()
+        self._set_alarm()
+
+    async def wake(self) -> Runner:
+        """Raises what building does; it still sleeps then."""
+        assert self._bed is not None, "it fell asleep"
+        began_s = time.monotonic()
+        try:
+            runner = await self._bed.build()
+        except Exception as error:
+            self._tell(SleepError(f"the engine cannot wake: {error}"))
+            raise
+        self.level = SleepLevel.AWAKE
+        self.used()
+        self._tell()
+        log.info("awake again after %.1f s", time.monotonic() - began_s)
+        return runner
+
+    def stop_waiting(self) -> None:
+        """There is something to do, or no engine any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def close(self) -> None:
+        self.stop_waiting()
+        self._tell(SleepError("the server is shutting down"))
+
+    def metric(self) -> Metric:
+        samples: dict[tuple[tuple[str, str], ...], float] = {
+            (("sleep_state", state),): float(level is self.level) for level, state in STATES.items()
+        }
+        return Metric("engine_sleep_state", "1 for the state that the engine is in.", "gauge", samples)
+
+    async def _fall_asleep(self, level: SleepLevel, take_runner: Callable[[], Runner]) -> None:
+        assert self._bed is not None, "it may sleep"
+        was_awake, self.level = self.level is SleepLevel.AWAKE, level
+        if was_awake and not await take_runner().close():
+            raise RuntimeError("what was computed last did not end")
+        await self._bed.release(level)
+        log.info("asleep (level %d): weights and KV cache are given back", level)
+
+    def _is_late(self) -> bool:
+        due = self.level is SleepLevel.AWAKE and self._after_s is not None
+        return due and self._clock() - self._last_used_s >= (self._after_s or 0.0)
+
+    def _set_alarm(self) -> None:
+        self.stop_waiting()
+        if self._after_s is not None and self.level is SleepLevel.AWAKE:
+            left_s = self._after_s - (self._clock() - self._last_used_s)
+            self._alarm = self._call_later(max(0.0, left_s), self._wake)
+
+    def _tell(self, error: SleepError | None = None) -> None:
+        changed, self._changed, self._wanted = self._changed, None, None
+        if changed is None or changed.done():
+            return
+        if error is None:
+            changed.set_result(None)
+        else:
+            changed.set_exception(error)
+            changed.exception()  # seen, should nobody wait for it any more

@@ -1,0 +1,75 @@
+"""POST /sleep and /wake_up, GET /is_sleeping, vLLM's names: weights and KV cache are given back until the next request, or now."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.api import SleepError, SleepLevel
+from server.endpoints.operate import BODILESS, check_origin
+from server.errors import Unavailable
+from server.http.body import json_response
+from server.http.query import read_query
+from server.http.sse import while_waited_for
+from server.route import JSON, Operation, route
+from server.service import Service
+
+
+class SleepQuery(Struct, kw_only=True):
+    """`level` 1 leaves the weights in the host's memory, as far as it has room for their files, 2 does not. `mode`: what becomes of
+    requests in flight."""
+
+    level: Annotated[int, Meta(ge=1, le=2)] = 1
+    mode: Literal["abort", "wait"] = "abort"
+
+
+class IsSleeping(Struct):
+    is_sleeping: bool
+
+
+@route(
+    "POST", "/sleep",
+    Operation(
+        "sleep", "Operate", "Give weights and KV cache back, and answer then; the next request has them loaded again",
+        {JSON: IsSleeping}, refusals=(400, *BODILESS), query=SleepQuery,
+    ),
+)  # fmt: skip
+async def sleep(service: Service, http: Request) -> Response:
+    check_origin(http)
+    engine = service.lifecycle.require_model().engine
+    asked = read_query(http, SleepQuery, service.config)
+    if asked.mode == "abort":
+        engine.abort()
+    try:
+        await while_waited_for(http.receive, engine.sleep(SleepLevel(asked.level)))
+    except SleepError as error:
+        raise Unavailable(str(error)) from error
+    return json_response({"is_sleeping": engine.health().sleep_level > 0})
+
+
+@route(
+    "POST", "/wake_up",
+    Operation(
+        "wakeUp", "Operate", "Load weights again, if they were given back, and answer then", {JSON: IsSleeping},
+        refusals=BODILESS,
+    ),
+)  # fmt: skip
+async def wake_up(service: Service, http: Request) -> Response:
+    check_origin(http)
+    engine = service.lifecycle.require_model().engine
+    try:
+        await while_waited_for(http.receive, engine.wake_up())
+    except SleepError as error:
+        raise Unavailable(str(error)) from error
+    return json_response({"is_sleeping": engine.health().sleep_level > 0})
+
+
+@route(
+    "GET", "/is_sleeping",
+    Operation("isSleeping", "Operate", "Whether weights and KV cache are given back", {JSON: IsSleeping}, refusals=(403, 503)),
+)  # fmt: skip
+async def is_sleeping(service: Service, http: Request) -> Response:
+    return json_response({"is_sleeping": service.lifecycle.require_model().engine.health().sleep_level > 0})
