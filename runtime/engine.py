@@ -85,6 +85,11 @@ class _Sink(NamedTuple):
     place: int
 
 
+def _of(sequence: Sequence) -> dict[str, str]:
+    """What the log has of a line that is about a sequence: the id of whoever asked."""
+    return {"request_id": sequence.request.parent_id or sequence.request.id}
+
+
 def _none_to_record() -> Recorder:
     raise ProfileError("this engine records no profiles")
 
@@ -628,7 +633,10 @@ class Engine:
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
             if reason is FinishReason.ABORT:
-                log.info("request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens)
+                log.info(
+                    "request %s aborted after %d tokens", sequence.request.id, sequence.num_output_tokens,
+                    extra=_of(sequence),
+                )  # fmt: skip
 
     def end(
         self, number: int, reason: FinishReason, error: str | None = None, retry_after_s: float | None = None
@@ -642,7 +650,9 @@ class Engine:
             if not complete:
                 is_ours = reason not in (FinishReason.TIMEOUT, FinishReason.INVALID)
                 level = logging.WARNING if is_ours else logging.INFO
-                log.log(level, "request %s ended by the server: %s", sequence.request.id, error or reason)
+                log.log(
+                    level, "request %s ended by the server: %s", sequence.request.id, error or reason, extra=_of(sequence)
+                )  # fmt: skip
             stream.put(
                 index,
                 [],

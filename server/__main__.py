@@ -184,7 +184,7 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     from server.load import load
     from server.process import Process
 
-    logs.begin(config.log_level)
+    logs.begin(config.log_level, config.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         process = Process(config, sock, load, started_s)
         code = runner.run(process.run())

@@ -267,6 +267,7 @@ class ServerConfig(EngineOptions):
     cors_credentials: bool = option(False, "let those pages send cookies and HTTP logins", group=HTTP)
 
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
+    log_format: Literal["text", "json"] = option("text", "a line is text for people, or a JSON object", group=_LOG)
     log_requests: bool = option(False, "log the parameters of every generation", group=_LOG)
     access_log: bool = option(True, "log every HTTP request", group=_LOG)
     profile_dir: str | None = option(

@@ -21,8 +21,8 @@ SERVER_ROOMS = (
     ("generate", "load"),
     ("structured", "service", "terminal", "batches"),
     ("loaded", "http"),
-    ("schema", "config", "offload"),
-    ("text", "arrival", "errors", "ending", "listening", "logs"),
+    ("schema", "config", "logs", "offload"),
+    ("text", "arrival", "errors", "ending", "listening"),
 )
 # The folders of runtime; the files beside them are the spine, which all of them may know.
 RUNTIME_ROOMS = (

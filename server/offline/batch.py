@@ -115,7 +115,7 @@ def main(argv: Sequence[str], load: Load | None = None) -> int:
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
-    logs.begin(job.config.log_level)
+    logs.begin(job.config.log_level, job.config.log_format)
     try:
         with _input(job.source) as source:
             return _run(job, source, load or _loader())
