@@ -73,7 +73,7 @@ class ScheduledRow(NamedTuple):
     these and the drafts are one short, the id that the row sampled last, which lies on the device, then `draft_ids`, guesses:
     their ids, or ON_DEVICE for all, which are the first of those that the row's last step was to make. `new_blocks`: what its block
     tables have gained. `binding`: if the row has a new tenant. `num_proposed`: guesses that a drafter is to make behind what the
-    row samples; its blocks have room for them."""
+    row samples; its blocks have room for them. `restart`: the start, if the device has to be told, which then counts from there."""
 
     number: int
     row: int
@@ -86,6 +86,7 @@ class ScheduledRow(NamedTuple):
     binding: RowBinding | None = None
     prompt_logprobs: PromptLogprobsSpan | None = None
     num_proposed: int = 0
+    restart: int = -1
 
     @property
     def guessed_on_device(self) -> bool:

@@ -176,9 +176,6 @@ class EnginePlan:
         if config.enable_prefix_caching and layout.no_prefix_reason:
             notes.append(f"prefix caching is off: {layout.no_prefix_reason}")
         speculative = config.speculation
-        if speculative is not None and layout.num_state_tables:
-            notes.append("speculative decoding is off: recurrent layers cannot take a draft back")
-            speculative = None
         capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:

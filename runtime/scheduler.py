@@ -46,7 +46,7 @@ from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import Match, PrefixCache
 from runtime.lora.slots import AdapterSlots
 from runtime.policy import Policy
-from runtime.sequence import Sequence, Status
+from runtime.sequence import Checkpoint, Sequence, Status
 from runtime.speculate.speculation import Speculation
 from runtime.step_budget import Decodes, FixedBudget, Load, StepBudget
 
@@ -165,11 +165,16 @@ class Scheduler:
         num_wanted = [
             num_tokens - sequence.num_computed_tokens
             if (num_tokens := sequence.num_known_tokens + sequence.num_in_flight) < sequence.max_tokens_total
+            and sequence.checkpoint is None
             else 0
             for sequence in self.running
         ]
         turns = self._take_turns(num_wanted) if self.step_budget.has_turns else None
         decodes = num_wanted.count(1)
+        if self._has_states and self.speculation is not None:
+            decodes += sum(
+                sequence.restart >= 0 and wanted > 1 for sequence, wanted in zip(self.running, num_wanted, strict=True)
+            )
         scored_cost, room_for_drafts = 1, budget - decodes
         if self.waiting or decodes + num_wanted.count(0) < len(num_wanted):
             if decodes or any(map(_is_answering, self.running)):
@@ -188,17 +193,19 @@ class Scheduler:
             if index == len(self.running):
                 break  # the rest was preempted
             sequence, num_tokens = self.running[index], wanted
-            if wanted != 1:
+            if wanted != 1 and (sequence.restart < 0 or wanted > budget - len(self.running) + index):
                 if wanted:
                     prompts.append(sequence)
                 continue
             draft_ids = drafts.get(sequence.number, ())
-            if draft_ids and not self._has_blocks(sequence, 1 + len(draft_ids)):
+            if draft_ids and not self._has_blocks(sequence, wanted + len(draft_ids)):
                 draft_ids = ()
-            num_tokens = 1 + len(draft_ids)
+            num_tokens = wanted + len(draft_ids)
             end = sequence.num_computed_tokens + num_tokens
             if (end > sequence.num_slots or self._has_windows) and not self._grow(sequence, end, rows):
                 break  # it was the last in line and preempted itself
+            if draft_ids and self._has_states:
+                self._keep_states(sequence)
             rows.append(self._advance(sequence, num_tokens, draft_ids))
             budget -= num_tokens
         if prompts or self.waiting:
@@ -238,7 +245,10 @@ class Scheduler:
             sequence.num_in_flight -= num_reserved
             if self.speculation is not None:
                 self.speculation.settled(sequence, work.num_drafts, token_ids)
-            if len(token_ids) != num_reserved:
+            if len(token_ids) == num_reserved:
+                if sequence.checkpoint is not None:
+                    self._drop_states(sequence)
+            else:
                 self._roll_back(sequence, num_reserved - len(token_ids))
                 if not token_ids:
                     continue
@@ -282,8 +292,39 @@ class Scheduler:
         """So many fewer than were reserved came. One that has been preempted meanwhile starts over anyway."""
         if num_tokens < 0:
             raise ValueError(f"a row gained {-num_tokens} tokens more than were reserved for it")
-        if sequence.row is not None:
+        if sequence.checkpoint is not None:
+            self._restart(sequence, sequence.checkpoint)
+        elif sequence.row is not None:
             sequence.num_computed_tokens -= num_tokens
+
+    def _keep_states(self, sequence: Sequence) -> None:
+        """Copy what its recurrent layers have read, before its next step reads drafts. It is in no other step until that has
+        settled, so what is copied is what it goes back to."""
+        kept = []
+        for table in self._state_tables(sequence):
+            block_ids = self.pool.allocate(len(table.ids))
+            self.cache.forget(block_ids)
+            for source, target in zip(table.ids, block_ids, strict=True):
+                self.copies.add(source, target)
+            kept.append(block_ids)
+        sequence.checkpoint = Checkpoint(sequence.num_computed_tokens, tuple(kept))
+
+    def _drop_states(self, sequence: Sequence) -> None:
+        if sequence.checkpoint is not None:
+            for block_ids in sequence.checkpoint.block_ids:
+                self.pool.release(block_ids, self.cache)
+            sequence.checkpoint = None
+
+    def _restart(self, sequence: Sequence, checkpoint: Checkpoint) -> None:
+        """Some drafts were wrong, and its states have read them: the copies take their place, and what was right is read again."""
+        for table, block_ids in zip(self._state_tables(sequence), checkpoint.block_ids, strict=True):
+            self.pool.release(table.replace(block_ids), self.cache)
+        sequence.has_new_blocks = True
+        sequence.num_computed_tokens = sequence.restart = checkpoint.start
+        sequence.checkpoint = None
+
+    def _state_tables(self, sequence: Sequence) -> list[BlockTable]:
+        return [table for table in sequence.tables if table.group.state]
 
     def defer(self, sampling: ScheduledBatch) -> ScheduledBatch:
         """`sampling`, split off its step, comes later, all steps before that one having settled: until then its sequences have
@@ -396,7 +437,7 @@ class Scheduler:
         assert self.speculation is not None
         most, could_draft = self.limits.max_num_batched_tokens, []
         for sequence, wanted in zip(self.running, num_wanted, strict=True):
-            if wanted == 1 and sequence.takes_drafts and not self._has_states:  # a state cannot go back
+            if (wanted == 1 or sequence.restart >= 0) and wanted and self._takes_drafts(sequence):
                 # No step computes what lies beyond the last token; and with what may be computed anew it stays within the budget,
                 # or a window could not be sure of what it shows.
                 num = min(sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight) - 1
@@ -412,6 +453,10 @@ class Scheduler:
                 drafts[sequence.number] = draft_ids
                 room -= len(draft_ids)
         return drafts
+
+    def _takes_drafts(self, sequence: Sequence) -> bool:
+        """Where masks may be late, so that drafts are given up, states had better not have read them."""
+        return sequence.takes_drafts and not (self._has_states and sequence.has_matchers)
 
     def _proposals(self, num_wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
         """How many drafts decodes, of which the step checks `drafts`, are to find behind it, by number. Those with matchers none:
@@ -439,6 +484,8 @@ class Scheduler:
         """Whether so many more cost nobody a block."""
         end = sequence.num_computed_tokens + num_tokens
         missing = sum(max(0, table.num_missing(end) - table.num_reserved) for table in sequence.tables)
+        if self._has_states:
+            missing += sum(len(table.ids) for table in self._state_tables(sequence))  # for a checkpoint
         return missing <= self.pool.num_free
 
     def _grow(self, sequence: Sequence, end: int, rows: Several[ScheduledRow]) -> bool:
@@ -504,7 +551,9 @@ class Scheduler:
             self._binding(sequence) if sequence.needs_bind else None,
             self._prompt_logprobs(sequence, end) if sequence.next_prompt_logprob < sequence.num_prompt_tokens else None,
             num_proposed,
+            sequence.restart,
         )
+        sequence.restart = -1
         sequence.needs_bind = False
         sequence.num_computed_tokens = end
         if type(work) is Sample:
@@ -575,6 +624,7 @@ class Scheduler:
         assert sequence.row is not None
         self._free_rows.append(sequence.row)
         sequence.row = None
+        self._drop_states(sequence)
         if self.adapters is not None and sequence.request.adapter is not None:
             self.adapters.stops(sequence.request.adapter.key)
             sequence.adapter_slot = -1
@@ -585,6 +635,7 @@ class Scheduler:
         sequence.num_registered_blocks = 0
         sequence.num_computed_tokens = 0
         sequence.num_proposed = 0
+        sequence.restart = -1
 
     # --- waiting --------------------------------------------------------------------------------------------------
 

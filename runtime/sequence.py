@@ -9,10 +9,11 @@ computed and the next token, whose mask is late, has not been sampled, or where 
 from __future__ import annotations
 
 from enum import Enum
-from typing import cast
+from typing import NamedTuple, cast
 
 from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
 from runtime.batch import SAMPLE, SAMPLE_MASKED, Pool, Sample
+from runtime.kv.block_pool import BlockIds
 from runtime.kv.block_table import BlockTable
 from runtime.kv.prefix_cache import BlockHash
 
@@ -23,6 +24,13 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class Checkpoint(NamedTuple):
+    """Recurrent states as they were behind token `start` - 1: for each block table of states, copies of its blocks."""
+
+    start: int
+    block_ids: tuple[BlockIds, ...]
 
 
 class Sequence:
@@ -64,6 +72,8 @@ class Sequence:
         self.num_preemptions = 0
         self.num_draft_tokens = 0  # that steps have checked, and those that were right
         self.num_accepted_tokens = 0
+        self.checkpoint: Checkpoint | None = None  # while a step checks drafts that its recurrent layers have read
+        self.restart = -1  # where its next step has to begin anew, since some of these were wrong
         self.num_proposed = 0  # drafts that the device makes behind its last step
         self.status = Status.WAITING
         self.finish: FinishReason | None = None

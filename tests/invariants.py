@@ -11,6 +11,8 @@ def check_pool(scheduler: Scheduler) -> None:
     is neither, and more than what tables are promised."""
     uses = Counter(block_id for sequence in scheduler.running for block_id in _ids(sequence))
     uses.update(scheduler.copies.block_ids)
+    kept = (sequence.checkpoint.block_ids for sequence in scheduler.running if sequence.checkpoint is not None)
+    uses.update(block_id for tables in kept for block_ids in tables for block_id in block_ids)
     for block_id in range(scheduler.pool.num_blocks):
         assert scheduler.pool.count(block_id) == uses[block_id]
     num_reserved = sum(table.num_reserved for sequence in scheduler.running for table in sequence.tables)

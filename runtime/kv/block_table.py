@@ -69,6 +69,11 @@ class BlockTable:
         self._ids.extend(ids)
         self.num_slots = self._num_slots()
 
+    def replace(self, ids: Iterable[int]) -> BlockIds:
+        """Other blocks in the place of all that it has, of which the next batch has to tell the device; those that it had."""
+        replaced, self._ids, self._num_sent = self._ids, array("i", ids), 0
+        return replaced
+
     def take_out_of_window(self, position: int) -> BlockIds:
         """Ids that no query at `position` or behind it sees; the table has them no more."""
         first_entry = self._first_in_window(position)

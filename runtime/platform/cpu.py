@@ -21,7 +21,6 @@ from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.warmup import next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
-from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps, Slowdown
@@ -105,7 +104,6 @@ class CpuPlatform:
             ),
             WorkerLane(worker),
             NoGraphs(),
-            DraftRules.of(plan.layout),
         )
         timed = _warm_up(runner, plan, model)
         return runner, plan.timed(config, timed, model.weights_bytes, STEPS)

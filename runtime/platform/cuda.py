@@ -33,7 +33,6 @@ from runtime.runner.drafter import Drafter, ModelDrafter
 from runtime.runner.runner import ModelRunner
 from runtime.runner.warmup import next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
-from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.step_budget import PlatformSteps
@@ -275,7 +274,6 @@ def _parts(
         ),
         CudaLane(plan.max_num_seqs, plan.steps_in_flight, device, worker),
         CapturedSteps(inputs, graphs),
-        DraftRules.of(plan.layout),
     )
     return _Parts(runner, inputs)
 

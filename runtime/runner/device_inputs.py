@@ -271,7 +271,7 @@ class DeviceInputs:
                 (
                     row.row,
                     row.num_tokens,
-                    -1 if row.binding is None else row.binding.num_computed,
+                    row.restart if row.binding is None else row.binding.num_computed,
                     type(work := row.work) is Sample and not work.masked,
                 )
                 for row in rows

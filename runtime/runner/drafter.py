@@ -79,7 +79,7 @@ class ModelDrafter:
         self._round = torch.zeros(1, dtype=torch.int64, device=device)
 
     def follow(self, step: ForwardStep) -> None:
-        self._model.forward(replace(step, kv_caches=self._kv_caches))
+        self._model.forward(replace(step, kv_caches=self._kv_caches, adapters=None))  # adapters are the model's
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
         wanting = sorted((row for row in rows if row.num_proposed), key=lambda row: -row.num_proposed)

@@ -118,6 +118,8 @@ class InputBuffers:
             if row.binding is not None:
                 self._num_computed[row.row] = row.binding.num_computed
                 self._adapter_slots[row.row] = row.binding.adapter_slot
+            elif row.restart >= 0:
+                self._num_computed[row.row] = row.restart
         return self._num_computed[row_ids]
 
     def _ids(self, rows: Sequence[ScheduledRow], ends: list[int], row_ids: Int64s) -> Int64s:

@@ -25,7 +25,7 @@ from runtime.pool.pooling import Pooled, Pooling
 from runtime.runner.drafter import drafter_of
 from runtime.runner.lane import Lane, Part
 from runtime.runner.step_inputs import Inputs, StepInputs
-from runtime.sample.drafts import DraftRules, accepted_ids, num_drafts
+from runtime.sample.drafts import accepted_ids, check_drafts, num_drafts
 from runtime.sample.logprobs import LogprobsState, StepLogprobs
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
@@ -98,19 +98,15 @@ class Outputs(NamedTuple):
 
 
 class ModelRunner:
-    """`drafts`: which rows may have some."""
-
     def __init__(
-        self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs,
-        drafts: DraftRules,
-    ) -> None:  # fmt: skip
+        self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs
+    ) -> None:
         self._model = model
         self._cache = cache
         self._inputs = inputs
         self._sampler = sampler
         self._lane = lane
         self._graphs = graphs
-        self._drafts = drafts
         self._logprobs = LogprobsState()
         self._pooling = Pooling(model)
         self.drafter = drafter_of(model, cache.layers, inputs, sampler)
@@ -209,7 +205,7 @@ class ModelRunner:
             if row.binding is not None:
                 self._bind(row, row.binding)
         if len(rows) < batch.num_tokens:
-            self._drafts.check(rows)
+            check_drafts(rows)
         if batch.copies:
             device = self._inputs.last_ids.device
             ends = [copy.source for copy in batch.copies], [copy.target for copy in batch.copies]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.batch import Sample, ScheduledRow
-from runtime.kv.layout import KVLayout
 
 
 def num_drafts(row: ScheduledRow) -> int:
@@ -26,25 +25,10 @@ def accepted_ids(drawn: Sequence[int], draft_ids: Sequence[int]) -> list[int]:
     return [*drawn]
 
 
-class DraftRules:
-    """That no row has drafts which cannot be checked. `refusal`: why no row of this model may have some."""
-
-    def __init__(self, refusal: str | None = None) -> None:
-        self._refusal = refusal
-
-    @classmethod
-    def of(cls, layout: KVLayout) -> DraftRules:
-        """The rules for a model whose layers keep what `layout` holds: a recurrent state cannot go back behind a wrong guess."""
-        return cls("its recurrent layers cannot take one back" if layout.num_state_tables else None)
-
-    def check(self, rows: Sequence[ScheduledRow]) -> None:
-        """Raises ValueError for drafts that cannot be checked."""
-        for row in rows:
-            if not row.draft_ids:
-                continue
-            if num_drafts(row) != len(row.draft_ids) or len(row.draft_ids) >= row.num_tokens:
-                raise ValueError(
-                    f"row {row.row} has {len(row.draft_ids)} drafts among {row.num_tokens} tokens, and its work says {row.work}"
-                )
-            if self._refusal is not None:
-                raise ValueError(f"row {row.row} takes no drafts: {self._refusal}")
+def check_drafts(rows: Sequence[ScheduledRow]) -> None:
+    """Raises ValueError for drafts that cannot be checked."""
+    for row in rows:
+        if row.draft_ids and (num_drafts(row) != len(row.draft_ids) or len(row.draft_ids) >= row.num_tokens):
+            raise ValueError(
+                f"row {row.row} has {len(row.draft_ids)} drafts among {row.num_tokens} tokens, and its work says {row.work}"
+            )

@@ -169,10 +169,10 @@ class Speculation:
             if (
                 type(row.work) is not Sample
                 or row.work.masked
-                or row.num_tokens != 1 + row.work.num_drafts
+                or (row.num_tokens != 1 + row.work.num_drafts and row.restart < 0)
                 or row.binding
             ):
                 return
-            num_drafts += row.work.num_drafts
+            num_drafts += row.num_tokens - 1  # with what was right and is computed again, for the sake of states
         if batch.rows:
             self._cost.learn(len(batch.rows), num_drafts, took_s)

@@ -468,9 +468,8 @@ def test_greedy_tokens_equal_transformers(case):
         print(f"{way}: {ties} of {len(expected)} left at a tie; {outcome.num_cached_tokens} tokens cached")
         assert (outcome.num_preemptions > 0) == ("preempting" in how)
         assert "rounds" not in how or (outcome.num_cached_tokens > 0) != remembers_whole_sequences
-        takes_drafts = way in drafting and not remembers_whole_sequences
-        assert (0 < outcome.num_accepted_tokens < outcome.num_draft_tokens) == takes_drafts
-        assert takes_drafts or not outcome.num_draft_tokens
+        assert (0 < outcome.num_accepted_tokens < outcome.num_draft_tokens) == (way in drafting)
+        assert way in drafting or not outcome.num_draft_tokens
 
 
 @pytest.mark.parametrize("case", ["mistral", "gpt-oss", "deepseek v3", "gemma 3"], indirect=True)
@@ -500,16 +499,21 @@ def test_any_drafts_leave_greedy_tokens_as_they_are(case, share, longest, budget
 @pytest.mark.gpu
 def test_greedy_tokens_equal_transformers_on_cuda(case):
     expected: list[Reference] = []
+    answers: list[list[int]] = []
     ours = load(case.folder, case.family, device="cuda")
     for options, how in (
         ({}, {"together": True}),
         ({"max_num_batched_tokens": 17}, {"together": True, "rounds": 2}),
         ({"enforce_eager": True, "max_num_batched_tokens": 80}, {"together": True, "preempting": True}),
+        ({"speculative_method": "ngram"}, {"together": True, "proposer": answers}),  # captures steps with drafts
     ):
         config = EngineConfig(
             device="cuda", dtype="float32", num_kv_blocks=64, max_model_len=case.longest, max_num_seqs=16, **options
         )
+        if "proposer" in how:
+            how = how | {"proposer": Oracle(case.prompts, answers, VOCAB)}
         outcome = run(ours, config, case.prompts, MAX_TOKENS, **how)
+        answers = answers or outcome.token_ids
         expected = expected or case.references(outcome.token_ids)
         compare(outcome, expected)
 

@@ -159,6 +159,9 @@ class Memory:
             self.rows[row.row].num_computed = row.binding.num_computed
             assert row.start == row.binding.num_computed
         device = self.rows[row.row]
+        if row.restart >= 0:
+            assert row.restart == row.start
+            device.num_computed = row.restart
         for new in row.new_blocks:
             width = self.groups[new.group].width
             for entry, at in enumerate(range(0, len(new.ids), width), start=new.first_entry):
@@ -605,7 +608,11 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
         if batch is not None:
             assert batch.num_tokens <= budget
             if not in_flight:  # as it is when the engine asks for masks
-                late = {row.row for row in batch.sampling_rows if rng.random() < 0.2}
+                late = {
+                    row.row
+                    for row in batch.sampling_rows
+                    if rng.random() < 0.2 and not (has_states and row.draft_ids)  # states with matchers have none
+                }
                 batch, sampling = batch.split(late)
                 held.append(scheduler.defer(sampling))
                 in_flight.append((batch, *memory.run(batch)))
@@ -785,9 +792,40 @@ def test_drafts_cost_nobody_a_block_and_no_decode_its_turn():
 
 
 @pytest.mark.parametrize("groups", [GROUPS["states"], GROUPS["states beside keys"]])
-def test_a_state_is_given_no_drafts(groups):
-    scheduler = make(proposer=Known([50, 51]), groups=groups)
+def test_what_a_state_has_read_wrongly_is_read_again_from_a_copy_of_it(groups):
+    scheduler = make(proposer=Known([50, 51, 52], [60]), groups=groups)
+    scheduler.add(seq := sequence(1, range(10, 16), max_tokens=20))
+    scheduler.settle(scheduler.schedule(), [[40]])
+    drafted = scheduler.schedule()
+    states = [block_id for table in seq.tables if table.group.state for block_id in table.ids]
+    assert [copy.source for copy in drafted.copies] == states
+    assert scheduler.schedule() is None  # nobody knows yet where it goes on
+    scheduler.settle(drafted, [[50, 55]])
+    assert (seq.num_computed_tokens, seq.output_ids) == (6, [40, 50, 55])
+    batch = scheduler.schedule()
+    (row,) = batch.rows
+    assert (row.restart, row.start, row.token_ids, row.draft_ids, row.work) == (6, 6, (40, 50, 55), (60,), Sample(1))
+    taken = [block_id for new in row.new_blocks if scheduler.cache.groups[new.group].state for block_id in new.ids]
+    assert taken == [copy.target for copy in drafted.copies]
+    check_pool(scheduler)
+    scheduler.settle(batch, [[60, 61]])
+    (row,) = scheduler.schedule().rows  # all were right: it goes on where it is
+    assert (row.restart, row.start, row.token_ids) == (-1, 10, (61,))
+    scheduler.finish(seq, FinishReason.ABORT)
+    scheduler.settle(batch_of(row), [[70]])
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+
+
+def test_where_there_is_no_block_for_the_copy_of_a_state_there_are_no_drafts():
+    scheduler = make(1, proposer=Known([50, 51]), groups=GROUPS["states"])
     scheduler.add(sequence(1, range(10, 16), max_tokens=20))
+    scheduler.settle(scheduler.schedule(), [[40]])
+    assert scheduler.schedule().rows[0].draft_ids == ()
+
+
+def test_a_state_with_matchers_is_given_no_drafts():
+    scheduler = make(proposer=Known([50, 51]), groups=GROUPS["states"])
+    scheduler.add(sequence(1, range(10, 16), max_tokens=20, matchers=(lambda: None,)))
     scheduler.settle(scheduler.schedule(), [[40]])
     assert scheduler.schedule().rows[0].draft_ids == ()
 

@@ -20,7 +20,6 @@ from runtime.runner.lane import Launched, Part
 from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.warmup import next_tokens, prompts
 from runtime.runner.worker import Worker
-from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
 
 
@@ -112,7 +111,7 @@ class TinyPlatform:
         )  # fmt: skip
         sampler = Sampler(model.spec.vocab_size, eos_token_ids, plan.max_num_seqs, place)
         self.lane = LoopLane(worker)
-        runner = ModelRunner(model, cache, inputs, sampler, self.lane, NoGraphs(), DraftRules.of(plan.layout))
+        runner = ModelRunner(model, cache, inputs, sampler, self.lane, NoGraphs())
         batch = prompts([5, 9], plan.layout, plan.num_kv_blocks)
         runner.run(batch)
         runner.run(next_tokens(batch))

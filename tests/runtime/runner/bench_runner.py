@@ -20,7 +20,6 @@ from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.worker import Worker
-from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
 from tests.kinds import full
 
@@ -45,7 +44,7 @@ def runner_of(num_rows: int) -> ModelRunner:
     cpu = torch.device("cpu")
     return ModelRunner(
         Constant(num_rows), SimpleNamespace(layers=()), InputBuffers(num_rows, MAX_LEN, LAYOUT),
-        Sampler(VOCAB, frozenset(), num_rows, cpu), WorkerLane(Worker()), NoGraphs(), DraftRules(),
+        Sampler(VOCAB, frozenset(), num_rows, cpu), WorkerLane(Worker()), NoGraphs(),
     )  # fmt: skip
 
 

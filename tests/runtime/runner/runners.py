@@ -24,7 +24,6 @@ from runtime.runner.drafter import ModelDrafter
 from runtime.runner.input_buffers import InputBuffers
 from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.worker import Worker
-from runtime.sample.drafts import DraftRules
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
 from tests.kinds import full
@@ -109,16 +108,16 @@ def make_runner(
 ) -> ModelRunner:  # fmt: skip
     cache = cache or NoCache()
     chance = None if synthetic is None else SyntheticAcceptance(synthetic, CPU)
-    sampler, rules = Sampler(vocab_size, frozenset(), rows, CPU, chance), DraftRules.of(layout)
+    sampler = Sampler(vocab_size, frozenset(), rows, CPU, chance)
     if lane == "worker":
         inputs = InputBuffers(rows, max_model_len, layout, cache.layers, max_proposed)
-        return ModelRunner(model, cache, inputs, sampler, WorkerLane(Worker()), NoGraphs(), rules)
+        return ModelRunner(model, cache, inputs, sampler, WorkerLane(Worker()), NoGraphs())
     monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
     monkeypatch.setattr(ops, "unpack", triton_unpack.unpack)
     monkeypatch.setattr(ops, "place_tokens", triton_unpack.place_tokens)
     inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers, max_proposed)
     pool = UncapturedPool(rows, 4 * max_model_len) if lane == "replayed" else GraphPool(1, 2)
-    runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool), rules)
+    runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool))
     if lane == "replayed" and isinstance(runner.drafter, ModelDrafter):
         runner.drafter.graphs = PaddedRounds(runner.drafter)
     pool.compute = lambda shape: Captured(*runner.capturable(inputs.placed(shape, None)))

@@ -17,9 +17,7 @@ from runtime.api import SamplingParams
 from runtime.batch import NOT_FINITE, SAMPLE, SAMPLE_MASKED, RowBinding, Sample, ScheduledBatch, ScheduledRow
 from runtime.constrain.masks import RowMasks, mask_of, num_words
 from runtime.kv.block_table import NewBlocks
-from runtime.kv.layout import KVLayout
 from runtime.runner.runner import ModelRunner
-from tests.kinds import full, state
 from tests.runtime.runner.runners import LANES, LAYOUT, VOCAB, make_runner
 
 BLOCK, NUM_TOKENS, BLOCKS = 4, 30, 16  # blocks of a row, which are neither in order nor its own block's neighbours
@@ -300,15 +298,23 @@ async def test_guesses_of_masked_rows_leave_the_tokens_as_they_are(make):
     assert steps[1.0, False] < steps[1.0, True] < NUM_TOKENS
 
 
+async def test_a_row_may_begin_again_where_a_step_with_guesses_began(make):
+    """As one of a model whose layers keep states does."""
+    runner = make()
+    plain = await generated(runner, lambda row, num: ())
+    await runner.close()
+    runner, ids, start = make(), plain.ids[0], len(PROMPTS[0])
+    await runner.launch(batch_of(prompt(0))).result()
+    wrong = tuple((token + 1) % VOCAB for token in ids[1:4])
+    assert (await runner.launch(batch_of(behind(0, start, wrong))).result()).tokens == [[ids[1]]]
+    again = ScheduledRow(0, 0, start, 4, (ids[0], ids[1]), (ids[2], wrong[0]), work=Sample(2), restart=start)
+    assert (await runner.launch(batch_of(again)).result()).tokens == [ids[2:4]]
+    assert (await runner.launch(batch_of(behind(0, start + 3, ()))).result()).tokens == [ids[4:5]]
+    await runner.close()
+
+
 async def test_a_row_says_how_many_guesses_it_has(make):
     await _refused(make(), prompt(0), behind(0, 1, (3,))._replace(work=SAMPLE), "1 drafts among 2 tokens")
-
-
-@pytest.mark.parametrize("lane", LANES)
-async def test_a_model_with_recurrent_layers_takes_none(lane, monkeypatch):
-    layout = KVLayout.of((full(1, 8), state((3,))), 4)
-    runner = make_runner(lane, Remembering(), monkeypatch, layout=layout)
-    await _refused(runner, prompt(0), behind(0, 1, (3,)), "recurrent layers cannot take one back")
 
 
 async def _refused(runner: ModelRunner, first: ScheduledRow, second: ScheduledRow, named: str) -> None:
