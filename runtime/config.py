@@ -33,14 +33,17 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(EngineOptions):
-    """What a user asked of the engine, and what the model's text adds to it."""
+    """What a user asked of the engine, and what the model's text adds to it. `beside`: it shares a device with an engine whose
+    answers are read as they come, so its steps take no longer than those may be waited for, and its KV cache is room for a step
+    and the longest prompt."""
 
     end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
+    beside: bool = False
 
     @classmethod
-    def of(cls, options: EngineOptions, *, end_token_ids: frozenset[int]) -> EngineConfig:
+    def of(cls, options: EngineOptions, *, end_token_ids: frozenset[int], beside: bool = False) -> EngineConfig:
         given = {spec.name: getattr(options, spec.name) for spec in fields(EngineOptions)}
-        return cls(**given, end_token_ids=end_token_ids)
+        return cls(**given, end_token_ids=end_token_ids, beside=beside)
 
     @property
     def lora(self) -> LoraLimits | None:
@@ -100,13 +103,15 @@ class EnginePlan:
 
     def timed(self, config: EngineConfig, timed: TimedSteps, weights_bytes: int, platform: PlatformSteps) -> EnginePlan:
         """With what was timed."""
+        max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
+        goals = Goals.resolve(max_itl_s, target_ttft_s, timed.token_s, platform)
         self = replace(self, draft_share=timed.token_s / timed.smallest_s)
+        if config.beside:
+            self = self._no_longer_than(goals.max_itl_s / 2, timed)
         if config.max_num_mixed_tokens is not None:
             return self
         kv_bytes = self.layout.block_bytes / self.layout.block_size
         cost = StepCost.assumed(timed, kv_bytes / max(1, weights_bytes))
-        max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
-        goals = Goals.resolve(max_itl_s, target_ttft_s, timed.token_s, platform)
         note = (
             f"a step that answers share takes {1000 * goals.max_itl_s:.0f} ms at most (max-itl), half of it while prompts "
             f"are served in {1000 * goals.target_ttft_s:.0f} ms (target-ttft)"
@@ -116,6 +121,12 @@ class EnginePlan:
         least = min(platform.least_tokens, self.max_num_batched_tokens)
         budget = partial(TimedBudget, cost, goals, least=least)
         return replace(self, step_budget=budget, notes=(*self.notes, note))
+
+    def _no_longer_than(self, step_s: float, timed: TimedSteps) -> EnginePlan:
+        """Steps of no more tokens than take so long, but of the longest text that must be computed in one."""
+        needed = self.max_model_len if self.layout.in_one_step else 2
+        tokens = max(needed, min(self.max_num_batched_tokens, int((step_s - timed.smallest_s) / timed.token_s)))
+        return replace(self, max_num_batched_tokens=tokens, max_num_seqs=min(self.max_num_seqs, tokens))
 
     def speculation(self) -> Speculation | None:
         return None if self.speculative is None else speculation_of(self.speculative, self.draft_share)
@@ -168,6 +179,11 @@ class EnginePlan:
             num_blocks = config.num_kv_blocks
         else:
             given = config.kv_cache_bytes
+            if config.beside and given is None and layout.block_bytes:
+                blocks = layout.max_blocks(config.max_model_len or model_len, budget) + layout.max_blocks(
+                    budget, budget
+                )
+                given = min(blocks * layout.block_bytes, defaults.kv_cache_bytes(free_bytes))
             num_bytes = defaults.kv_cache_bytes(free_bytes) if given is None else given
             num_blocks = num_bytes // layout.block_bytes if layout.block_bytes else 0
         max_model_len, notes = config.max_model_len or model_len, []

@@ -50,13 +50,38 @@ class EngineParts:
     adapters: Adapters | None = None
 
 
+class SharedDevice:
+    """What several engines of a process have in common: the thread that computes, or waits for what does, on which their steps take
+    turns; and the platform, which plans each one's memory beside what those before it have taken."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._platform: Platform | None = None
+
+    def worker(self) -> Worker:
+        """For one engine more; a new one where nobody has the last any more. Needs the running loop."""
+        if self._worker is None or not self._worker.num_users:
+            self._worker = Worker()
+        else:
+            self._worker.share()
+        return self._worker
+
+    def platform(self, name: str) -> Platform:
+        if self._platform is None:
+            self._platform = choose_platform(name)
+        return self._platform
+
+
 async def start_engine(
-    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None
-) -> Engine:
-    """`report` is called from the worker thread. `draft`: files of the draft model, where the options name one.
+    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
+    device: SharedDevice | None = None,
+) -> Engine:  # fmt: skip
+    """`report` is called from the worker thread. `draft`: files of the draft model, where the options name one. `device`: that of
+    other engines, if this one shares it.
 
     Raises PlanError where options do not fit, WeightsError and UnsupportedModel where the model does not."""
-    parts = await _built(config, files, _timed(report), draft)
+    place = device or SharedDevice()
+    parts = await _built(config, files, _timed(report), draft, place)
     may_sleep = parts.adapters is None  # else they would have to be read again
     return Engine(
         parts.scheduler,
@@ -73,16 +98,18 @@ async def start_engine(
         stream_interval=config.stream_interval,
         seed=config.seed,
         recorder=partial(TorchRecorder, parts.model.device),
-        bed=ModelBed(config, files, draft, parts.model, parts.plan) if may_sleep else None,
+        bed=ModelBed(config, files, draft, parts.model, parts.plan, device) if may_sleep else None,
         sleep_after_s=config.sleep_after,
         adapters=parts.adapters,
     )
 
 
-async def _built(config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None) -> EngineParts:
-    worker = Worker()
+async def _built(
+    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
+) -> EngineParts:
+    worker = device.worker()
     try:
-        return await worker.run(lambda: _build(config, files, worker, report, draft))
+        return await worker.run(lambda: _build(config, files, worker, report, draft, device))
     except BaseException:
         await worker.close()
         raise
@@ -92,8 +119,10 @@ class ModelBed:
     """A `sleeping.Bed`: a runner is built as the first one was, with the rows and blocks that this one came to."""
 
     def __init__(
-        self, config: EngineConfig, files: ModelFiles, draft: ModelFiles | None, model: ModelInfo, plan: EnginePlan
-    ) -> None:
+        self, config: EngineConfig, files: ModelFiles, draft: ModelFiles | None, model: ModelInfo, plan: EnginePlan,
+        device: SharedDevice | None,
+    ) -> None:  # fmt: skip
+        self._device = device
         self._files = files
         self._draft = draft
         self._model = model
@@ -108,7 +137,8 @@ class ModelBed:
 
     async def build(self) -> Runner:
         """Raises PlanError, WeightsError or UnsupportedModel: other files stand there now, or memory has been taken."""
-        parts = await _built(self._config, self._files, _timed(lambda progress: None), self._draft)
+        device = self._device or SharedDevice()
+        parts = await _built(self._config, self._files, _timed(lambda progress: None), self._draft, device)
         if parts.model != self._model:
             await parts.runner.close()
             raise WeightsError(f"the files of {self._files.name} are another model's than when it was loaded")
@@ -163,7 +193,10 @@ class Planned:
         return ops.describe()
 
 
-def plan_engine(config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None) -> Planned:
+def plan_engine(
+    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
+    device: SharedDevice | None = None,
+) -> Planned:  # fmt: skip
     """Which model it is, on what it will run, and what the options come to there; imports torch, loads nothing.
 
     Raises PlanError where options do not fit, UnsupportedModel where the model cannot be served."""
@@ -172,7 +205,7 @@ def plan_engine(config: EngineConfig, files: ModelFiles, report: Report, draft: 
     spec = _with_draft(config, spec, draft)
     config = _with_length(config, spec, files.modules)
     report(LoadProgress("import"))
-    platform = choose_platform(config.device)
+    platform = (device or SharedDevice()).platform(config.device)
     platform.force_kernels(config)
     platform.refuse(config)
     stored_bytes = None if config.load_format == "dummy" else sum(each.stored_bytes for each in (files, draft) if each)
@@ -200,9 +233,10 @@ def _with_draft(config: EngineConfig, spec: ModelSpec, draft: ModelFiles | None)
 
 
 def _build(
-    config: EngineConfig, files: ModelFiles, worker: Worker, report: Report, draft: ModelFiles | None
-) -> EngineParts:
-    planned = plan_engine(config, files, report, draft)
+    config: EngineConfig, files: ModelFiles, worker: Worker, report: Report, draft: ModelFiles | None,
+    device: SharedDevice,
+) -> EngineParts:  # fmt: skip
+    planned = plan_engine(config, files, report, draft, device)
     config, platform, plan = planned.config, planned.platform, planned.plan
     import ops
 

@@ -53,6 +53,8 @@ def main() -> int:
         config = parse(argv, os.environ)
         check_early(config)
         if config.dry_run:
+            if config.embedding_model is not None:
+                raise ConfigError("--dry-run plans one model: leave --embedding-model out")
             from server.load import dry_run as plan
             from server.offline import dry_run
 

@@ -29,6 +29,7 @@ from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.middleware import RequestMiddleware
+from server.loaded import engines
 from server.loaded.feed import Feed, Snapshots
 from server.ollama.errors import OllamaErrors
 from server.route import Route
@@ -67,7 +68,7 @@ class Endpoint:
         scope["route_path"], scope["routes"] = self._route.path, ROUTES
         asks = note_caller(scope)
         if 429 in self._route.operation.refusals:  # before a body is read that nobody has room for
-            self._service.lifecycle.require_model().engine.check_room(asks)
+            engines.check_room(self._service.lifecycle.require_model().engines, asks)
         response = await self._route.handler(self._service, Request(scope, receive, send))
         await response(scope, receive, send)
 

@@ -85,6 +85,13 @@ class ServerConfig(EngineOptions):
         "allow_special_tokens",
         group=MODEL,
     )
+    embedding_model: str | None = option(
+        None,
+        "serve this model too, to be pooled, beside --model, which generates: as --model takes it; --convert and --pooler-config "
+        "are about this one then",
+        group=MODEL,
+        metavar="MODEL",
+    )
     runner: Literal["auto", "generate", "pooling"] = option(
         "auto",
         "what the model is served for: auto is to be pooled (embeddings, scores, classes) if it cannot generate or its files are "
@@ -320,6 +327,11 @@ class ServerConfig(EngineOptions):
             return f"--chat-template {self.chat_template}: no such file"
         if any(not name.strip() for name in self.served_model_name):
             return "--served-model-name is empty"
+        if self.embedding_model is not None:
+            if self.embedding_model in self.served_names:
+                return f"--embedding-model {self.embedding_model} has a name of --model: give that another --served-model-name"
+            if self.runner == "pooling":
+                return "--runner pooling contradicts --embedding-model, beside which --model generates"
         if self.max_total_body_size is not None and self.max_total_body_size < self.max_body_size:
             return f"--max-total-body-size {self.max_total_body_size} is less than --max-body-size {self.max_body_size}"
         if self.sleep_after is not None and self.enable_lora:
@@ -721,8 +733,11 @@ def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
     Neither environment nor file is read.
 
     Raises ConfigError, which names the option as the program does."""
-    groups, hidden = (MODEL, ENGINE), "served_model_name"  # a program has no clients who need a name
-    options = {n: o for n, o in _options().items() if o.metadata["group"] in groups and n != hidden}
+    groups, hidden = (
+        (MODEL, ENGINE),
+        ("served_model_name", "embedding_model"),
+    )  # a program's objects tell its models apart
+    options = {n: o for n, o in _options().items() if o.metadata["group"] in groups and n not in hidden}
     values = {name: value for name, value in values.items() if not _says_nothing(name, value)}
     for name in values:
         if name not in options:

@@ -11,7 +11,7 @@ import logging
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo
 from server.config import ServerConfig
@@ -27,17 +27,56 @@ from server.loaded.tokenizer import Tokenizer, TokenizerError
 from server.structured.compiler import Grammars
 
 if TYPE_CHECKING:
+    from runtime.start import SharedDevice
     from runtime.weights.fetch import ModelFiles
 
 logger = logging.getLogger("oneloop.load")
 
 
+# Of the options, those that are about this machine and its clients, and no more about one model than about another.
+_FOR_ALL_MODELS = (
+    "device", "num_threads", "kernels", "attention_backend", "dtype", "enforce_eager", "gpu_memory_utilization", "model_impl",
+    "model_plugins", "steps_in_flight", "stream_interval", "scheduling_policy", "max_itl", "target_ttft", "seed", "max_queue",
+    "max_queued_tokens", "max_num_seqs_per_key", "max_tokens_per_minute_per_key", "max_queue_time", "convert", "pooler_config",
+    "sleep_after",
+)  # fmt: skip
+
+
 async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedModel:
-    """Files, tokenizer, engine. `cancel`, once set, ends a download.
+    """The model, and the one that is to be pooled beside it, if there is one: that first, since the other one takes what memory is
+    left. `cancel`, once set, ends a download.
 
     Raises LoadError."""
     report(LoadProgress("import"))
     await asyncio.to_thread(import_engine)
+    from runtime.start import SharedDevice
+
+    device = SharedDevice()
+    if config.embedding_model is None:
+        return await _load_one(config, report, cancel, device)
+    beside = await _load_one(embedding_config(config, config.embedding_model), report, cancel, device, beside=True)
+    generating = dataclasses.replace(config, runner="generate", convert="auto", pooler_config=None)
+    try:
+        loaded = await _load_one(generating, report, cancel, device)
+    except BaseException:
+        await beside.engine.close()
+        raise
+    return dataclasses.replace(loaded, beside=beside)
+
+
+def embedding_config(config: ServerConfig, model: str) -> ServerConfig:
+    """What `config` says of a model that is pooled beside another."""
+    kept = {name: getattr(config, name) for name in _FOR_ALL_MODELS}
+    drawn: Literal["auto", "dummy"] = "dummy" if config.load_format == "dummy" else "auto"
+    return ServerConfig(model=model, runner="pooling", load_format=drawn, **kept)
+
+
+async def _load_one(
+    config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, *, beside: bool = False
+) -> LoadedModel:
+    """Files, tokenizer, engine. `beside`: it is pooled while another one's answers are read.
+
+    Raises LoadError."""
     from runtime.config import EngineConfig, PlanError
     from runtime.start import start_engine
     from runtime.weights.fetch import resolve
@@ -57,9 +96,10 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
         warming = asyncio.create_task(_warm(grammars, imported))
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
         # So does what begins somebody else's turn.
-        options = EngineConfig.of(config, end_token_ids=tokenizer.eos_token_ids | chat_format.stop_ids)
+        end_token_ids = tokenizer.eos_token_ids | chat_format.stop_ids
+        options = EngineConfig.of(config, end_token_ids=end_token_ids, beside=beside)
         try:
-            engine = await start_engine(options, files, _noting_weights(report, imported), draft)
+            engine = await start_engine(options, files, _noting_weights(report, imported), draft, device)
             imported.set()
             report(LoadProgress("grammars"))
             await warming

@@ -42,6 +42,7 @@ from server.ending import (
 from server.http.clients import Clients, raise_file_limit
 from server.http.protocol import HttpProtocol
 from server.listening import tell_manager
+from server.loaded import engines
 from server.loaded.lifecycle import Lifecycle, Load, LoadError
 from server.loaded.model import LoadedModel
 from server.offload import MAX_WAITING, Offload, limit_arenas
@@ -161,7 +162,7 @@ class Process:
         loaded = self._lifecycle.loaded
         if not loading.result() or loaded is None:
             return EXIT_NOTHING_TO_SERVE
-        death = asyncio.create_task(loaded.engine.death(), name="death")
+        death = asyncio.create_task(engines.death(loaded.engines), name="death")
         try:
             await asyncio.wait({stopped, serving, death}, return_when=asyncio.FIRST_COMPLETED)
             code = EXIT_DRAINED if death.done() else await self._drain(loaded, server, serving)
@@ -232,19 +233,19 @@ class Process:
         began_s = time.monotonic()
         self._lifecycle.drain()
         tell_manager("STOPPING=1", os.environ)
-        in_flight = loaded.engine.health()
+        in_flight = engines.health(loaded.engines)
         logger.info(
             "shutting down: %d requests running, %d waiting, at most %g s for them (Ctrl-C again ends at once)",
             in_flight.num_running,
             in_flight.num_waiting,
             limit_s,
         )
-        aborted = await loaded.engine.drain(limit_s)
+        aborted = await engines.drain(loaded.engines, limit_s)
         if aborted:
             logger.warning("%d requests were aborted at the drain timeout", aborted)
         left_s = limit_s - (time.monotonic() - began_s)
         await _end_http(server, serving, max(CLOSE_LIMIT_S, left_s))
-        if not await loaded.engine.close():
+        if not await engines.close(loaded.engines):
             self._last_words = "a step did not end; the process ends without it"
             logger.error("%s", self._last_words)
             return EXIT_STUCK

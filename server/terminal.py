@@ -89,6 +89,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
             f"of {model.max_model_len:,} tokens; prefix caching {caching}",
         ),
         *((("drafts", model.speculative),) if model.speculative else ()),
+        *((("beside it", _beside(loaded.beside)),) if loaded.beside is not None else ()),
         ("responses", _stored_responses(config))
         if loaded.pooling is None
         else ("served to", ", ".join(loaded.pooling.tasks)),
@@ -99,6 +100,12 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
     return (
         f"\noneloop {__version__} serves on {url}\n\n{body}\n\n  Ctrl-C ends it when what is in flight has finished\n"
     )
+
+
+def _beside(loaded: LoadedModel) -> str:
+    """The model that is pooled beside the one that generates."""
+    model, tasks = loaded.engine.model, "" if loaded.pooling is None else ", ".join(loaded.pooling.tasks)
+    return f"{loaded.name}: {model.architecture}, {size_of(model.weights_bytes)}, {model.max_model_len:,} tokens; to {tasks}"
 
 
 def _stored_responses(config: ServerConfig) -> str:

@@ -153,6 +153,9 @@ class CudaPlatform:
             graph_bytes = step_bytes + _GRAPH_BYTES * (len(list(graphs.shapes)) + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         final = final.timed(config, TimedSteps(base_s, token_s), model.weights_bytes, STEPS)
+        graphs = GraphPool(
+            final.max_num_seqs, final.max_num_batched_tokens, drafts=drafts
+        )  # of no more than it came to
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
             _run_each_kind(parts.runner, final, final.num_kv_blocks, model)

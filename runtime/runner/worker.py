@@ -30,6 +30,7 @@ class _Job(NamedTuple):
 
 class Worker:
     def __init__(self) -> None:
+        self.num_users = 1
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._untold: deque[_Job] = deque()  # in their order; the one that is being computed is the first
         self._gone = False
@@ -37,6 +38,10 @@ class Worker:
         self._thread = Thread(target=self._compute, name="oneloop-worker", daemon=True)
         self._thread.start()
         atexit.register(self._end)  # an interpreter that ends may not be met by a thread inside compiled code
+
+    def share(self) -> None:
+        """One user more: it ends when the last has closed it, and what they submit takes turns as it comes."""
+        self.num_users += 1
 
     def submit(self, work: Callable[[], None]) -> WorkerEvent:
         """Enqueue and return. Call it on the event loop.
@@ -51,6 +56,9 @@ class Worker:
 
     async def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
         """What was submitted before is computed. False where that took longer than `limit_s`: nobody waits for it any more."""
+        self.num_users -= 1
+        if self.num_users:
+            return True
         atexit.unregister(self._end)
         await asyncio.to_thread(self._end, limit_s)
         return not self._thread.is_alive()

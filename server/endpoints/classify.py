@@ -24,7 +24,7 @@ from server.service import Service
 async def classify(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.CLASSIFY, service.config, service.offload)
-    loaded = await loaded.named(given.model)
+    loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("classify")
     request = await service.offload.run(body_cost(http), lambda: of_classify(given, served))
     envelope, results = await pooled_for(service, loaded, http, request, prefix="classify-")

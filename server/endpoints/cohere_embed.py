@@ -20,7 +20,7 @@ NAMES = FieldNames({"truncate_prompt_tokens": "max_tokens"})
 async def _embed(older: bool, service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, cohere.EMBED, service.config, service.offload)
-    loaded = await loaded.named(given.model)
+    loaded = await loaded.pooled_by(given.model)
     served, context = loaded.require_pooling("embed"), loaded.engine.model.max_model_len
     request, has_prompt = await service.offload.run(body_cost(http), lambda: cohere.of_embed(given, served, context))
     note_ignored(http, [] if has_prompt else ["input_type"], service.config)

@@ -18,7 +18,7 @@ from server.service import Service
 async def embed(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.EMBEDDING, service.config, service.offload)
-    loaded = await loaded.named(given.model)
+    loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("embed")
     field = "input" if given.content is None else "content"
     normalise = None if given.embd_normalize is None else given.embd_normalize == 2

@@ -16,5 +16,6 @@ async def metrics(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.loaded
     numbers = [*(loaded.engine.metrics() if loaded else ()), *service.http_stats.metrics()]
     encode, content_type = choose_encoder(http.headers.get("accept", ""))
-    body = encode(registry(numbers, service.config.served_names[0]))
+    beside = {each.name: each.engine.metrics() for each in (loaded.all[1:] if loaded else ())}
+    body = encode(registry(numbers, service.config.served_names[0], beside))
     return Response(body, headers={"content-type": content_type})

@@ -70,7 +70,8 @@ def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json
 async def list_all(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     adapters = () if loaded.engine.adapters is None else loaded.engine.adapters.all()
-    cards = [card(loaded, name) for name in loaded.names] + [card(loaded, each.name, each) for each in adapters]
+    cards = [card(each, name) for each in loaded.all for name in each.names]
+    cards += [card(loaded, each.name, each) for each in adapters]
     ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
     return json_response({"object": "list", "data": cards, **ends})
 
@@ -86,9 +87,10 @@ async def list_all(service: Service, http: Request) -> Response:
 async def retrieve(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     name = http.path_params["model_id"]
-    if name in loaded.names:
-        return json_response(card(loaded, name))
+    for each in loaded.all:
+        if name in each.names:
+            return json_response(card(each, name))
     adapter = None if loaded.engine.adapters is None else loaded.engine.adapters.find(name)
     if adapter is None:
-        raise ModelNotFound(name, loaded.names)
+        raise ModelNotFound(name, loaded.all_names)
     return json_response(card(loaded, name, adapter))

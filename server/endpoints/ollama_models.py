@@ -22,7 +22,7 @@ from server.service import Service
 )  # fmt: skip
 async def tags(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
-    return json_response({"models": [listed(loaded, name) for name in loaded.names]})
+    return json_response({"models": [listed(each, name) for each in loaded.all for name in each.names]})
 
 
 @route(
@@ -33,10 +33,9 @@ async def tags(service: Service, http: Request) -> Response:
     ),
 )  # fmt: skip
 async def ps(service: Service, http: Request) -> Response:
-    """There is one model, and it is running; while it loads there is none."""
+    """What there is runs; while it loads there is nothing."""
     loaded = service.lifecycle.loaded
-    names = () if loaded is None else loaded.names[:1]
-    return json_response({"models": [running(loaded, name) for name in names if loaded is not None]})
+    return json_response({"models": [] if loaded is None else [running(each, each.name) for each in loaded.all]})
 
 
 @route(

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from server import logs
 from server.errors import InvalidRequest, WrongContentType
 from server.http.body import json_response, read_request
+from server.loaded import engines
 from server.route import BODY_REFUSALS, JSON, Operation, route
 from server.schema import RequestId, Wire
 from server.service import Service
@@ -41,7 +42,8 @@ class Done(Struct):
 )  # fmt: skip
 async def reset_prefix_cache(service: Service, http: Request) -> Response:
     check_origin(http)
-    service.lifecycle.require_model().engine.reset_prefix_cache()
+    for engine in service.lifecycle.require_model().engines:
+        engine.reset_prefix_cache()
     return json_response({"success": True})
 
 
@@ -73,10 +75,10 @@ ABORT = Wire(AbortRequests, {})
     ),
 )  # fmt: skip
 async def abort_requests(service: Service, http: Request) -> Response:
-    engine = service.lifecycle.require_model().engine
+    serving = service.lifecycle.require_model().engines
     given = await read_request(http, ABORT, service.config, service.offload)
     ids = None if given.request_ids is None else frozenset(given.request_ids)
-    return json_response({"aborted": engine.abort(ids)})
+    return json_response({"aborted": sum(engine.abort(ids) for engine in serving)})
 
 
 class Draining(Struct):
@@ -94,7 +96,7 @@ class Draining(Struct):
 )  # fmt: skip
 async def drain(service: Service, http: Request) -> Response:
     check_origin(http)
-    health = service.lifecycle.require_model().engine.health()
+    health = engines.health(service.lifecycle.require_model().engines)
     service.lifecycle.stopping.set()
     return json_response({"status": "draining", "running": health.num_running, "waiting": health.num_waiting})
 

@@ -25,7 +25,7 @@ from server.service import Service
 async def pool(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.POOLING, service.config, service.offload)
-    loaded = await loaded.named(given.model)
+    loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling(given.task or "embed")
     task = given.task or served.task
     request = await service.offload.run(body_cost(http), lambda: of_embeddings(given, served, task))

@@ -22,7 +22,7 @@ DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 async def _rerank(cut: bool, service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.RERANK, service.config, service.offload)
-    loaded = await loaded.named(given.model)
+    loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("score")
     comparison = await service.offload.run(body_cost(http), lambda: of_rerank(given, served, cut=cut))
     envelope, results = await pooled_for(service, loaded, http, comparison.request, prefix="rerank-")

@@ -16,7 +16,7 @@ from server.service import Service
 async def score(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire.SCORE, service.config, service.offload)
-    loaded = await loaded.named(given.model)
+    loaded = await loaded.pooled_by(given.model)
     served = loaded.require_pooling("score")
     comparison = await service.offload.run(body_cost(http), lambda: of_score(given, served))
     envelope, results = await pooled_for(service, loaded, http, comparison.request, prefix="score-")

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.body import json_response
+from server.loaded import engines
 from server.route import JSON, Operation, route
 from server.service import Service
 
@@ -17,5 +18,5 @@ class ServerLoad(Struct):
 
 @route("GET", "/load", Operation("serverLoad", "Server", "Requests in the engine", {JSON: ServerLoad}, refusals=(503,)))
 async def server_load(service: Service, http: Request) -> Response:
-    health = service.lifecycle.require_model().engine.health()
+    health = engines.health(service.lifecycle.require_model().engines)
     return json_response({"server_load": health.num_running + health.num_waiting})

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.api import SleepError, SleepLevel
+from runtime.api import EngineClient, SleepError, SleepLevel
 from server.endpoints.operate import BODILESS, check_origin
 from server.errors import Unavailable
 from server.http.body import json_response
 from server.http.query import read_query
 from server.http.sse import while_waited_for
+from server.loaded import engines
 from server.route import JSON, Operation, route
 from server.service import Service
 
@@ -39,15 +41,13 @@ class IsSleeping(Struct):
 )  # fmt: skip
 async def sleep(service: Service, http: Request) -> Response:
     check_origin(http)
-    engine = service.lifecycle.require_model().engine
     asked = read_query(http, SleepQuery, service.config)
-    if asked.mode == "abort":
-        engine.abort()
-    try:
-        await while_waited_for(http.receive, engine.sleep(SleepLevel(asked.level)))
-    except SleepError as error:
-        raise Unavailable(str(error)) from error
-    return json_response({"is_sleeping": engine.health().sleep_level > 0})
+    serving = service.lifecycle.require_model().engines
+    for engine in serving:
+        if asked.mode == "abort":
+            engine.abort()
+        await _told(http, engine.sleep(SleepLevel(asked.level)))
+    return _answer(serving)
 
 
 @route(
@@ -59,12 +59,10 @@ async def sleep(service: Service, http: Request) -> Response:
 )  # fmt: skip
 async def wake_up(service: Service, http: Request) -> Response:
     check_origin(http)
-    engine = service.lifecycle.require_model().engine
-    try:
-        await while_waited_for(http.receive, engine.wake_up())
-    except SleepError as error:
-        raise Unavailable(str(error)) from error
-    return json_response({"is_sleeping": engine.health().sleep_level > 0})
+    serving = service.lifecycle.require_model().engines
+    for engine in serving:
+        await _told(http, engine.wake_up())
+    return _answer(serving)
 
 
 @route(
@@ -72,4 +70,15 @@ async def wake_up(service: Service, http: Request) -> Response:
     Operation("isSleeping", "Operate", "Whether weights and KV cache are given back", {JSON: IsSleeping}, refusals=(403, 503)),
 )  # fmt: skip
 async def is_sleeping(service: Service, http: Request) -> Response:
-    return json_response({"is_sleeping": service.lifecycle.require_model().engine.health().sleep_level > 0})
+    return _answer(service.lifecycle.require_model().engines)
+
+
+async def _told(http: Request, work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await while_waited_for(http.receive, work)
+    except SleepError as error:
+        raise Unavailable(str(error)) from error
+
+
+def _answer(serving: Sequence[EngineClient]) -> Response:
+    return json_response({"is_sleeping": engines.health(serving).sleep_level > 0})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -60,13 +60,16 @@ class HttpStats:
         ]
 
 
-def family(metric: api.Metric, model_name: str) -> Metric:
-    """Our Metric as Prometheus' client has it."""
+def family(metric: api.Metric, others: Mapping[str, api.Metric], model_name: str) -> Metric:
+    """Our Metric as Prometheus' client has it, with the same of `others`, by the names of their models."""
     names = [*dict(next(iter(metric.samples), ())), "model_name", "engine"]
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
     made: Families = kinds[metric.kind](PREFIX + metric.name, metric.help, labels=names)
-    for labels, value in metric.samples.items():
-        values = [*(text for _, text in labels), model_name, "0"]
+    every = [
+        (name, *sample) for name, each in {model_name: metric, **others}.items() for sample in each.samples.items()
+    ]
+    for name, labels, value in every:
+        values = [*(text for _, text in labels), name, "0"]
         if isinstance(value, api.HistogramData):
             assert isinstance(made, HistogramMetricFamily)
             made.add_metric(values, buckets=_buckets(value), sum_value=value.sum)
@@ -82,18 +85,26 @@ def _buckets(data: api.HistogramData) -> list[tuple[str, float]]:
 
 
 class MetricSource(Collector):
-    """Collects for one scrape."""
+    """Collects for one scrape. `others`: metrics by the name of the model that they are of."""
 
-    def __init__(self, metrics: Iterable[api.Metric], model_name: str) -> None:
+    def __init__(
+        self, metrics: Sequence[api.Metric], model_name: str, others: Mapping[str, Iterable[api.Metric]]
+    ) -> None:
         self._metrics = metrics
         self._model_name = model_name
+        self._others = {model: {each.name: each for each in metrics} for model, metrics in others.items()}
 
     def collect(self) -> Iterator[Metric]:
-        return (family(metric, self._model_name) for metric in self._metrics)
+        for metric in self._metrics:
+            same = {model: found for model, own in self._others.items() if (found := own.get(metric.name)) is not None}
+            yield family(metric, same, self._model_name)
 
 
-def registry(metrics: Iterable[api.Metric], model_name: str) -> CollectorRegistry:
+def registry(
+    metrics: Iterable[api.Metric], model_name: str, others: Mapping[str, Iterable[api.Metric]] | None = None
+) -> CollectorRegistry:
+    """`metrics`: of the process and of the model of that name; `others`: of those beside it, of which every engine has the same."""
     made = CollectorRegistry(auto_describe=False)
-    made.register(MetricSource(list(metrics), model_name))
+    made.register(MetricSource(list(metrics), model_name, others or {}))
     ProcessCollector(registry=made)
     return made

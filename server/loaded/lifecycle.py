@@ -13,6 +13,7 @@ from enum import StrEnum
 from runtime.api import LoadProgress
 from server.config import ServerConfig
 from server.errors import Unavailable
+from server.loaded import engines
 from server.loaded.model import LoadedModel
 
 RETRY_WHILE_LOADING_S = 5
@@ -100,7 +101,7 @@ class Lifecycle:
             return 503, {"status": "loading", **body}
         if self.phase is Phase.FAILED or self._loaded is None:
             return 503, {"status": "failed", "reason": self.reason}
-        engine = self._loaded.engine.health()
+        engine = engines.health(self._loaded.engines)
         counts = {"running": engine.num_running, "waiting": engine.num_waiting}
         if not engine.ok:
             return 503, {"status": "failed", "reason": engine.reason, **counts}
@@ -114,11 +115,15 @@ class Lifecycle:
         """HTTP status and body of /health/live. 503 only where no waiting helps."""
         if self.phase is Phase.FAILED:
             return 503, {"status": "failed", "reason": self.reason}
-        engine = None if self._loaded is None else self._loaded.engine.health()
+        engine = None if self._loaded is None else engines.health(self._loaded.engines)
         if engine is not None and engine.hopeless:
             return 503, {"status": "failed", "reason": engine.reason}
         return 200, {"status": "ok" if self.phase is Phase.READY else self.phase}
 
     def steps_fail(self) -> bool:
         """Whether requests may enter, but one step after another has failed."""
-        return self.phase is Phase.READY and self._loaded is not None and self._loaded.engine.health().failing
+        return (
+            self.phase is Phase.READY
+            and self._loaded is not None
+            and any(engine.health().failing for engine in self._loaded.engines)
+        )

@@ -47,7 +47,8 @@ class LoadedModel:
     """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers.
     `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise. `pooling`: what it is
     served for in place of generating, None where it generates. `resolver`: loads adapters that requests name; `adapter`: the one
-    that a request has, of the model as that request sees it. `is_gguf`: its weights came in such a file."""
+    that a request has, of the model as that request sees it. `is_gguf`: its weights came in such a file. `beside`: another
+    model, which this process serves to be pooled."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -59,6 +60,7 @@ class LoadedModel:
     allow_special_tokens: bool = field(default=False, kw_only=True)
     pooling: ServedPooling | None = field(default=None, kw_only=True)
     is_gguf: bool = field(default=False, kw_only=True)
+    beside: LoadedModel | None = field(default=None, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     resolver: Resolver | None = field(default=None, kw_only=True)
@@ -69,20 +71,37 @@ class LoadedModel:
         object.__setattr__(self, "infill", infill_format(self.tokenizer))
         object.__setattr__(self, "fingerprint", _fingerprint(self.name, self.engine.model))
 
+    @property
+    def all(self) -> tuple[LoadedModel, ...]:
+        """It, and the one beside it."""
+        return (self,) if self.beside is None else (self, self.beside)
+
+    @property
+    def engines(self) -> tuple[EngineClient, ...]:
+        return tuple(each.engine for each in self.all)
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        return tuple(name for each in self.all for name in each.names)
+
     def knows(self, name: str) -> bool:
-        """Whether it is a name of the model, or of an adapter that is loaded."""
-        return name in self.names or (self.engine.adapters is not None and self.engine.adapters.find(name) is not None)
+        """Whether it is a name of the model, of the one beside it, or of an adapter that is loaded."""
+        return name in self.all_names or (
+            self.engine.adapters is not None and self.engine.adapters.find(name) is not None
+        )
 
     async def named(self, wanted: str | None) -> LoadedModel:
-        """The model as a request for `wanted` has it: itself, for one of its names or None; or with the adapter of that name, which
-        may have to be loaded.
+        """The model as a request for `wanted` has it: itself, for one of its names or None; the one beside it, for one of those;
+        or with the adapter of that name, which may have to be loaded.
 
         Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served."""
         if wanted is None or wanted in self.names:
             return self
+        if self.beside is not None and wanted in self.beside.names:
+            return self.beside
         adapters = self.engine.adapters
         if adapters is None:
-            raise ModelNotFound(wanted, self.names)
+            raise ModelNotFound(wanted, self.all_names)
         adapter = adapters.find(wanted)
         if adapter is None and self.resolver is not None:
             try:
@@ -90,8 +109,12 @@ class LoadedModel:
             except AdapterRefused as error:
                 raise InvalidRequest(f"the adapter cannot be served: {error}", param="model") from None
         if adapter is None:
-            raise ModelNotFound(wanted, (*self.names, *(each.name for each in adapters.all()[:_NAMED_AT_MOST])))
+            raise ModelNotFound(wanted, (*self.all_names, *(each.name for each in adapters.all()[:_NAMED_AT_MOST])))
         return self._with(adapter)
+
+    async def pooled_by(self, wanted: str | None) -> LoadedModel:
+        """`named`, for what is to be pooled: where None is wanted, it is the one beside it that does so, if there is one."""
+        return self.beside if wanted is None and self.beside is not None else await self.named(wanted)
 
     def _with(self, adapter: Adapter) -> LoadedModel:
         """The same in all but name and adapter: what is not read anew is shared."""
@@ -108,7 +131,9 @@ class LoadedModel:
     def require_pooling(self, task: str) -> ServedPooling:
         """What prompts are pooled to. Raises TaskNotSupported where the model generates; `task`: what was asked for."""
         if self.pooling is None:
-            hint = "; start the server with --runner pooling for that"
+            hint = "; start the server with --runner pooling for that, or with --embedding-model for another model beside it"
+            if self.beside is not None:
+                hint = f"; {self.beside.name} is to be pooled"
             raise TaskNotSupported(self.engine.model.architecture, task, ("generate",), hint=hint)
         return self.pooling
 

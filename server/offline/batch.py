@@ -204,6 +204,7 @@ async def _answer_all(
     load: Load,
 ) -> int:
     from server.app import line_apps
+    from server.loaded import engines
     from server.loaded.lifecycle import Lifecycle, LoadError
     from server.offline.progress import Progress
     from server.offload import Offload
@@ -228,7 +229,7 @@ async def _answer_all(
     finally:
         progress.close()
         service.offload.close()
-        await loaded.engine.close()
+        await engines.close(loaded.engines)
     print(batch.summary(), file=sys.stderr)
     return 1 if progress.num_failed else 0
 

@@ -79,8 +79,8 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "structured_outputs_whitespace": "any", "structured_outputs_closed": False,
         "batch_dir": "b", "max_batch_file_size": 7, "max_batch_files": 8, "max_batch_bytes": 9, "max_batch_requests": 10,
         "allow_special_tokens": True, "shared_prefix_cache": True, "dry_run": True,
-        "runner": "pooling", "convert": "embed", "pooler_config": "{}", "profile_dir": "/", "sleep_after": 0.5,
-        "log_format": "json",
+        "runner": "generate", "convert": "embed", "pooler_config": "{}", "profile_dir": "/", "sleep_after": 0.5,
+        "log_format": "json", "embedding_model": "org/embedder",
     }  # fmt: skip
     fields = {spec.metadata["name"] or spec.name: spec.name for spec in dataclasses.fields(ServerConfig)}
     assert set(values) | {"config"} == set(fields)

@@ -48,7 +48,7 @@ async def test_grammars_are_warmed_while_weights_are_read_and_not_before(load):
     with_engine, phases, warmed = load
     engine = FakeEngine(lambda request: [EOS], model=fake_model(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})))
 
-    async def start(config, files, report):
+    async def start(config, files, report, *others):
         await asyncio.to_thread(report, LoadProgress("import"))
         await asyncio.sleep(0)
         await asyncio.to_thread(report, LoadProgress("weights"))
@@ -64,7 +64,7 @@ async def test_grammars_are_warmed_while_weights_are_read_and_not_before(load):
 async def test_grammars_are_warm_where_no_weights_were_read(load):
     with_engine, phases, _ = load
 
-    async def start(config, files, report):
+    async def start(config, files, report, *others):
         return FakeEngine(lambda request: [EOS], model=fake_model(vocab_size=VOCAB_SIZE))
 
     await with_engine(start)
@@ -74,7 +74,7 @@ async def test_grammars_are_warm_where_no_weights_were_read(load):
 async def test_an_engine_that_does_not_start_leaves_nobody_waiting(load):
     with_engine, phases, _ = load
 
-    async def start(config, files, report):
+    async def start(config, files, report, *others):
         raise PlanError("no room")
 
     before = asyncio.all_tasks()
