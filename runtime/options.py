@@ -197,7 +197,7 @@ class EngineOptions:
         None, "adapters kept in memory, those in slots included (default: twice --max-loras)", group=ENGINE, minimum=1
     )
     max_lora_rank: int = option(
-        64, "the greatest rank of an adapter; slots on a GPU have room for it", group=ENGINE, minimum=1, maximum=512
+        16, "the greatest rank of an adapter; slots on a GPU have room for it", group=ENGINE, minimum=1, maximum=512
     )
     stream_interval: int = option(
         1,

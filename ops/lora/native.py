@@ -29,10 +29,12 @@ class NativeLoraSlots(LoraSlots):
         """What all parts shrink by is one matrix, so that x is read once."""
         types = {part.a.dtype for part in parts}
         dtype = types.pop() if len(types) == 1 else torch.float32
+        if self.shape.narrow and dtype == torch.float32:
+            dtype = torch.bfloat16
         shrink = native.PackedLinear(torch.cat([part.a.to(dtype) for part in parts]))
         made, offset = [], 0
         for part in parts:
-            made.append((native.PackedLinear(part.b.contiguous()), part.start, offset, part.scale))
+            made.append((native.PackedLinear(part.b.to(dtype).contiguous()), part.start, offset, part.scale))
             offset += part.rank
         return native.LoraShare(shrink, made, self.shape.out_features)
 

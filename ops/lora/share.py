@@ -32,13 +32,14 @@ class LoraPart:
 
 class LoraShape(NamedTuple):
     """A layer [out_features, in_features] with room for the shares of `num_slots` adapters. `parts`: the outputs of each of its
-    parts, one for a layer that is not merged; `max_rank`: of a part."""
+    parts, one for a layer that is not merged; `max_rank`: of a part. `narrow`: 16 bits a number are enough."""
 
     out_features: int
     in_features: int
     parts: tuple[int, ...]
     num_slots: int
     max_rank: int
+    narrow: bool = False
 
 
 class TokenAdapters(NamedTuple):

@@ -49,7 +49,9 @@ class ModelAdapters:
         """Weights whose layers have that room, and what keeps it."""
         step = StepAdapters()
         linears = {
-            linear.name: LoraLinear(weights.linears[linear.name], _slots(linear, room, dtype, device), step)
+            linear.name: LoraLinear(
+                weights.linears[linear.name], _slots(linear, weights.linears[linear.name], room, dtype, device), step
+            )
             for linear in adaptable(spec)
         }
         return weights._replace(linears={**weights.linears, **linears}), cls(linears, room.num_slots, step)
@@ -80,6 +82,9 @@ class ModelAdapters:
         self._step.current = None if slots is None else ops.index_adapters(slots, self.num_slots)
 
 
-def _slots(linear: Linear, room: AdapterRoom, dtype: str, device: str) -> ops.LoraSlots:
-    shape = ops.LoraShape(linear.out_features, linear.in_features, linear.parts or (linear.out_features,), *room)
+def _slots(linear: Linear, base: ops.LinearWeight, room: AdapterRoom, dtype: str, device: str) -> ops.LoraSlots:
+    """Adapters of a weight that is kept in 16 bits or fewer are kept in 16: what they take of memory counts as its own does."""
+    size = linear.out_features, linear.in_features
+    narrow = base.nbytes < 3 * size[0] * size[1]
+    shape = ops.LoraShape(*size, linear.parts or size[:1], *room, narrow)
     return ops.prepare_lora(shape, torch.float32 if linear.float32 else getattr(torch, dtype), torch.device(device))

@@ -262,7 +262,7 @@ def _parts(
     cache = KVCache(plan.layout, num_blocks, device)
     inputs = DeviceInputs(
         plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.layout, plan.steps_in_flight,
-        device, cache.layers, plan.max_proposed,
+        device, cache.layers, plan.max_proposed, adapters=model.adapters is not None,
     )  # fmt: skip
     runner = ModelRunner(
         model,

@@ -76,8 +76,9 @@ class DeviceInputs:
 
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,
-        device: torch.device, kv_caches: Sequence[LayerKV] = (), max_proposed: int = 0,
+        device: torch.device, kv_caches: Sequence[LayerKV] = (), max_proposed: int = 0, adapters: bool = False,
     ) -> None:  # fmt: skip
+        """`adapters`: whether rows may have some."""
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._max_proposed = max_proposed
@@ -98,6 +99,9 @@ class DeviceInputs:
             block_tables=zeros(torch.int32, *self._updates.shape),
             num_state_tables=layout.num_state_tables, block_size=layout.kernel_block_size,
         )  # fmt: skip
+        # The slot of each row's adapter; and the last that the device was told of.
+        self._adapter_slots = zeros(torch.int32, rows).fill_(-1) if adapters else None
+        self._told_slots = [-1] * rows
         # A step with guesses begins with what it says of its tokens: `_by_token`, of each. What ops.unpack reads is behind that.
         capacity = 4 * tokens + 4 * rows + 3 * _UPDATES
         self._device_packed = torch.full((capacity,), -1, dtype=torch.int32, device=device)
@@ -138,6 +142,7 @@ class DeviceInputs:
     def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
         """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""
         num_tokens = sum(row.num_tokens for row in rows)
+        self._tell_adapters(rows)
         tables, indices, values = self._new_entries(rows)
         while len(tables) > _UPDATES:
             first = [tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]]
@@ -195,6 +200,7 @@ class DeviceInputs:
             ),
             kv_caches=self._kv_caches,
             token_type_ids=None if kinds is None else index_on(self._device_packed.device, kinds),
+            adapters=self._slots_of_tokens(table_rows, query_start_loc, num_tokens),
         )
         if shape.drafts:
             return StepInputs(
@@ -243,6 +249,31 @@ class DeviceInputs:
             ),
             kv_caches=self._kv_caches,
         )
+
+    def _slots_of_tokens(self, rows: Tensor, query_start_loc: Tensor, num_tokens: int) -> Tensor | None:
+        """The slot of each token's adapter, [T] int32, -1 for none and for padding; None where rows have none at all."""
+        slots = self._adapter_slots
+        if slots is None:
+            return None
+        tokens = torch.arange(num_tokens, dtype=torch.int32, device=slots.device)
+        place = torch.searchsorted(query_start_loc, tokens, right=True) - 1
+        inside = place < len(rows)
+        row = rows[place.clamp(max=len(rows) - 1)]
+        return torch.where(inside & (row >= 0), slots[row.clamp(min=0)], -1)
+
+    def _tell_adapters(self, rows: Sequence[ScheduledRow]) -> None:
+        """The slots of rows with new tenants, where they are others than before."""
+        if self._adapter_slots is None:
+            return
+        told, changed = self._told_slots, []
+        for row in rows:
+            if row.binding is not None and row.binding.adapter_slot != told[row.row]:
+                told[row.row] = row.binding.adapter_slot
+                changed.append(row.row)
+        if changed:
+            device = self._adapter_slots.device
+            slots = index_on(device, [told[row] for row in changed], torch.int32)
+            self._adapter_slots[index_on(device, changed)] = slots
 
     def _new_entries(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
         """New entries of the block tables: which of all tables of all rows, index, block id."""

@@ -191,3 +191,35 @@ def assert_same(ids: list[int], reference: Reference, what: str) -> None:
         if ours != theirs:
             assert reference.margins[position] < TIE, f"{what}, output {position}: {ours} instead of {theirs}"
             return
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["llama, biases, tied", "phi-3", "qwen 3 moe"], indirect=True)
+async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case):
+    """Adapters come and go in slots that graphs were captured with."""
+    files = resolve(str(case.folder), None, lambda progress: None)
+    spec = implementation.describe(files.config, "native")
+    ours = implementation.load(
+        spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None,
+        max_model_len=spec.max_model_len, device="cuda", weights=WeightPolicy("float32"), adapters=AdapterRoom(2, 8),
+    )  # fmt: skip
+    config = EngineConfig(
+        device="cuda", dtype="float32", enable_lora=True, max_loras=2, max_cpu_loras=3, max_lora_rank=8, num_kv_blocks=64,
+        max_model_len=96, max_num_batched_tokens=32, max_num_seqs=8,
+    )  # fmt: skip
+    parts = await engine_parts(ours, config)
+    engine = Engine(parts.scheduler, parts.runner, parts.model, adapters=parts.adapters)
+    assert engine.adapters is not None
+    try:
+        names = [None, "first", "second", "third"]
+        for number, name in enumerate(names[1:]):
+            await engine.adapters.load(name, str(case.folder / f"adapter{number}"))
+        prompts = [[7, 8, 9] * 7, [5, 6] * 18, [11]]
+        asked = [(number, prompt) for prompt in prompts for number in range(len(names))]
+        answers = await asyncio.gather(*(answer(engine, names[number], prompt) for number, prompt in asked))
+        for (number, prompt), (ids, _) in zip(asked, answers, strict=True):
+            with merged(case.theirs, case.deltas[number - 1] if number else {}):
+                assert_same(ids, references(case.theirs, [prompt], MAX_TOKENS, [ids])[0], str(names[number]))
+        assert engine.adapters.slots.num_slot_evictions > 0
+    finally:
+        await engine.close()

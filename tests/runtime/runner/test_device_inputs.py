@@ -194,3 +194,18 @@ def test_positions_and_slots_of_any_mix_of_rows(make, seed):
     for table in (1, 2):
         states = [int(tables[table, row.row, 0]) for row in rows]
         assert step.slot_mapping[table].tolist() == states + [-1] * (shape.num_rows - 5)
+
+
+def test_every_token_has_its_row_s_adapter_and_padding_has_none(device):
+    inputs = DeviceInputs(8, 64, 64, PLAIN, steps_in_flight=2, device=device, adapters=True)
+
+    def bound(row: ScheduledRow, slot: int) -> ScheduledRow:
+        return row._replace(binding=RowBinding(SamplingParams(4), 0, [1], (), row.start, adapter_slot=slot))
+
+    first, plain = scheduled(2, 0, (10, 11, 12), blocks=(9,)), scheduled(5, 0, (7,), blocks=(3,))
+    step = filled(inputs, [bound(first, 3), bound(plain, -1)], StepShape(8, 3, False))
+    assert step.forward.adapters.tolist() == [3, 3, 3, -1, -1, -1, -1, -1]
+    decodes = [scheduled(5, 1, (8,)), scheduled(2, 3, (13,))]
+    assert filled(inputs, decodes, StepShape(2, 2, True)).forward.adapters.tolist() == [-1, 3]
+    again = bound(scheduled(2, 0, (1, 2), blocks=(4,)), 0)
+    assert filled(inputs, [again, decodes[0]], StepShape(4, 2, False)).forward.adapters.tolist() == [0, 0, -1, -1]

@@ -1,0 +1,165 @@
+"""Decode with adapters beside decode without, in one engine and in turns: `python -m tests.bench_lora --model FOLDER …`.
+
+Weights are drawn unless the model is a file; the adapters are random, of every linear layer that may have one. Each line is a batch
+size: milliseconds a step with no adapter, and with so many different ones as times that. `--gaps`: the longest pause between tokens
+of that many streams while further adapters are loaded and join them, as times the median. Not a test: figures are for people."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+from runtime.api import Adapter, Request, SamplingParams
+from runtime.config import EngineConfig
+from runtime.lora.targets import targets_of
+from runtime.models.implementation import describe
+from runtime.start import start_engine
+from runtime.weights.fetch import resolve
+
+if TYPE_CHECKING:
+    from runtime.engine import Engine
+
+
+def write_adapter(folder: Path, config: object, rank: int, dtype: torch.dtype, only: tuple[str, ...]) -> None:
+    """A random adapter of the model's linear layers; `only`: of those whose names end so."""
+    spec = describe(config, "native")
+    random, tensors, seen = torch.Generator().manual_seed(1), {}, set()
+    for name, target in targets_of(spec).items():
+        place = (target.linear.name, target.start)
+        if place in seen or (only and not name.endswith(only)):
+            continue
+        seen.add(place)
+        a = torch.randn(rank, target.linear.in_features, generator=random) * 0.02
+        b = torch.randn(target.rows, rank, generator=random) * 0.02
+        tensors[f"base_model.model.{name}.lora_A.weight"] = a.to(dtype)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = b.to(dtype)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+
+
+async def decode_ms(
+    engine: Engine, batch: int, adapters: list[Adapter | None], tokens: int, clock: Callable[[], float]
+) -> float:
+    """Milliseconds of a step of `batch` rows that all decode; rows take the adapters in turn."""
+    times: list[float] = []
+    params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+    requests = [
+        Request(f"r{row}", [5 + row % 7, 6, 7], params, adapter=adapters[row % len(adapters)]) for row in range(batch)
+    ]
+    left = batch
+    async with engine.submit(requests) as stream:
+        async for outputs in stream:
+            left -= sum(output.finish is not None for output in outputs)
+            if left == batch:
+                times.append(clock())
+    settled = times[len(times) // 4 :]
+    return 1000 * median(b - a for a, b in pairwise(settled))
+
+
+async def gaps(engine: Engine, batch: int, adapters: list[Adapter], folder: Path, tokens: int) -> tuple[float, float]:
+    """The longest and the median pause in milliseconds while adapters are loaded and requests that have them join."""
+    times: list[float] = []
+    params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+    requests = [Request(f"g{row}", [5, 6, 7], params, adapter=adapters[row % len(adapters)]) for row in range(batch)]
+
+    reached = {tokens * (number + 1) // 5: asyncio.Event() for number in range(3)}
+
+    async def load_and_join() -> None:
+        assert engine.adapters is not None
+        for number, event in enumerate(reached.values()):
+            await event.wait()
+            adapter = await engine.adapters.load(f"late{number}", str(folder))
+            few = SamplingParams(4, temperature=0.0, ignore_eos=True)
+            async with engine.submit([Request("late", [5, 6], few, adapter=adapter)]) as stream:
+                async for _ in stream:
+                    pass
+
+    joining = asyncio.create_task(load_and_join())
+    async with engine.submit(requests) as stream:
+        async for _ in stream:
+            times.append(time.perf_counter())
+            if event := reached.get(len(times)):
+                event.set()
+    await joining
+    pauses = [1000 * (b - a) for a, b in pairwise(times[4:])]
+    return max(pauses), median(pauses)
+
+
+async def run(args: argparse.Namespace) -> None:
+    files = resolve(args.model, None, lambda progress: None, load_format=args.load_format)
+    most = max(args.adapters)
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    options = {
+        "device": args.device, "dtype": args.dtype, "load_format": args.load_format, "max_num_seqs": max(args.batch) + 1,
+        "max_model_len": 2048, "num_threads": 1 if args.cpu_time else None,
+    }  # fmt: skip
+    if args.plain:
+        engine = await start_engine(EngineConfig(**options), files, lambda progress: None)
+        for batch in args.batch:
+            print(
+                f"batch {batch}: {await decode_ms(engine, batch, [None], args.tokens, clock):.3f} ms without --enable-lora"
+            )
+        await engine.close()
+        del engine
+    config = EngineConfig(
+        enable_lora=True, max_loras=most + 1, max_cpu_loras=most + 4, max_lora_rank=args.rank, **options
+    )
+    engine = await start_engine(config, files, lambda progress: None)
+    assert engine.adapters is not None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_adapter(folder, files.config, args.rank, getattr(torch, args.lora_dtype), tuple(args.only))
+        began_s = time.perf_counter()
+        adapters = [await engine.adapters.load(f"a{number}", str(folder)) for number in range(most)]
+        print(f"{most} adapters of {adapters[0].num_parameters} numbers: {time.perf_counter() - began_s:.2f} s to load")
+        for batch in args.batch:
+            kinds: list[list[Adapter | None]] = [[None], *([*adapters[:number]] for number in args.adapters)]
+            kinds = [kind for kind in kinds if len(kind) <= batch]
+            taken: list[list[float]] = [[] for _ in kinds]
+            for _ in range(args.rounds):
+                for found, kind in zip(taken, kinds, strict=True):
+                    found.append(await decode_ms(engine, batch, kind, args.tokens, clock))
+            none, *with_some = map(median, taken)
+            told = ", ".join(
+                f"{len(kind)} adapters {ms / none:.3f}x" for kind, ms in zip(kinds[1:], with_some, strict=True)
+            )
+            print(f"batch {batch}: {none:.3f} ms without adapters; {told}", flush=True)
+        if args.gaps:
+            some = adapters[: min(8, most)]
+            longest, usual = await gaps(engine, args.gaps, some, folder, 8 * args.tokens)
+            print(f"{args.gaps} streams while 3 adapters load: longest pause {longest:.2f} ms, median {usual:.2f} ms")
+    await engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--lora-dtype", default="float32")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--only", nargs="*", default=[], metavar="SUFFIX", help="of modules, such as q_proj")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gaps", type=int, default=0, metavar="STREAMS")
+    parser.add_argument("--cpu-time", action="store_true", help="of the process, with one thread: on a busy machine")
+    parser.add_argument("--plain", action="store_true", help="first an engine that serves no adapters")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

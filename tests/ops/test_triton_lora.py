@@ -1,0 +1,119 @@
+"""Triton's adapters against the reference in float64: on the CPU by Triton's interpreter, on a GPU for real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ops
+from ops.lora.reference import ReferenceLoraSlots
+from ops.lora.triton_lora import TritonLoraSlots, index, tile_rows
+from tests.ops.places import DEVICES, interpreted_once, places
+
+IN, PARTS, NUM_SLOTS = 200, (136, 24, 24), 5
+# Enough of each to fill tiles, to leave one unfilled, and to leave slots out; with and without tokens that have none.
+MIXTURES = {
+    "nobody": [-1] * 3,
+    "one": [3],
+    "all slots": [4, 3, 2, 1, 0, -1],
+    "many": [0] * 33 + [-1] * 2 + [4] * 7 + [0] * 5 + [2] * 16,
+}
+
+
+def parts(seed: int, ranks: tuple[int, ...]) -> list[ops.LoraPart]:
+    random, start, found = torch.Generator().manual_seed(seed), 0, []
+    for size, rank in zip(PARTS, ranks, strict=True):
+        if rank:
+            a, b = torch.randn(rank, IN, generator=random) / 8, torch.randn(size, rank, generator=random) / 8
+            found.append(ops.LoraPart(start, a, b, 1.0 + seed))
+        start += size
+    return found
+
+
+SHARES = {0: parts(0, (8, 8, 8)), 1: parts(1, (0, 20, 0)), 2: parts(2, (3, 0, 20)), 4: parts(4, (16, 1, 5))}
+
+
+def filled(kind, dtype: torch.dtype, device: str) -> ops.LoraSlots:
+    slots = kind(ops.LoraShape(sum(PARTS), IN, PARTS, NUM_SLOTS, 20), dtype, torch.device(device))
+    for slot, some in SHARES.items():
+        slots.put(slot, slots.prepared(some))
+    return slots
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mixture", [*MIXTURES.values(), [n % 7 - 1 if n % 7 < 6 else -1 for n in range(600)]])
+def test_tokens_are_sorted_by_slot_and_cut_into_tiles(mixture, device):
+    slots = torch.tensor(mixture, dtype=torch.int32, device=device)
+    found = index(slots, NUM_SLOTS)
+    order, rows = found.order.tolist(), tile_rows(len(mixture))
+    assert sorted(order) == [*range(len(mixture))]
+    seen = []
+    for slot, first, end in found.tiles.T.tolist():
+        if slot >= 0:
+            tokens = order[first : min(end, first + rows)]
+            assert tokens
+            assert {mixture[token] for token in tokens} == {slot}
+            seen += tokens
+    assert sorted(seen) == [token for token, slot in enumerate(mixture) if slot >= 0]
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(places(1e-5, 2e-3, 2e-2)))
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_every_token_takes_its_own_slot_s_adapter(mixture, device, dtype, tolerance):
+    given = MIXTURES[mixture]
+    random = torch.Generator().manual_seed(3)
+    x, out = (torch.randn(len(given), size, generator=random).to(dtype) for size in (IN, sum(PARTS)))
+    expected = out.double()
+    filled(ReferenceLoraSlots, torch.float64, "cpu").add(
+        x.double(), ops.TokenAdapters(torch.tensor(given, dtype=torch.int32)), expected
+    )
+    got = out.to(device)
+    adapters = index(torch.tensor(given, dtype=torch.int32, device=device), NUM_SLOTS)
+    filled(TritonLoraSlots, dtype, device).add(x.to(device), adapters, got)
+    torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance * 10)
+    untouched = [token for token, slot in enumerate(given) if slot not in SHARES]
+    assert torch.equal(got.cpu()[untouched], out[untouched])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_slot_takes_another_adapter_and_none(device):
+    slots, x = filled(TritonLoraSlots, torch.float32, device), torch.ones(2, IN, device=device)
+    adapters = index(torch.zeros(2, dtype=torch.int32, device=device), NUM_SLOTS)
+
+    def added() -> torch.Tensor:
+        out = torch.zeros(2, sum(PARTS), device=device)
+        slots.add(x, adapters, out)
+        return out
+
+    first = added()
+    slots.put(0, slots.prepared(SHARES[1]))
+    second = added()
+    assert not second[:, : PARTS[0]].any()  # nothing is left of the one before
+    assert second[:, PARTS[0] : PARTS[0] + PARTS[1]].any()
+    slots.put(0, None)
+    assert first.any()
+    assert not added().any()
+
+
+@pytest.mark.gpu
+def test_one_graph_serves_any_mixture():
+    device = torch.device("cuda")
+    slots, x = filled(TritonLoraSlots, torch.bfloat16, "cuda"), torch.randn(16, IN, device=device).bfloat16()
+    given = torch.full((16,), -1, dtype=torch.int32, device=device)
+    out = torch.zeros(16, sum(PARTS), device=device, dtype=torch.bfloat16)
+
+    def run() -> None:
+        out.zero_()
+        slots.add(x, index(given, NUM_SLOTS), out)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        run()
+    for mixture in ([-1] * 16, [0] * 16, [0, 4, 2, -1] * 4, [1, 3] * 8):
+        given.copy_(torch.tensor(mixture, dtype=torch.int32))
+        graph.replay()
+        replayed = out.clone()
+        run()
+        assert torch.equal(replayed, out)
