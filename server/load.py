@@ -130,7 +130,8 @@ async def _load_one(
     defaults = SamplingDefaults.from_generation_config(generation_config)
     return LoadedModel(
         engine, tokenizer, template, defaults, config.served_names, chat_format,
-        grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling, is_gguf=files.gguf is not None,
+        grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,
+        gguf_quantization=None if files.gguf is None else files.gguf.quantization,
         resolver=resolver,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ import mmap
 import os
 import stat
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -46,6 +47,14 @@ _TYPES = {
     20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1),
     25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+
+# llama.cpp's names of mixtures of them
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
 }  # fmt: skip
 
 
@@ -94,6 +103,17 @@ class GgufFile:
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
             self.close()
+
+    @property
+    def quantization(self) -> str:
+        """What the file says of its weights' types together, as Q4_K_M; else the type that most of its bytes have."""
+        said = self.metadata.get("general.file_type")
+        if isinstance(said, int) and said in _FILE_TYPES:
+            return _FILE_TYPES[said]
+        nbytes = Counter[str]()
+        for tensor in self.tensors.values():
+            nbytes[tensor.type] += tensor.nbytes
+        return max(nbytes, key=nbytes.__getitem__, default="F32")
 
     def reopened(self) -> GgufFile:
         """The same file, to read tensors from after this one was closed. Its header is not parsed again."""

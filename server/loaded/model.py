@@ -47,8 +47,8 @@ class LoadedModel:
     """A loaded model with all that turns text into its ids and back. `names`: what clients call it, first the one in answers.
     `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise. `pooling`: what it is
     served for in place of generating, None where it generates. `resolver`: loads adapters that requests name; `adapter`: the one
-    that a request has, of the model as that request sees it. `is_gguf`: its weights came in such a file. `beside`: another
-    model, which this process serves to be pooled."""
+    that a request has, of the model as that request sees it. `gguf_quantization`: of the file that its weights came in, None
+    where that was no GGUF. `beside`: another model, which this process serves to be pooled."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -59,7 +59,7 @@ class LoadedModel:
     grammars: GrammarCompiler = field(kw_only=True)
     allow_special_tokens: bool = field(default=False, kw_only=True)
     pooling: ServedPooling | None = field(default=None, kw_only=True)
-    is_gguf: bool = field(default=False, kw_only=True)
+    gguf_quantization: str | None = field(default=None, kw_only=True)
     beside: LoadedModel | None = field(default=None, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)

@@ -97,10 +97,12 @@ def capabilities(loaded: LoadedModel) -> list[str]:
 def details(loaded: LoadedModel) -> Json:
     model, family = loaded.engine.model, _family(loaded)
     bits = 8 * model.weights_bytes / max(1, model.num_parameters)
-    level = _LEVELS.get(model.dtype, model.dtype) if bits * _TOO_FAR > _BITS.get(model.dtype, 0) else "unknown"
+    level = loaded.gguf_quantization
+    if level is None:
+        level = _LEVELS.get(model.dtype, model.dtype) if bits * _TOO_FAR > _BITS.get(model.dtype, 0) else "unknown"
     return {
         "parent_model": "",
-        "format": "gguf" if loaded.is_gguf else "safetensors",
+        "format": "safetensors" if loaded.gguf_quantization is None else "gguf",
         "family": family,
         "families": [family],
         "parameter_size": _count(model.num_parameters),

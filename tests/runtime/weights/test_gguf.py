@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.weights.gguf import GgufFile
+from runtime.weights.gguf import GgufFile, GgufTensor
 from runtime.weights.rules import WeightsError
 from tests.runtime.weights.gguf_bytes import array, example, gguf, key, string, tensor
 
@@ -64,6 +64,17 @@ def test_every_kind_of_value_that_the_gguf_package_writes(tmp_path):
         assert file.metadata["numbers"] == [1, -2, 3]
         assert np.array_equal(file.read("half"), half.astype(np.float32))
         assert file.read("last").tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("file_type", "name"), [(15, "Q4_K_M"), (None, "Q8_0"), (9999, "Q8_0"), ("15", "Q8_0")])
+def test_the_quantization_is_what_the_file_says_or_has_most_of(write, file_type, name):
+    with GgufFile(write(example()[0])) as file:
+        file.metadata["general.file_type"] = file_type
+        file.tensors = {
+            number: GgufTensor(number, (1, 32), type, 0, nbytes)
+            for number, type, nbytes in (("a", "F32", 60), ("b", "Q8_0", 34), ("c", "Q8_0", 34))
+        }
+        assert file.quantization == name
 
 
 def test_a_type_that_is_not_supported_is_named_with_its_tensor(write):

@@ -81,8 +81,9 @@ async def test_weights_of_another_type_than_they_are_computed_in_have_no_level(s
 async def test_the_format_is_that_of_the_file(serve):
     server = await serve()
     assert (await client(server).list()).models[0].details.format == "safetensors"
-    object.__setattr__(server.service.lifecycle.loaded, "is_gguf", True)
-    assert (await client(server).list()).models[0].details.format == "gguf"
+    object.__setattr__(server.service.lifecycle.loaded, "gguf_quantization", "Q4_K_M")
+    details = (await client(server).list()).models[0].details
+    assert (details.format, details.quantization_level) == ("gguf", "Q4_K_M")
 
 
 def test_counts_as_people_say_them():
