@@ -1,5 +1,5 @@
 """The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
-`bench`, `chat`, `complete`, `doctor`, `health` and `models`.
+`bench`, `chat`, `complete`, `completion`, `doctor`, `health` and `models`.
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -46,6 +46,10 @@ def main() -> int:
             from server.offline import health
 
             return health.main(argv)
+        if command == "completion":
+            from server.offline import completion
+
+            return completion.main(argv)
         if command == "models":
             return list_models(argv)
         if command == "doctor":

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from runtime.options import ENGINE, HTTP, MODEL, EngineOptions, option, parse_size
 from server import __version__
@@ -546,6 +546,34 @@ def _options() -> dict[str, _Option]:
     return {opt.name: opt for opt in in_order}
 
 
+class Flag(NamedTuple):
+    """An option as a command line has it. `takes`: what stands behind it: None, "file", "folder" or "word", of which `values` are
+    all, where there are any."""
+
+    names: tuple[str, ...]
+    text: str
+    values: tuple[str, ...]
+    takes: str | None
+
+
+def flags() -> list[Flag]:
+    """All there are, in the order of --help."""
+    return [
+        Flag(
+            (flag_of(opt.name), f"--no-{flag_of(opt.name)[2:]}")
+            if opt.kind is bool
+            else (flag_of(opt.name), *opt.metadata["aliases"]),
+            opt.metadata["text"],
+            opt.choices,
+            None if opt.kind is bool else _TAKES.get(opt.metadata["metavar"], "word"),
+        )
+        for opt in _options().values()
+    ]
+
+
+_TAKES = {"FILE": "file", "PATH": "file", "MODEL": "file", "FOLDER": "folder"}
+
+
 def _made(values: Mapping[str, Any], options: Mapping[str, _Option]) -> ServerConfig:
     """`values`: by the user's names."""
     return ServerConfig(**{options[name].field: value for name, value in values.items()})
@@ -559,11 +587,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 # --- the three sources --------------------------------------------------------------------------------------------
 
 
-COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "doctor")
+COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "doctor", "completion")
 USAGE = (
     "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
     "       oneloop batch IN OUT [--resume] [options]\n       oneloop bench COMMAND [options]\n"
-    "       oneloop health [live|ready|generate] [options]\n       oneloop models\n       oneloop doctor [--json]"
+    "       oneloop health [live|ready|generate] [options]\n       oneloop models\n       oneloop doctor [--json]\n"
+    "       oneloop completion bash|zsh|fish"
 )
 
 
