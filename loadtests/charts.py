@@ -11,12 +11,15 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from loadtests.knee import knee_of
 from loadtests.saved import Record
 
 _COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#dc2626", "#525252")
 _STYLES = ("-", "--", ":", "-.")
+_PLAIN = FuncFormatter(lambda value, _: f"{value:g}")  # 200, where a logarithm has 2·10²
+_FEW = FuncFormatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else "")
 _TITLES = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -51,7 +54,8 @@ def draw_runs(path: Path, records: Sequence[Record]) -> None:
         panels[1, 1].set(title="over time", xlabel="s", ylabel="requests in flight")
         _each(panels[1, 2], records, _point)
         panels[1, 2].set(title="throughput against latency", xlabel="output tokens per second", ylabel="TTFT p50, ms")
-        for axes in (*panels[1, :2], panels[1, 2]):
+        panels[1, 2].margins(0.1)
+        for axes in panels[1]:
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)
         _legend(figure, panels[0, 0])
@@ -59,39 +63,46 @@ def draw_runs(path: Path, records: Sequence[Record]) -> None:
 
 
 def draw_levels(path: Path, levels: Sequence[Record]) -> None:
-    """Throughput by load, and the latencies that it costs; the knee of each server is marked."""
+    """Throughput by load, and the latencies that it costs (p50, and p99 dashed); the knee of each server is marked."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
-        load, first, later = figure.subplots(1, 3)
+        figure = Figure(figsize=(11, 3.8), layout="constrained")
+        panels = figure.subplots(1, 3)
         for number, (name, found) in enumerate(_by_server(levels).items()):
-            colour, knee = _COLOURS[number % len(_COLOURS)], knee_of(found)
-            loads = [each["load"] for each in found]
-            speeds = [each["out_tok_per_s"] for each in found]
-            load.plot(loads, speeds, color=colour, marker="o", markersize=3, label=name)
-            for axes, metric in ((first, "ttft"), (later, "tpot")):
-                for style, percent in zip(_STYLES, ("p50", "p99"), strict=False):
-                    values = [_known(each[f"{metric}_ms_{percent}"]) for each in found]
-                    axes.plot(speeds, values, style, color=colour, marker="o", markersize=3, label=f"{name} {percent}")
-            if knee is not None:
-                load.plot(knee["load"], knee["out_tok_per_s"], "o", color=colour, markersize=10, fillstyle="none")
-                for axes, metric in ((first, "ttft"), (later, "tpot")):
-                    axes.plot(
-                        knee["out_tok_per_s"],
-                        _known(knee[f"{metric}_ms_p50"]),
-                        "o",
-                        color=colour,
-                        markersize=10,
-                        fillstyle="none",
-                    )
-        unit = "requests per second" if levels[0]["rate_per_s"] else "streams"
-        load.set(title="throughput by load (ring: the knee)", xlabel=unit, ylabel="output tokens per second")
-        first.set(title="what it costs: TTFT", xlabel="output tokens per second", ylabel="ms")
-        later.set(title="what it costs: TPOT", xlabel="output tokens per second", ylabel="ms")
-        for axes in (load, first, later):
+            _draw_server(panels, name, found, _COLOURS[number % len(_COLOURS)])
+        by_rate = bool(levels[0]["rate_per_s"])
+        load, first, later = panels
+        load.set(title="throughput by load (ring: the knee)", ylabel="output tokens per second")
+        load.set(xlabel="requests per second" if by_rate else "streams")
+        first.set(title="what it costs: TTFT, p50 and p99", xlabel="output tokens per second", ylabel="ms")
+        later.set(title="what it costs: TPOT, p50 and p99", xlabel="output tokens per second", ylabel="ms")
+        for axes, metric in ((first, "ttft"), (later, "tpot")):
             axes.set_xlim(left=0)
-            axes.set_ylim(bottom=0)
-            axes.legend()
+            if all((each[f"{metric}_ms_p50"] or 0) > 0 for each in levels):  # no logarithm of what took no time
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter(_PLAIN)
+                axes.yaxis.set_minor_formatter(_FEW)
+        load.set_ylim(bottom=0)
+        if not by_rate:  # which are doubled
+            load.set_xscale("log", base=2)
+            load.xaxis.set_major_formatter(_PLAIN)
+        _legend(figure, load)
         _save(figure, path)
+
+
+def _draw_server(panels: Sequence[Axes], name: str, levels: Sequence[Record], colour: str) -> None:
+    load, first, later = panels
+    speeds = [each["out_tok_per_s"] for each in levels]
+    load.plot([each["load"] for each in levels], speeds, color=colour, marker="o", markersize=3, label=name)
+    knee = knee_of(levels)
+    ring = {"color": colour, "marker": "o", "markersize": 10, "fillstyle": "none"}
+    if knee is not None:
+        load.plot(knee["load"], knee["out_tok_per_s"], **ring)
+    for axes, metric in ((first, "ttft"), (later, "tpot")):
+        for style, percent in zip(_STYLES, ("p50", "p99"), strict=False):
+            values = [_known(each[f"{metric}_ms_{percent}"]) for each in levels]
+            axes.plot(speeds, values, style, color=colour, marker="o", markersize=3)
+        if knee is not None:
+            axes.plot(knee["out_tok_per_s"], _known(knee[f"{metric}_ms_p50"]), **ring)
 
 
 def _by_server(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -146,4 +157,4 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=90, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
+    figure.savefig(path, dpi=80, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})

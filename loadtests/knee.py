@@ -11,6 +11,7 @@ from typing import Any
 Level = Mapping[str, Any]
 
 ENOUGH_GAIN = 1.05  # a level that brings less than 5 % more is no better
+WORTH_WAITING = 1.2  # times the throughput of the knee, for which somebody may want the latency behind it
 SEEN_GAP_MS = 50  # between tokens, below which nobody who reads along sees one
 GOOD_SHARE = 0.9  # of requests within the objectives, below which more load serves nobody
 
@@ -56,11 +57,12 @@ def suggestions(levels: Sequence[Level]) -> list[str]:
     if knee is None:
         return ["no request was answered: nothing to suggest"]
     found = []
-    top, seqs = levels[-1], round(knee["in_flight_mean"])
-    if top is not knee and top["ok"]:
+    top, best = levels[-1], max((level for level in levels if level["ok"]), key=_throughput)
+    if top is not knee and top["ok"] and ("slo_ms" in knee or _ratio(best, knee, "throughput") < WORTH_WAITING):
         found.append(
-            f"--max-num-seqs {max(1, seqs)}: about so many sequences run at the knee; more only wait for one another "
-            f"(throughput {_ratio(top, knee, 'throughput'):.2f} times, latency {_ratio(top, knee, 'e2e_ms_mean'):.1f} times)"
+            f"--max-num-seqs {max(1, round(knee['in_flight_mean']))}: about so many sequences run at the knee; more only wait for "
+            f"one another (throughput at most {_ratio(best, knee, 'throughput'):.2f} times, latency up to "
+            f"{_ratio(top, knee, 'e2e_ms_mean'):.1f} times)"
         )
     counted = {name: sum(level.get("counted", {}).get(name) or 0 for level in levels) for name in _COUNTERS}
     if counted["preemptions"]:
@@ -83,8 +85,8 @@ def suggestions(levels: Sequence[Level]) -> list[str]:
         )
     if (knee.get("loop_lag_ms_p99") or 0) > 20:
         found.append(
-            f"--stream-interval 4: the event loop was late by up to {knee['loop_lag_ms_p99']:g} ms (p99), and fewer, larger events "
-            "cost it less"
+            f"--stream-interval 4, if this machine has cores to spare: the event loop was late by up to "
+            f"{knee['loop_lag_ms_p99']:g} ms (p99), and fewer, larger events cost it less"
         )
     return found or ["nothing: no counter speaks for another option"]
 

@@ -154,6 +154,7 @@ def _spread(values: Sequence[float], mine: Sequence[float], row: Row) -> dict[st
 
 _COLUMNS: Sequence[tuple[str, str]] = (
     ("workload", "{workload}"),
+    ("load", "{load:g}"),
     ("ok/asked", "{ok}/{requests}"),
     ("out tok/s", "{out_tok_per_s:.1f}"),
     ("req/s", "{req_per_s:.2f}"),

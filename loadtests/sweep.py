@@ -127,6 +127,11 @@ def _tell(args: argparse.Namespace, levels: Sequence[dict[str, Any]], why: str |
             f"knee: {knee['load']:g} {unit}, {knee['out_tok_per_s']:.0f} tokens/s, TTFT {knee['ttft_ms_p50'] or 0:.0f} ms, "
             f"TPOT {knee['tpot_ms_p50'] or 0:.1f} ms (p50)"
         )
+        best = max((level for level in levels if level["ok"]), key=lambda level: level["out_tok_per_s"])
+        if best is not knee:
+            print(
+                f"most: {best['load']:g} {unit}, {best['out_tok_per_s']:.0f} tokens/s, TTFT {best['ttft_ms_p50'] or 0:.0f} ms"
+            )
     print("\n".join(f"suggested: {option}" for option in options))
     for path in args.plot:
         draw(path, levels)

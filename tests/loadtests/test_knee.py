@@ -50,9 +50,18 @@ def test_more_load_is_tried_until_it_brings_nothing(levels, why):
 
 
 def test_levels_beyond_the_knee_speak_for_fewer_sequences():
-    assert any(
-        line.startswith("--max-num-seqs 8: ") and "1.18 times, latency 3.4 times" in line for line in suggestions(CURVE)
-    )
+    [found] = [line for line in suggestions(CURVE) if "--max-num-seqs" in line]
+    assert found.startswith("--max-num-seqs 8: ")
+    assert "at most 1.18 times, latency up to 3.4 times" in found
+
+
+def test_throughput_that_is_worth_waiting_for_is_not_given_away():
+    """Without objectives nobody knows whether the latency beyond the knee is too much; with them it is."""
+    rising = [level(1, 100), level(2, 125), level(4, 150), level(8, 152)]
+    assert knee_of(rising)["load"] == 1
+    assert not any("--max-num-seqs" in line for line in suggestions(rising))
+    goodputs = [each | {"goodput_req_per_s": 10 / each["load"], "slo_ms": {"ttft": 1.0}} for each in rising]
+    assert any(line.startswith("--max-num-seqs 1: ") for line in suggestions(goodputs))
 
 
 def test_a_full_kv_cache_and_a_full_queue_are_named_with_their_counts():

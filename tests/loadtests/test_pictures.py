@@ -73,6 +73,28 @@ def test_a_sweep_finds_its_knee_and_draws_it(tmp_path, served, capsys):
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "x.svg").read_bytes()
 
 
+@pytest.mark.parametrize("tpot_ms", [None, 0.0, 2.0])
+def test_levels_are_drawn_whatever_was_measured(tmp_path, tpot_ms):
+    """Of one token there is no TPOT, and of a server that takes no time one of 0, which has no logarithm."""
+    kept = {"cdf": {}, "timeline": {"bin_s": 0.0, "events_per_s": [], "in_flight": []}}
+    figures = {
+        "ok": 1,
+        "ttft_ms_p50": 1.0,
+        "ttft_ms_p99": 2.0,
+        "tpot_ms_p50": tpot_ms,
+        "tpot_ms_p99": tpot_ms,
+        "in_tok_per_s": 1.0,
+    }
+    lines = [
+        json.dumps({"kind": "level", "server": "s", "workload": "w", "load": load, "rate_per_s": None, "out_tok_per_s": 10.0 * load,
+                    "e2e_ms_mean": 5.0, **figures, **kept})
+        for load in (1, 2)
+    ]  # fmt: skip
+    path = tmp_path / "levels.jsonl"
+    path.write_text("\n".join(lines))
+    assert main(["plot", str(path), "--out", str(tmp_path / "x.png")]) == 0
+
+
 def test_rates_in_place_of_streams(served, capsys):
     args = ["--workload", "c1_8_5", "--rates", "300", "200", "--seconds", "0.05", "--all", "--base-url", served[0]]
     assert main(["sweep", *args]) == 0
