@@ -15,6 +15,7 @@ from ops.attention.triton_paged import choose_tiles
 from ops.attention.triton_walk import HIDDEN, LOG2E, NONE_YET, fold, precision, with_sink
 from ops.launch import overlap, wait_for_previous
 from ops.rope.triton_qkv import norm_rope_store
+from ops.tuning.numbers import QueryTiles, Tuning
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: A
         )  # fmt: skip
     lanes = max(64, triton.next_power_of_2(heads.head_size))
     by, bias = tuning.of(qkv.device), heads.relative_bias
-    how = choose_tiles(qkv.dtype, lanes, num_tokens * heads.num_heads, by.attention.paged, by.multiprocessors)
+    how = _tiles(qkv.dtype, lanes, num_tokens * heads.num_heads, by, is_biased=bias is not None)
     if meta.spans is None:  # each request has at most one tile that is not full
         num_tiles = num_tokens // how.rows + min(num_requests, num_tokens)
     else:
@@ -142,3 +143,14 @@ def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: A
         num_stages=how.stages, **overlap(qkv.device),
     )  # fmt: skip
     return out
+
+
+def _tiles(dtype: torch.dtype, lanes: int, num_rows: int, by: Tuning, *, is_biased: bool) -> QueryTiles:
+    """Tiles for `num_rows` queries times heads."""
+    ours = by.attention.within_step
+    if dtype != torch.float32 and is_biased:
+        return ours.biased
+    large = ours.full[lanes]
+    if dtype != torch.float32 and num_rows >= large.rows * by.multiprocessors:
+        return large
+    return choose_tiles(dtype, lanes, 0, by.attention.paged, by.multiprocessors)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from runtime.models.decoder import Hidden
 from runtime.platform.graph_pool import Captured, GraphPool, decode_sizes, drafted_shapes, mixed_shapes
 from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
@@ -53,7 +54,7 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     def compute(shape: StepShape) -> Captured:
         ids = source[: shape.num_rows] + shape.num_tokens
         sampled = Sampled(ids, ids[:, None].repeat(1, 100_000).to(torch.bfloat16), ids)
-        return Captured(sampled, (None, source[: shape.num_tokens] + 1))
+        return Captured(sampled, Hidden(None, source[: shape.num_tokens] + 1))
 
     before = torch.cuda.memory_allocated()
     pool.capture(pool.shapes, compute)
@@ -67,8 +68,8 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     shape = pool.find(100, 20, uniform=False)
     assert shape is not None
     sampled, hidden = pool.replay(shape)
-    assert hidden[0] is None
-    assert hidden[1].tolist() == [1001] * shape.num_tokens
+    assert hidden.x is None
+    assert hidden.residual.tolist() == [1001] * shape.num_tokens
     assert sampled.ids.tolist() == [1000 + shape.num_tokens] * shape.num_rows
     assert sampled.logits.shape == (shape.num_rows, 100_000)
     assert (sampled.logits == sampled.ids[:, None].to(torch.bfloat16)).all()
