@@ -32,8 +32,8 @@ from tests.server.tiny import loaded_model
 
 MAX_TOKENS = 24
 SCORED = 400  # tokens, whose logits are computed in three slices
-# Of the long prompts one is whole, over 3,000 tokens; the others reach over a chunk of 512 and into a third one.
-CUT = {-3: 600, -2: 1100}
+# The long prompts reach over a chunk of 512, into a third one and into a fourth.
+CUT = {-3: 600, -2: 1100, -1: 1700}
 
 
 @dataclass
@@ -68,7 +68,6 @@ def case() -> Case:
     prompts = [tokenizer().encode(text) for text in (*chats, *CODE, *UNICODE, *PLAIN, *LONG)]
     for number, length in CUT.items():
         prompts[number] = prompts[number][:length]
-    assert len(prompts[-1]) > 3000
     return Case(smollm2.theirs(), load(), prompts)
 
 
@@ -90,7 +89,7 @@ ALL_BUT_THE_LONGEST, SOME = ALL[:-1], ALL[2:-1:5]
 def test_greedy_equals_transformers(case, numbers, budget, together, rounds):
     config = EngineConfig(max_num_batched_tokens=budget, num_kv_blocks=1024)
     outcome = case.run(case.ours, config, numbers, together=together, rounds=rounds)
-    assert rounds == 1 or outcome.num_cached_tokens > 4000
+    assert rounds == 1 or outcome.num_cached_tokens > 3000
 
 
 def test_greedy_equals_transformers_without_prefix_cache_and_with_too_few_blocks(case):

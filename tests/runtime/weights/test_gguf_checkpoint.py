@@ -88,18 +88,26 @@ def test_half_precision_is_the_dequantised_value_rounded(family):
 
 def test_every_weight_of_smollm2_is_transformers_own():
     checkpoint = GgufCheckpoint(smollm2.files().gguf)
-    theirs = smollm2.theirs().state_dict()
+    theirs = smollm2.read_by_transformers().state_dict()
     assert set(theirs) - set(checkpoint.shapes) == {"lm_head.weight"}
     for name in checkpoint.shapes:
         assert torch.equal(read(checkpoint, name), theirs[name]), name
 
 
 def test_the_config_of_smollm2_is_transformers_own():
-    ours, theirs = smollm2.files().config, smollm2.theirs().config
+    ours, theirs = smollm2.files().config, smollm2.read_by_transformers().config
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "rms_norm_eps"):
         assert ours[name] == getattr(theirs, name), name
     assert ours["rope_theta"] == theirs.rope_parameters["rope_theta"]
     assert ours["tie_word_embeddings"]
+
+
+def test_what_other_tests_take_for_transformers_smollm2_is_that():
+    made, read = smollm2.theirs(), smollm2.read_by_transformers()
+    for tensors in ("state_dict", "named_buffers"):
+        ours, theirs = dict(getattr(made, tensors)()), dict(getattr(read, tensors)())
+        assert list(ours) == list(theirs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 # --- metadata that is odd, or wrong --------------------------------------------------------------------------------
