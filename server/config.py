@@ -158,6 +158,22 @@ class ServerConfig(EngineOptions):
         group=HTTP,
         metavar="PATH",
     )
+    ssl_certfile: str | None = option(
+        None,
+        "certificate in PEM, and those that vouch for it: the server speaks HTTPS, and nothing else",
+        group=HTTP,
+        metavar="FILE",
+    )
+    ssl_keyfile: str | None = option(
+        None, "its private key, if that is not in the same file", group=HTTP, metavar="FILE"
+    )
+    ssl_ca_certs: str | None = option(
+        None, "certificates in PEM of who vouches for clients", group=HTTP, metavar="FILE"
+    )
+    ssl_cert_reqs: int = option(
+        0, "certificates of clients: 0 not asked for, 1 checked where there is one, 2 required (Python's ssl.CERT_*)",
+        group=HTTP, minimum=0, maximum=2,
+    )  # fmt: skip
     max_body_size: int = option(
         16 * 1024**2, "largest request body, such as 16MiB", group=HTTP, minimum=1024, parse=parse_size, metavar="SIZE"
     )
@@ -338,7 +354,14 @@ class ServerConfig(EngineOptions):
             return "--sleep-after and --enable-lora cannot be given together: a model with adapters stays awake"
         if self.profile_dir is not None and not Path(self.profile_dir).is_dir():
             return f"--profile-dir {self.profile_dir}: no such folder"
-        return self._bad_uds() or self._bad_keys() or self._bad_origins() or self._bad_hosts() or self._bad_adapters()
+        return (
+            self._bad_tls()
+            or self._bad_uds()
+            or self._bad_keys()
+            or self._bad_origins()
+            or self._bad_hosts()
+            or self._bad_adapters()
+        )
 
     def _bad_adapters(self) -> str | None:
         for flag, given in (
@@ -348,6 +371,19 @@ class ServerConfig(EngineOptions):
                 return f"{flag} needs --enable-lora"
             if isinstance(given, str) and not Path(given).is_dir():
                 return f"{flag} {given}: no such folder"
+        return None
+
+    def _bad_tls(self) -> str | None:
+        others = ("ssl_keyfile", "ssl_ca_certs")
+        for name in ("ssl_certfile", *others):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                return f"{flag_of(name)} {path}: no such file"
+        given = [*(name for name in others if getattr(self, name)), *(["ssl_cert_reqs"] if self.ssl_cert_reqs else [])]
+        if self.ssl_certfile is None and given:
+            return f"{flag_of(given[0])} needs --ssl-certfile: without it the server speaks plain HTTP"
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            return f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs: who vouches for clients"
         return None
 
     def _bad_uds(self) -> str | None:

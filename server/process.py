@@ -39,6 +39,7 @@ from server.ending import (
     leave_at_once,
     leave_within,
 )
+from server.http import tls
 from server.http.clients import Clients, raise_file_limit
 from server.http.protocol import HttpProtocol
 from server.listening import tell_manager
@@ -80,7 +81,10 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(service: Service, max_connections: int | None = None) -> HttpServer:
-    """`max_connections`: where the system allows fewer than the options ask for."""
+    """`max_connections`: where the system allows fewer than the options ask for.
+
+    Raises ConfigError for a certificate that cannot be used."""
+    secured = tls.context(service.config)
     clients = Clients(service.config, max_connections)
     service.http_stats.sources.append(clients.metrics)
     return HttpServer(
@@ -94,6 +98,7 @@ def http_server(service: Service, max_connections: int | None = None) -> HttpSer
             date_header=False,  # ours, and only when there is an answer
             server_header=False,
             proxy_headers=False,
+            ssl_context_factory=None if secured is None else lambda config, default: secured,
         ),
         clients,
     )
@@ -198,7 +203,7 @@ class Process:
         seconds = self._display.finish()
         self._lifecycle.ready(loaded)
         tell_manager("READY=1", os.environ)
-        url = terminal.url_of(self._sock.getsockname())
+        url = terminal.url_of(self._sock.getsockname(), secured=self._config.ssl_certfile is not None)
         print(terminal.summary(loaded, self._config, url, seconds, time.monotonic() - self._started_s), flush=True)
         return True
 

@@ -115,12 +115,13 @@ def _stored_responses(config: ServerConfig) -> str:
     return f"the last {config.max_stored_responses:,} are stored, in up to {size} of memory (--max-stored-responses)"
 
 
-def url_of(address: Any) -> str:
+def url_of(address: Any, *, secured: bool = False) -> str:
     """`address` as a socket names its own."""
     if isinstance(address, str):
         return f"unix:{address}"
     host, port = address[0], address[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secured else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def size_of(num_bytes: int) -> str:

@@ -369,7 +369,8 @@ class HttpProtocol(HttpToolsProtocol):
         """To close with something unread resets the connection, and the answer might be lost on its way."""
         self._is_deaf, self._unparsed = True, b""
         if not self.transport.is_closing():
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS cannot
+                self.transport.write_eof()
             self._hold_reading(False)
             self.flow.resume_reading()
         self._enter(Phase.CLOSING)

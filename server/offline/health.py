@@ -10,9 +10,12 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from server.config import ConfigError, ServerConfig, parse
+
+if TYPE_CHECKING:
+    import ssl
 
 PATHS: Final = {"live": "/health/live", "ready": "/health/ready", "generate": "/health/generate"}
 USAGE = (
@@ -56,9 +59,22 @@ def ask(config: ServerConfig, path: str) -> tuple[int, bytes]:
     else:
         host = _ANY.get(config.host, config.host)
         connection.sock = socket.create_connection((host, config.listen_port), LIMIT_S)
+    if config.ssl_certfile is not None:
+        connection.sock = _secured(config).wrap_socket(connection.sock)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def _secured(config: ServerConfig) -> ssl.SSLContext:
+    """It is this machine that answers, whatever name its certificate has; where clients need one, the server's own is shown."""
+    import ssl
+
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    if config.ssl_cert_reqs and config.ssl_certfile is not None:
+        made.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    return made
