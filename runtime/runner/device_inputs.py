@@ -161,7 +161,7 @@ class DeviceInputs:
     def placed(self, shape: StepShape, rows: tuple[ScheduledRow, ...] | None) -> StepInputs:
         """Enqueue what tells where tokens stand and go, for the step uploaded last; and that step. `rows` None: for any rows, which
         is what a captured graph sees. With guesses every token has logits, and is a request of its own for attention, which
-        takes single queries of one row faster than so few together."""
+        takes single queries of one row faster than so few together; not for recurrent layers, whose states are by row."""
         ops.place_tokens(
             self._tensors, padded_tokens=shape.num_tokens, padded_rows=shape.num_rows, uniform=shape.uniform
         )
@@ -169,15 +169,30 @@ class DeviceInputs:
         first_state = len(tensors.slot_mapping) - tensors.num_state_tables
         spans = None if rows is None else spans_of(rows)
         kinds = None if rows is None else token_types(rows)
-        positions, max_query_len = tensors.positions[:num_tokens], 1 if shape.uniform else max(2, num_tokens)
-        query_start_loc, seq_lens, table_rows = (
-            tensors.query_start_loc[: num_rows + 1], tensors.seq_lens[:num_rows], tensors.rows[:num_rows]
-        )  # fmt: skip
+        positions = tensors.positions[:num_tokens]
+        by_row = ops.AttentionMeta(
+            query_start_loc=tensors.query_start_loc[: num_rows + 1],
+            seq_lens=tensors.seq_lens[:num_rows],
+            block_tables=tensors.block_tables[0],
+            max_query_len=1 if shape.uniform else max(2, num_tokens),
+            max_seq_len=self._max_model_len,
+            rows=tensors.rows[:num_rows],
+            spans=spans,
+            uniform=shape.uniform,
+        )
+        by_table = [by_row] * len(tensors.block_tables)
         if shape.drafts:
             sample_rows, is_guess, table_rows = self._device_packed[: 3 * num_tokens].view(3, num_tokens)
-            singles = torch.arange(num_tokens + 1, dtype=torch.int32, device=table_rows.device)
-            query_start_loc = singles.minimum(query_start_loc[-1])
-            seq_lens, max_query_len = (positions + 1).int(), 1
+            starts = torch.arange(num_tokens + 1, dtype=torch.int32, device=table_rows.device)
+            by_table[:first_state] = [
+                replace(
+                    by_row,
+                    query_start_loc=starts.minimum(by_row.query_start_loc[-1]),
+                    seq_lens=(positions + 1).int(),
+                    max_query_len=1,
+                    rows=table_rows,
+                )
+            ] * first_state
         forward = ForwardStep(
             input_ids=tensors.input_ids[:num_tokens],
             positions=positions,
@@ -186,21 +201,11 @@ class DeviceInputs:
                 *tensors.slot_mapping[first_state:, :num_rows],
             ),
             attn_metadata=tuple(
-                ops.AttentionMeta(
-                    query_start_loc=query_start_loc,
-                    seq_lens=seq_lens,
-                    block_tables=table,
-                    max_query_len=max_query_len,
-                    max_seq_len=self._max_model_len,
-                    rows=table_rows,
-                    spans=spans,
-                    uniform=shape.uniform,
-                )
-                for table in tensors.block_tables
+                replace(meta, block_tables=table) for meta, table in zip(by_table, tensors.block_tables, strict=True)
             ),
             kv_caches=self._kv_caches,
             token_type_ids=None if kinds is None else index_on(self._device_packed.device, kinds),
-            adapters=self._slots_of_tokens(table_rows, query_start_loc, num_tokens),
+            adapters=self._slots_of_tokens(tensors.rows[:num_rows], by_row.query_start_loc, num_tokens),
         )
         if shape.drafts:
             return StepInputs(

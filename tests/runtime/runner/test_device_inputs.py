@@ -80,6 +80,25 @@ def test_prompts_and_decodes_side_by_side(inputs):
     assert step.forward.attn_metadata[0].block_tables[2, :2].tolist() == [9, 7]
 
 
+def test_beside_guesses_each_token_is_a_query_of_its_own_but_states_are_by_row(make):
+    inputs = make(RECURRENT)
+    rows = [
+        ScheduledRow(0, 2, 5, 3, (10,), (11, 12), work=Sample(2)),
+        ScheduledRow(0, 6, 4, 1, (20,), work=SAMPLE),
+    ]
+    step = filled(inputs, rows, StepShape(6, 3, False, drafts=True))
+    *attending, last = step.forward.attn_metadata
+    assert last.query_start_loc.tolist() == [0, 3, 4, 4]
+    assert (last.seq_lens.tolist(), last.rows.tolist()) == ([8, 5, 0], [2, 6, -1])
+    assert len(step.forward.slot_mapping[-1]) == 3
+    assert attending[0].query_start_loc.tolist() == [0, 1, 2, 3, 4, 4, 4]
+    assert attending[0].seq_lens.tolist()[:4] == [6, 7, 8, 5]
+    assert (attending[0].rows.tolist(), attending[0].max_query_len) == ([2, 2, 2, 6, -1, -1], 1)
+    assert step.sample_rows.tolist() == [2, 2, 2, 6, -1, -1]
+    assert step.sample_positions.tolist()[:4] == [6, 7, 8, 5]
+    assert step.drafts.ids.tolist() == [-1, 11, 12, -1, -1, -1]
+
+
 def test_padding_has_no_slot_no_row_and_no_query(inputs):
     inputs.upload([scheduled(1, 0, (5,) * 20, blocks=tuple(range(5)))], StepShape(20, 1, False))
     step = filled(inputs, [scheduled(3, 0, (8, 9), blocks=(2,))], StepShape(16, 4, False))
