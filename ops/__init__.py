@@ -31,6 +31,7 @@ from ops.gemm.weight import LinearWeight
 from ops.inputs import place_tokens, unpack
 from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
+from ops.lookup import look_up
 from ops.lora import index_adapters, prepare_lora
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.moe import moe, moe_refusal, prepare_experts
@@ -92,6 +93,7 @@ __all__ = [
     "linear",
     "linear_by_head",
     "linear_refusal",
+    "look_up",
     "moe",
     "moe_refusal",
     "native_isa",

@@ -401,6 +401,7 @@ class ModelInfo:
     pooler: PoolerInfo
     generates: bool = True
     speculative: str = ""  # how tokens are guessed, for people; empty where they are not
+    reads_predictions: bool = False  # guesses are looked for in what a request predicts
 
     def check(self, request: Request) -> None:
         """What `Engine.submit` checks of a request's params first, and takes a millisecond for nobody.

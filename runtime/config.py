@@ -11,7 +11,7 @@ from runtime.kv.layout import KVLayout
 from runtime.lora.config import LoraLimits
 from runtime.options import EngineOptions
 from runtime.policy import POLICIES, Policy
-from runtime.speculate.config import SpeculativeConfig
+from runtime.speculate.config import Lookup, SpeculativeConfig
 from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
 from runtime.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
@@ -137,6 +137,10 @@ class EnginePlan:
         return self.speculative.num_speculative_tokens if self.speculative and self.speculative.on_device else 0
 
     @property
+    def lookup(self) -> Lookup | None:
+        return None if self.speculative is None else self.speculative.lookup(self.max_model_len)
+
+    @property
     def kv_cache_bytes(self) -> int:
         return self.num_kv_blocks * self.layout.block_bytes
 
@@ -192,6 +196,11 @@ class EnginePlan:
         if config.enable_prefix_caching and layout.no_prefix_reason:
             notes.append(f"prefix caching is off: {layout.no_prefix_reason}")
         speculative = config.speculation
+        if speculative is not None and speculative.on_device and layout.num_state_tables:
+            raise PlanError(
+                f"speculative method {speculative.method} is not for models with recurrent layers, whose states go back only "
+                "behind a step that has settled: take ngram or suffix"
+            )
         capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:

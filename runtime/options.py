@@ -165,10 +165,10 @@ class EngineOptions:
         parse=SpeculativeConfig.parse,
         metavar="JSON",
     )
-    speculative_method: Literal["ngram", "suffix", "draft_model"] | None = option(
+    speculative_method: Literal["ngram", "suffix", "draft_model", "ngram_gpu"] | None = option(
         None,
-        "guess tokens from what stands in prompt and answer (ngram), or in past answers too (suffix), or by a smaller model "
-        "(draft_model); never changes an answer",
+        "guess tokens from what stands in prompt and answer (ngram; ngram_gpu looks it up on the device), or in past answers too "
+        "(suffix), or by a smaller model (draft_model); never changes an answer",
         group=ENGINE,
         aliases=("--spec-method",),
     )

@@ -104,6 +104,7 @@ class CpuPlatform:
             ),
             WorkerLane(worker),
             NoGraphs(),
+            plan.lookup,
         )
         timed = _warm_up(runner, plan, model)
         return runner, plan.timed(config, timed, model.weights_bytes, STEPS)

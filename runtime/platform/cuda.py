@@ -277,6 +277,7 @@ def _parts(
         ),
         CudaLane(plan.max_num_seqs, plan.steps_in_flight, device, worker),
         CapturedSteps(inputs, graphs),
+        plan.lookup,
     )
     return _Parts(runner, inputs)
 

@@ -1,10 +1,11 @@
-"""Drafter: what guesses a row's next tokens on the device, behind each step; a draft model, where there is one.
+"""Drafter: what guesses a row's next tokens on the device, behind each step: a look-up (`lookup_drafter.py`), or a draft model.
 
-It computes every step's tokens as the model does, at the same positions and in blocks of the same tables, so prompts, chunks, hits
-of the prefix cache and guesses that are taken back are for it what they are for the model. Then, for rows that are to have guesses,
-it goes on alone: a token at a time behind the one that was sampled last, each drawn by the row's own settings and noise of (seed,
-position), which makes it the likeliest to be what the model itself will draw there. Penalties are left out: they count what was
-drawn, and a guess is not. The guesses stay on the device, in `Inputs.draft_ids`, and the next step takes them from there."""
+A draft model computes every step's tokens as the model does, at the same positions and in blocks of the same tables, so prompts,
+chunks, hits of the prefix cache and guesses that are taken back are for it what they are for the model. Then, for rows that are to
+have guesses, it goes on alone: a token at a time behind the one that was sampled last, each drawn by the row's own settings and
+noise of (seed, position), which makes it the likeliest to be what the model itself will draw there. Penalties are left out: they
+count what was drawn, and a guess is not. The guesses stay on the device, in `Inputs.draft_ids`, and the next step takes them from
+there."""
 
 from __future__ import annotations
 
@@ -14,17 +15,23 @@ from typing import Protocol
 
 import torch
 
-from runtime.batch import ScheduledRow
+from runtime.batch import RowBinding, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.forward_step import ForwardStep
 from runtime.models.model import Model
 from runtime.models.pair import ModelPair
+from runtime.runner.lookup_drafter import LookupDrafter
 from runtime.runner.step_inputs import Inputs
 from runtime.sample.sampler import Sampler
+from runtime.speculate.config import Lookup
 from runtime.transfer import index_on
 
 
 class Drafter(Protocol):
+    def bind(self, row: int, binding: RowBinding) -> None:
+        """A new sequence has taken `row`. Enqueued before the step that first has it."""
+        ...
+
     def follow(self, step: ForwardStep) -> None:
         """Enqueue its own part of a step: nothing of the step is changed, and nothing uploaded."""
         ...
@@ -37,6 +44,9 @@ class Drafter(Protocol):
 class NoDrafter:
     """Guesses, if any, come from the host."""
 
+    def bind(self, row: int, binding: RowBinding) -> None:
+        pass
+
     def follow(self, step: ForwardStep) -> None:
         pass
 
@@ -44,7 +54,11 @@ class NoDrafter:
         pass
 
 
-def drafter_of(model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler) -> Drafter:
+def drafter_of(
+    model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler, lookup: Lookup | None
+) -> Drafter:
+    if lookup is not None:
+        return LookupDrafter(lookup, inputs)
     if isinstance(model, ModelPair):
         return ModelDrafter(model.draft, model.draft_caches(kv_caches), inputs, sampler)
     return NoDrafter()
@@ -77,6 +91,9 @@ class ModelDrafter:
             max_num_seqs, dtype=torch.int64, device=device
         )  # what each was last guessed, or sampled
         self._round = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def bind(self, row: int, binding: RowBinding) -> None:
+        """What it knows of a row is in the row's blocks."""
 
     def follow(self, step: ForwardStep) -> None:
         self._model.forward(replace(step, kv_caches=self._kv_caches, adapters=None))  # adapters are the model's

@@ -29,6 +29,7 @@ from runtime.sample.drafts import accepted_ids, check_drafts, num_drafts
 from runtime.sample.logprobs import LogprobsState, StepLogprobs
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
+from runtime.speculate.config import Lookup
 from runtime.step import ForwardOutput, Step, StepResult
 from runtime.transfer import index_on, to_host, upload
 
@@ -99,8 +100,10 @@ class Outputs(NamedTuple):
 
 class ModelRunner:
     def __init__(
-        self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs
-    ) -> None:
+        self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs,
+        lookup: Lookup | None = None,
+    ) -> None:  # fmt: skip
+        """`lookup`: if guesses are looked up on the device."""
         self._model = model
         self._cache = cache
         self._inputs = inputs
@@ -109,7 +112,7 @@ class ModelRunner:
         self._graphs = graphs
         self._logprobs = LogprobsState()
         self._pooling = Pooling(model)
-        self.drafter = drafter_of(model, cache.layers, inputs, sampler)
+        self.drafter = drafter_of(model, cache.layers, inputs, sampler, lookup)
 
     # --- what the engine calls ------------------------------------------------------------------------------------
 
@@ -217,6 +220,7 @@ class ModelRunner:
             self._sampler.bind(row.row, binding)
             self._logprobs.bind(row.row, binding)
             self._pooling.bind(row.row, binding)
+            self.drafter.bind(row.row, binding)
         except Exception as error:
             if self.fault(error) is not Fault.STEP:
                 raise

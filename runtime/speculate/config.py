@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
-METHODS: Final = ("ngram", "suffix", "draft_model")
-ON_DEVICE: Final = ("draft_model",)  # methods that guess behind a step, on the device
+METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu")
+ON_DEVICE: Final = ("draft_model", "ngram_gpu")  # methods that guess behind a step, on the device
 _ELSEWHERE: Final = (
     "eagle",
     "eagle3",
@@ -16,7 +16,6 @@ _ELSEWHERE: Final = (
     "medusa",
     "mlp_speculator",
     "mtp",
-    "ngram_gpu",
 )
 MAX_DRAFTS: Final = 64  # a row's in one step
 _DEFAULT_DRAFTS: Final = 8
@@ -24,10 +23,18 @@ _DEFAULT_LOOKUP: Final = (2, 5)  # tokens
 _LOOKUP, _SUFFIX = "prompt_lookup_", "suffix_decoding_"
 
 
+class Lookup(NamedTuple):
+    """How many last tokens are looked for in a text, which is `max_model_len` tokens at most."""
+
+    shortest: int
+    longest: int
+    max_model_len: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
     """`num_speculative_tokens`: drafts of a row in one step at most; `adaptive`: fewer where fewer bring more, and none where they
-    cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram): how many last tokens are looked for.
+    cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram, ngram_gpu): how many last tokens are looked for.
     `suffix_decoding_*` (suffix): how many last tokens are looked for at most, how many past answers are kept, how many drafts
     there are at most for each token found again, and how likely all drafts up to one must be right. `model` (draft_model): what
     guesses, called as `--model` is.
@@ -80,9 +87,9 @@ class SpeculativeConfig:
         elif "prompt_lookup_min" in values and "prompt_lookup_max" not in values:
             values["prompt_lookup_max"] = values["prompt_lookup_min"]
         for key in values:
-            for prefix, owner in ((_LOOKUP, "ngram"), (_SUFFIX, "suffix")):
-                if key.startswith(prefix) and method != owner:
-                    raise ValueError(f"{key} is for method {owner}, not {method}")
+            for prefix, owners in ((_LOOKUP, ("ngram", "ngram_gpu")), (_SUFFIX, ("suffix",))):
+                if key.startswith(prefix) and method not in owners:
+                    raise ValueError(f"{key} is for method {' and '.join(owners)}, not {method}")
         if "model" in values and method != "draft_model":
             raise ValueError(f"model is for method draft_model, not {method}")
         values.setdefault("num_speculative_tokens", _DEFAULT_DRAFTS)
@@ -109,6 +116,12 @@ class SpeculativeConfig:
             _check_number("synthetic_acceptance", self.synthetic_acceptance, 0.0, 1.0)
         if not isinstance(self.adaptive, bool):
             raise ValueError(f"adaptive {self.adaptive!r} is neither true nor false")
+
+    def lookup(self, max_model_len: int) -> Lookup | None:
+        """What is looked up on the device, None where nothing is."""
+        if self.method != "ngram_gpu":
+            return None
+        return Lookup(self.prompt_lookup_min, self.prompt_lookup_max, max_model_len)
 
     @property
     def on_device(self) -> bool:

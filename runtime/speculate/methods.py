@@ -35,6 +35,7 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     "ngram": _ngram,
     "suffix": _suffix,
     "draft_model": _drafted,
+    "ngram_gpu": _drafted,
 }
 
 

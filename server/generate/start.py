@@ -58,7 +58,7 @@ async def start(
         prompts = await prompt_ids(loaded, offload, request.prompt, fits=fits)
     prediction: Sequence[int] = ()
     if request.prediction is not None:
-        if loaded.engine.model.speculative and request.speculative:
+        if loaded.engine.model.reads_predictions and request.speculative:
             prediction = await predicted_ids(loaded, offload, request.prediction, PREDICTION)
         else:
             ignored = (*ignored, PREDICTION)

@@ -98,3 +98,13 @@ def test_neither_preemption_nor_a_prefix_found_again_changes_one(models, names, 
     assert cut.token_ids == again.token_ids == plain.token_ids
     assert cut.num_preemptions > 3
     assert again.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_what_is_looked_up_on_the_device_changes_no_token(models, options, adaptive):
+    plain, _ = generated(models["windowed"], None, **options)
+    given = SpeculativeConfig.of({"method": "ngram_gpu", "prompt_lookup_min": 1, "adaptive": adaptive})
+    guessed, num_drafted = asyncio.run(generate(models["windowed"], "planned", speculative_config=given, **options))
+    assert guessed == plain
+    assert num_drafted > 40 or adaptive

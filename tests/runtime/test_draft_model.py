@@ -91,6 +91,14 @@ def test_what_does_not_belong_together_is_named(folder):
         plan_engine(options(shorter), files, lambda progress: None)
 
 
+def test_what_is_made_on_the_device_is_not_for_recurrent_layers(folder):
+    given = SpeculativeConfig.of({"method": "ngram_gpu"})
+    config = EngineConfig(device="cpu", num_kv_blocks=64, speculative_config=given)
+    with pytest.raises(PlanError, match="ngram_gpu is not for models with recurrent layers"):
+        plan_engine(config, folder("MambaConfig", state_size=8), lambda progress: None)
+    assert plan_engine(config, folder(), lambda progress: None).plan.lookup == (2, 5, 128)
+
+
 def test_memory_is_planned_for_both(folder):
     files, draft = folder(), folder(num_hidden_layers=1)
     one = plan_engine(EngineConfig(device="cpu", kv_cache_bytes=1 << 20), files, lambda progress: None)

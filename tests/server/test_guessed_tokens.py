@@ -18,7 +18,7 @@ def guessing(serve):
 
     async def start(**options):
         server = await serve(**options)
-        server.engine.model = dataclasses.replace(server.engine.model, speculative=GUESSING)
+        server.engine.model = dataclasses.replace(server.engine.model, speculative=GUESSING, reads_predictions=True)
         server.engine.drafts = (10, 7)
         return server
 

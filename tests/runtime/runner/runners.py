@@ -26,6 +26,7 @@ from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
+from runtime.speculate.config import Lookup
 from tests.kinds import full
 
 LANES = ["worker", "device", "replayed"]  # the last: a device's, with steps padded as captured ones are
@@ -105,19 +106,20 @@ class PaddedRounds:
 def make_runner(
     lane: str, model, monkeypatch, *, cache: NoCache | KVCache | None = None, layout: KVLayout = LAYOUT, rows=4,
     max_model_len=64, vocab_size=VOCAB, synthetic: float | None = None, max_proposed=0,
+    lookup: Lookup | None = None,
 ) -> ModelRunner:  # fmt: skip
     cache = cache or NoCache()
     chance = None if synthetic is None else SyntheticAcceptance(synthetic, CPU)
     sampler = Sampler(vocab_size, frozenset(), rows, CPU, chance)
     if lane == "worker":
         inputs = InputBuffers(rows, max_model_len, layout, cache.layers, max_proposed)
-        return ModelRunner(model, cache, inputs, sampler, WorkerLane(Worker()), NoGraphs())
+        return ModelRunner(model, cache, inputs, sampler, WorkerLane(Worker()), NoGraphs(), lookup)
     monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
     monkeypatch.setattr(ops, "unpack", triton_unpack.unpack)
     monkeypatch.setattr(ops, "place_tokens", triton_unpack.place_tokens)
     inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers, max_proposed)
     pool = UncapturedPool(rows, 4 * max_model_len) if lane == "replayed" else GraphPool(1, 2)
-    runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool))
+    runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool), lookup)
     if lane == "replayed" and isinstance(runner.drafter, ModelDrafter):
         runner.drafter.graphs = PaddedRounds(runner.drafter)
     pool.compute = lambda shape: Captured(*runner.capturable(inputs.placed(shape, None)))

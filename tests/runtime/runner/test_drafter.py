@@ -8,6 +8,7 @@ import pytest
 
 from runtime.batch import ON_DEVICE, Sample, ScheduledRow
 from runtime.models.pair import ModelPair
+from runtime.speculate.config import Lookup
 from tests.kinds import full
 from tests.runtime.runner.runners import LANES, VOCAB, make_runner
 from tests.runtime.runner.test_drafts import NUM_TOKENS, PARAMS, PROMPTS, Gained, Remembering, batch_of, behind, prompt
@@ -93,6 +94,26 @@ async def test_guesses_made_behind_a_step_change_no_token(lane, draft, monkeypat
             assert checked[row] == right[row] > 0
         else:
             assert checked[row] > right[row] > 0
+
+
+async def test_what_is_looked_up_behind_a_step_changes_no_token(lane, monkeypatch):
+    """Of a model that says what it says in circles."""
+
+    class Circling(Described):
+        def _logits(self, sequence):
+            return super()._logits((len(sequence) % 5,))
+
+    def make(max_proposed: int, lookup: Lookup | None):
+        return make_runner(
+            lane, Circling(), monkeypatch, max_model_len=64, rows=len(PROMPTS), max_proposed=max_proposed, lookup=lookup
+        )
+
+    plain, _, _ = await generated(make(0, None), proposed=0)
+    guessed, checked, right = await generated(make(MOST, Lookup(1, 4, 64)), proposed=MOST)
+    assert [ids[:NUM_TOKENS] for ids in guessed.ids] == [ids[:NUM_TOKENS] for ids in plain.ids]
+    assert checked[0] > right[0] > NUM_TOKENS // 2  # greedy: all but the first round
+    texts = [[*ids, *found] for ids, found in zip(PROMPTS, guessed.ids, strict=True)]
+    assert texts[0][len(PROMPTS[0]) + 5 : NUM_TOKENS] == texts[0][len(PROMPTS[0]) : NUM_TOKENS - 5]
 
 
 async def test_a_row_has_as_many_guesses_as_it_is_to_have(lane, monkeypatch):

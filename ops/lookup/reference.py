@@ -1,0 +1,30 @@
+"""Look-up in plain torch, a row at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def look_up(history: Tensor, rows: Tensor, lengths: Tensor, num: int, *, shortest: int, longest: int) -> Tensor:
+    found = torch.empty((len(rows), num), dtype=torch.int64, device=history.device)
+    for index, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
+        text = history[row, :length].long()
+        place = _place(text, shortest, longest)
+        found[index] = text[place + torch.arange(num, device=text.device) % (length - place)]
+    return found
+
+
+def _place(text: Tensor, shortest: int, longest: int) -> int:
+    """Where what follows begins; the last token's own place where there is none."""
+    length = len(text)
+    going = torch.ones(length, dtype=torch.bool, device=text.device)  # by the place behind which it would begin
+    matched = torch.zeros(length, dtype=torch.int64, device=text.device)
+    for back in range(1, min(longest, length - 1) + 1):
+        going[:back] = False
+        going[back:] &= text[: length - back] == text[length - back]
+        matched += going
+    best = int(matched.max())
+    if best < shortest:
+        return length - 1
+    return int((matched == best).nonzero()[-1])
