@@ -156,7 +156,8 @@ _COLUMNS: Sequence[tuple[str, str]] = (
     ("workload", "{workload}"),
     ("load", "{load:g}"),
     ("ok/asked", "{ok}/{requests}"),
-    ("out tok/s", "{out_tok_per_s:.1f}"),
+    ("out tok/s", "{generated_tok_per_s:.1f}"),
+    ("in tok/s", "{embedded_tok_per_s:.1f}"),
     ("req/s", "{req_per_s:.2f}"),
     ("TTFT p50/p90/p99 ms", "{ttft_ms_p50:.1f} / {ttft_ms_p90:.1f} / {ttft_ms_p99:.1f}"),
     ("TPOT p50/p99 ms", "{tpot_ms_p50:.2f} / {tpot_ms_p99:.2f}"),
@@ -181,8 +182,14 @@ def serve_table(runs: Sequence[Record]) -> str:
 
 def _format(template: str, run: Record) -> str:
     share = run["cached_in_tokens"] / run["in_tokens"] if run["in_tokens"] else None
+    embeds = run["ok"] and run.get("out_tokens") == 0
+    more = {
+        "cached_share": share,
+        "generated_tok_per_s": None if embeds else run["out_tok_per_s"],
+        "embedded_tok_per_s": run.get("in_tok_per_s") if embeds else None,
+    }
     try:
-        return template.format(**run, cached_share=share)
+        return template.format(**run, **more)
     except (KeyError, TypeError):  # not measured in this run
         return "-"
 

@@ -281,7 +281,7 @@ OTHERS: Mapping[str, Workload] = {
     ),
     "embeddings": Workload(
         "embeddings",
-        EmbeddingPrompt(Lengths.parse("~100")),
+        EmbeddingPrompt(Lengths(10, 120)),  # no more than what small models take: 256 tokens
         concurrency=16,
         num_requests=256,
         num_output_tokens=Lengths(1, 1),

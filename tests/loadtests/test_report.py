@@ -102,6 +102,13 @@ SERVED = {
 }  # fmt: skip
 
 
+def test_the_serve_table_counts_what_goes_in_where_nothing_comes_out():
+    header, row = serve_table([SERVED | {"out_tokens": 0, "out_tok_per_s": 0.0, "in_tok_per_s": 321.0}]).splitlines()
+    assert "out tok/s" not in header
+    assert header.split()[2:4] == ["in", "tok/s"]
+    assert row.split()[2] == "321.0"
+
+
 def test_the_serve_table_shows_only_columns_that_were_measured():
     header, row = serve_table([SERVED]).splitlines()
     assert "TPOT" not in header
