@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -170,3 +171,26 @@ def test_an_unknown_option_is_refused_by_name():
     assert ended.returncode == 2
     assert "--max-modle-len" in ended.stderr
     assert "--max-model-len" in ended.stderr.split("--max-modle-len", 1)[1]
+
+
+def test_it_is_measured_and_found_healthy_by_its_own_program(server):
+    """`oneloop bench` and `oneloop health` come with the package."""
+    bench = [
+        sys.executable,
+        "-m",
+        "server",
+        "bench",
+        "serve",
+        "--url",
+        server.base,
+        "--workload",
+        "c1_8_4",
+        "--num-prompts",
+        "2",
+    ]
+    measured = subprocess.run(bench, capture_output=True, text=True)
+    assert measured.returncode == 0, measured.stderr
+    [run] = json.loads(measured.stdout.splitlines()[-1])["runs"]
+    assert (run["ok"], run["out_tokens"]) == (2, 8)
+    health = [sys.executable, "-m", "server", "health", "generate", "--port", str(server.port)]
+    assert subprocess.run(health, capture_output=True).returncode == 0
