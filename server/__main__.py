@@ -1,5 +1,5 @@
 """The composition root: `python -m server`, also installed as `oneloop`, and its sub-commands `batch`,
-`bench`, `chat`, `complete`, `completion`, `doctor`, `health` and `models`.
+`bench`, `chat`, `complete`, `completion`, `doctor`, `health`, `lora` and `models`.
 
 Reads the options, opens the port, and only then imports what is heavy. Imports inside functions are the point here: `--help` and
 a typing error must not wait for them."""
@@ -52,6 +52,8 @@ def main() -> int:
             return completion.main(argv)
         if command == "models":
             return list_models(argv)
+        if command == "lora":
+            return inspect_adapter(argv)
         if command == "doctor":
             return examine(argv)
         config = parse(argv, os.environ)
@@ -164,6 +166,22 @@ def list_models(argv: list[str]) -> int:
             "More are served through the transformers package, which is not installed here: pip install transformers."
         )
     return 0
+
+
+def inspect_adapter(argv: list[str]) -> int:
+    """Print what an adapter's folder holds; the exit code. Raises ConfigError."""
+    from server.offline import lora
+
+    def inspect(folder: str, model: str | None, max_rank: int) -> dict[str, Any]:
+        from runtime.lora.inspect import inspect
+        from runtime.weights.rules import WeightsError
+
+        try:
+            return inspect(folder, model, max_rank)
+        except WeightsError as error:
+            raise ValueError(str(error)) from error
+
+    return lora.main(argv, inspect)
 
 
 def examine(argv: list[str]) -> int:

@@ -623,12 +623,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 # --- the three sources --------------------------------------------------------------------------------------------
 
 
-COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "doctor", "completion")
+COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "lora", "doctor", "completion")
 USAGE = (
     "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
     "       oneloop batch IN OUT [--resume] [options]\n       oneloop bench COMMAND [options]\n"
-    "       oneloop health [live|ready|generate] [options]\n       oneloop models\n       oneloop doctor [--json]\n"
-    "       oneloop completion bash|zsh|fish"
+    "       oneloop health [live|ready|generate] [options]\n       oneloop models\n"
+    "       oneloop lora inspect FOLDER [--model MODEL]\n"
+    "       oneloop doctor [--json]\n       oneloop completion bash|zsh|fish"
 )
 
 
@@ -667,7 +668,7 @@ def _parser(options: Mapping[str, _Option]) -> CommandParser:
         description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
         "MODEL is the same as --model. `chat` talks at the terminal, `complete` goes on with a text, "
         "`batch` answers a file of requests, `bench` measures any server, `models` lists what can be served, "
-        "`doctor` looks at this machine, `health` asks a server here whether it is well; "
+        "`lora inspect` looks at an adapter, `doctor` at this machine, `health` asks a server here whether it is well; "
         "`python -m server` is another name of oneloop.",
         epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
         "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "

@@ -2,7 +2,10 @@
 
 Weights are drawn unless the model is a file; the adapters are random, of every linear layer that may have one. Each line is a batch
 size: milliseconds a step with no adapter, and with so many different ones as times that. `--gaps`: the longest pause between tokens
-of that many streams while further adapters are loaded and join them, as times the median. Not a test: figures are for people."""
+of that many streams while further adapters are loaded and join them, as times the median. Not a test: figures are for people.
+
+On a busy machine `--batch 1 4 --cpu-time --rounds 3`, and the same with `--rank 8 --only q_proj v_proj`: that is what
+runtime/lora/README.md tells."""
 
 from __future__ import annotations
 

@@ -104,6 +104,11 @@ def _read(
     return AdapterWeights(in_order, config, largest, numbers)
 
 
+def module_of(folder: Path, name: str) -> str:
+    """The module that a tensor belongs to. Raises WeightsError."""
+    return _parse(folder, name)[0]
+
+
 def _parse(folder: Path, name: str) -> tuple[str, str]:
     for what, why in _REFUSED.items():
         if what in name:

@@ -17,8 +17,15 @@ USAGE = (
     "  zsh:   source <(oneloop completion zsh)               in ~/.zshrc, behind compinit\n"
     "  fish:  oneloop completion fish | source               in ~/.config/fish/config.fish\n"
 )
-_OWN = {"chat": ("--url",), "complete": ("--url",), "batch": ("--resume",), "doctor": ("--json",), "completion": SHELLS}
-_NO_SERVER = ("bench", "models", "doctor", "completion")  # which take none of the server's options
+_OWN = {
+    "chat": ("--url",),
+    "complete": ("--url",),
+    "batch": ("--resume",),
+    "doctor": ("--json",),
+    "completion": SHELLS,
+    "lora": ("inspect", "--model", "--max-lora-rank", "--json"),
+}
+_NO_SERVER = ("bench", "models", "lora", "doctor", "completion")  # which take none of the server's options
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from runtime.lora.inspect import inspect
 from runtime.lora.peft_config import PeftConfig
 from runtime.lora.peft_folder import read_adapter
+from runtime.lora.store import AdapterStore
 from runtime.lora.targets import find, targets_of
 from runtime.models.registry import spec_from_config
 from runtime.weights.rules import WeightsError
@@ -171,3 +173,46 @@ def test_broken_files_are_refused(tmp_path, content):
     (tmp_path / "adapter_model.safetensors").write_bytes(content)
     with pytest.raises(WeightsError, match="adapter_model"):
         read(tmp_path)
+
+
+def test_a_folder_can_be_inspected_beside_a_model_or_alone(tmp_path):
+    model, folder = tmp_path / "model", tmp_path / "adapter"
+    model.mkdir()
+    folder.mkdir()
+    (model / "config.json").write_text(json.dumps(TINY))
+    write(folder, tensors(Q) | tensors(V, dtype=torch.bfloat16), rank_pattern={"v_proj": 2})
+    alone = inspect(str(folder), None, 8)
+    assert (alone["targets"], alone["dtypes"], alone["refusal"]) == ({"q_proj": 1, "v_proj": 1}, ["BF16", "F32"], None)
+    assert alone["num_parameters"] == 2 * (32 + 24)
+    beside = inspect(str(folder), str(model), 8)
+    assert (beside["fits"], beside["num_layers_adapted"], beside["max_rank"]) == (str(model), 1, 2)
+    assert "more than --max-lora-rank 1" in inspect(str(folder), str(model), 1)["refusal"]
+    write(folder, tensors(Q), use_dora=True)
+    assert "DoRA" in inspect(str(folder), None, 8)["refusal"]
+
+
+def test_a_folder_that_is_read_again_must_be_what_it_was(tmp_path):
+    class Room:
+        def __init__(self) -> None:
+            self.kept: dict[int, object] = {}
+
+        def prepared(self, parts):
+            return parts
+
+        def keep(self, key, adapter):
+            self.kept[key] = adapter
+
+        def drop(self, key):
+            self.kept.pop(key, None)
+
+    room = Room()
+    store = AdapterStore(room, TARGETS, 8)
+    write(tmp_path, tensors(Q), base_model_name_or_path="a longer name")
+    assert store.read(1, str(tmp_path)).max_rank == 2
+    store.drop(1)
+    assert not room.kept
+    store.read(1, str(tmp_path))
+    write(tmp_path, tensors(Q) | tensors(V))
+    with pytest.raises(WeightsError, match="are others than those that were loaded"):
+        store.read(1, str(tmp_path))
+    store.read(2, str(tmp_path))  # loaded anew
