@@ -196,7 +196,8 @@ class Request:
     `cache_salt`; the engine takes it at its word. A prompt without it is prepared on the event loop when it is submitted, which
     takes some 150 ns a token. `speculative`: whether several tokens of it may be guessed and checked in one step, where the engine
     does that; `prediction`: what its answer may be like, for those guesses. Neither changes a token. `parent_id`: of
-    what it is a part, as whoever asks knows it. `adapter`: beside the model, one that `EngineClient.adapters` has given."""
+    what it is a part, as whoever asks knows it; `trace_headers`: of which trace, by the W3C's headers. `adapter`: beside the model,
+    one that `EngineClient.adapters` has given."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -211,6 +212,7 @@ class Request:
     speculative: bool = True
     prediction: Sequence[int] = field(default=(), repr=False)
     parent_id: str | None = None
+    trace_headers: Sequence[tuple[str, str]] = field(default=(), repr=False)
     adapter: Adapter | None = None
 
     @property
@@ -620,6 +622,10 @@ class EngineClient(Protocol):
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
         """The steps and requests behind those numbers, as far as they are remembered; `num_cells`: of the map, at most."""
+        ...
+
+    def when_finished(self, call: Callable[[Request, RequestRecord], None]) -> None:
+        """`call` is made for each request that ends from now on, probes excepted."""
         ...
 
     def abort(self, ids: Collection[str] | None = None) -> int:

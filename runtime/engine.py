@@ -38,6 +38,7 @@ from runtime.api import (
     ProbeFailed,
     ProfileError,
     Request,
+    RequestRecord,
     SamplingParams,
     SleepLevel,
     TokenLogprobs,
@@ -205,6 +206,9 @@ class Engine:
             verdict.reason is None, verdict.reason, num_running, num_waiting, verdict.hopeless, self._health.failing,
             self._sleeping.level,
         )  # fmt: skip
+
+    def when_finished(self, call: Callable[[Request, RequestRecord], None]) -> None:
+        self._meter.when_finished(call)
 
     def abort(self, ids: Collection[str] | None = None) -> int:
         asked = [

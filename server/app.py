@@ -29,6 +29,7 @@ from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.middleware import RequestMiddleware
+from server.http.tracing import note_trace
 from server.loaded import engines
 from server.loaded.feed import Feed, Snapshots
 from server.ollama.errors import OllamaErrors
@@ -67,6 +68,8 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route_path"], scope["routes"] = self._route.path, ROUTES
         asks = note_caller(scope)
+        if self._service.config.otlp_traces_endpoint is not None:
+            note_trace(scope)
         if 429 in self._route.operation.refusals:  # before a body is read that nobody has room for
             engines.check_room(self._service.lifecycle.require_model().engines, asks)
         response = await self._route.handler(self._service, Request(scope, receive, send))

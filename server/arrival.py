@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 # Who asks, for all that is shared among callers: the engine's queue, threads for text and for grammars. Opaque; None where
 # nobody is told from others. It goes with the context, since much work on a request's way is done by what knows no requests.
 CALLER: ContextVar[bytes | None] = ContextVar("caller", default=None)
+
+# Of which trace the request is a part, by the W3C's headers; none where nobody traces. The same way.
+TRACE_HEADERS: ContextVar[Sequence[tuple[str, str]]] = ContextVar("trace_headers", default=())
 
 # The id of the request that is worked on, as its client and the log have it; None where there is none. The same way.
 CURRENT_ID: ContextVar[str | None] = ContextVar("request_id", default=None)

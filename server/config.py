@@ -292,6 +292,12 @@ class ServerConfig(EngineOptions):
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
     log_format: Literal["text", "json"] = option("text", "a line is text for people, or a JSON object", group=_LOG)
     log_requests: bool = option(False, "log the parameters of every generation", group=_LOG)
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "collector that gets a trace of each request, by OTLP over HTTP, such as http://localhost:4318 (needs oneloop[otel])",
+        group=_LOG,
+        metavar="URL",
+    )
     access_log: bool = option(True, "log every HTTP request", group=_LOG)
     profile_dir: str | None = option(
         None,
@@ -352,6 +358,8 @@ class ServerConfig(EngineOptions):
             return f"--max-total-body-size {self.max_total_body_size} is less than --max-body-size {self.max_body_size}"
         if self.sleep_after is not None and self.enable_lora:
             return "--sleep-after and --enable-lora cannot be given together: a model with adapters stays awake"
+        if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_traces_endpoint):
+            return f"--otlp-traces-endpoint {self.otlp_traces_endpoint} is not a URL such as http://localhost:4318"
         if self.profile_dir is not None and not Path(self.profile_dir).is_dir():
             return f"--profile-dir {self.profile_dir}: no such folder"
         return (

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import uvicorn
 
@@ -48,6 +48,9 @@ from server.loaded.lifecycle import Lifecycle, Load, LoadError
 from server.loaded.model import LoadedModel
 from server.offload import MAX_WAITING, Offload, limit_arenas
 from server.service import Service
+
+if TYPE_CHECKING:
+    from server.http.tracing import Tracing
 
 logger = logging.getLogger("oneloop.process")
 
@@ -104,6 +107,15 @@ def http_server(service: Service, max_connections: int | None = None) -> HttpSer
     )
 
 
+def tracing_of(config: ServerConfig) -> Tracing | None:
+    """Raises ConfigError where traces are asked for and cannot be made."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    from server.http.tracing import Tracing  # packages that nobody else needs
+
+    return Tracing.of(config)
+
+
 class Process:
     def __init__(
         self,
@@ -124,6 +136,7 @@ class Process:
         self._clock = clock
         self._display = terminal.StartupDisplay(sys.stderr, began_s=started_s)
         self._last_words = ""
+        self._tracing = tracing_of(config)
 
     async def run(self) -> int:
         """The exit code; where something hangs it returns all the same, and leaves it behind. Installs signal handlers on the
@@ -142,6 +155,8 @@ class Process:
             await _end_http(server, serving, 0)
             stopped.cancel()
             self._service.offload.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             gc.unfreeze()
 
     def _max_connections(self) -> int:
@@ -201,11 +216,17 @@ class Process:
             logger.exception("loading failed")
             return self._failed(f"{type(error).__name__}: {error}")
         seconds = self._display.finish()
+        self._trace(loaded)
         self._lifecycle.ready(loaded)
         tell_manager("READY=1", os.environ)
         url = terminal.url_of(self._sock.getsockname(), secured=self._config.ssl_certfile is not None)
         print(terminal.summary(loaded, self._config, url, seconds, time.monotonic() - self._started_s), flush=True)
         return True
+
+    def _trace(self, loaded: LoadedModel) -> None:
+        if self._tracing is not None:
+            for engine in loaded.engines:
+                engine.when_finished(partial(self._tracing.finished, loaded.name))
 
     def _report(self, progress: LoadProgress) -> None:
         self._lifecycle.report(progress)

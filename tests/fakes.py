@@ -151,6 +151,7 @@ class FakeEngine:
         self.steps: list[StepRecord] = []
         self.records: list[RequestRecord] = []
         self.kv_cells = b""
+        self._when_finished: list[Callable[[Request, RequestRecord], None]] = []
         self.sleep_level = SleepLevel.AWAKE
         self.profile: tuple[Path, int, int | None] | None = None
         self._live: list[_Live] = []
@@ -214,6 +215,9 @@ class FakeEngine:
         ]
         kv = KVMap(self.model.num_kv_blocks, 1, 0, self.kv_cells or bytes(3 * self.model.num_kv_blocks))
         return Activity(time.monotonic(), len(self.steps), len(self.records), steps, records, live, kv)
+
+    def when_finished(self, call: Callable[[Request, RequestRecord], None]) -> None:
+        self._when_finished.append(call)
 
     def abort(self, ids: Collection[str] | None = None) -> int:
         asked = [live for live in self._live if ids is None or {live.request.id, live.request.parent_id} & {*ids}]
@@ -372,7 +376,15 @@ class FakeEngine:
         if live in self._live:
             self._live.remove(live)
             self.ended.append((live.request.id, reason))
+            for call in self._when_finished:
+                call(live.request, self._record(live.request, reason))
             self._notify()
+
+    def _record(self, request: Request, reason: FinishReason) -> RequestRecord:
+        """All that takes time took a second."""
+        at = request.arrival_s
+        number, num = len(self.ended), len(request.prompt_ids)
+        return RequestRecord(number, request.id, at, at + 1, at + 2, at + 3, at + 3, num, 0, 5, reason, ())
 
     def _notify(self) -> None:
         watchers, self._watchers = self._watchers, []

@@ -41,9 +41,11 @@ class History:
         if len(sequence.events) < MAX_EVENTS:
             sequence.events.append((kind, at_s, num_tokens))
 
-    def finished(self, sequence: Sequence, now: float) -> None:
+    def finished(self, sequence: Sequence, now: float) -> RequestRecord:
         self._num_requests += 1
-        self._requests.append(_record(sequence, self._num_requests, now))
+        record = _record(sequence, self._num_requests, now)
+        self._requests.append(record)
+        return record
 
     # --- what there is to tell ------------------------------------------------------------------------------------
 

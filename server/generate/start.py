@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from runtime import api
-from server.arrival import CALLER, CURRENT_ID, Arrival
+from server.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.config import ServerConfig
 from server.errors import Field, InvalidRequest
 from server.generate.beams import BeamParams
@@ -87,6 +87,7 @@ async def start(
                 arrival_s=arrival.time_s,
                 caller=CALLER.get(),
                 parent_id=CURRENT_ID.get(),
+                trace_headers=TRACE_HEADERS.get(),
                 deadline_s=ends_s,
                 prepared=made,
                 speculative=request.speculative,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from runtime import api
 from runtime.api import FinishReason, TokenStream
-from server.arrival import CALLER, CURRENT_ID, Arrival
+from server.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.config import ServerConfig
 from server.errors import Aborted, InvalidRequest
 from server.generate.generation import FAILED, failure_of
@@ -147,6 +147,7 @@ class _Run:
             arrival_s=self._arrival.time_s,
             caller=CALLER.get(),
             parent_id=CURRENT_ID.get(),
+            trace_headers=TRACE_HEADERS.get(),
             deadline_s=self._deadline_s,
             prepared=await prepared(self._loaded, self._offload, prompt.ids, self._salt),
             adapter=self._loaded.adapter,

@@ -80,7 +80,8 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "batch_dir": "b", "max_batch_file_size": 7, "max_batch_files": 8, "max_batch_bytes": 9, "max_batch_requests": 10,
         "allow_special_tokens": True, "shared_prefix_cache": True, "dry_run": True,
         "runner": "generate", "convert": "embed", "pooler_config": "{}", "profile_dir": "/", "sleep_after": 0.5,
-        "log_format": "json", "ssl_certfile": config_file("c"), "ssl_keyfile": config_file("k"),
+        "log_format": "json", "otlp_traces_endpoint": "http://localhost:4318",
+        "ssl_certfile": config_file("c"), "ssl_keyfile": config_file("k"),
         "ssl_ca_certs": config_file("a"), "ssl_cert_reqs": 1, "embedding_model": "org/embedder",
     }  # fmt: skip
     fields = {spec.metadata["name"] or spec.name: spec.name for spec in dataclasses.fields(ServerConfig)}
