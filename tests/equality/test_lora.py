@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers
 
+import ops
+from ops.lora.triton_lora import TritonLoraSlots, index
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig, WeightPolicy
 from runtime.engine import Engine
@@ -229,3 +231,26 @@ async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case):
         assert engine.adapters.slots.num_slot_evictions > 0
     finally:
         await engine.close()
+
+
+@pytest.mark.parametrize("case", ["llama, biases, tied"], indirect=True)
+@torch.inference_mode()
+def test_kernels_of_a_device_serve_the_same_model(case, monkeypatch):
+    """By Triton's interpreter: what sorts tokens by slot, what shrinks and what expands, in all layers."""
+    monkeypatch.setattr(ops, "prepare_lora", TritonLoraSlots)
+    monkeypatch.setattr(ops, "index_adapters", index)
+    files = resolve(str(case.folder), None, lambda progress: None)
+    spec = implementation.describe(files.config, "native")
+    ours = implementation.load(
+        spec, files, dtype="float32", load_format="auto", seed=0, progress=lambda progress: None,
+        max_model_len=spec.max_model_len, device="cpu", weights=WeightPolicy("float32"), adapters=ROOM,
+    )  # fmt: skip
+    for slot in range(ROOM.num_slots):
+        read = read_adapter(case.folder / f"adapter{slot}", targets_of(spec), ROOM.max_rank)
+        ours.adapters.keep(slot, ours.adapters.prepared(read.parts))
+        ours.adapters.place(slot, slot)
+    spans, slots = {0: [5, 6, 7, 8, 9], 1: [11], 2: [21] * 18, 3: [9, 8]}, [1, -1, 0, 2]
+    got = step(Paged(ours, 4, 32), spans, slots)
+    expected = step(Paged(case.ours, 4, 32), spans, slots)
+    for row in spans:
+        torch.testing.assert_close(got[row], expected[row], rtol=2e-4, atol=2e-4)
