@@ -4,10 +4,10 @@ The chat template writes the text; what differs between what clients send and wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from server.errors import ContextLengthExceeded, Field, InvalidRequest, clip
 from server.generate.preprocess import encode_pieces, max_tokens_of_text
@@ -15,17 +15,21 @@ from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, Pa
 from server.loaded.chat_format import ChatFormat, OutputParser
 from server.loaded.control_tokens import Shield
 from server.loaded.model import LoadedModel
-from server.loaded.prompt import ChatTemplate, PromptError
+from server.loaded.prompt import ChatTemplate, EndlessTemplate, PromptError
+from server.loaded.template_bounds import rendering_within
 from server.loaded.text_pieces import PIECE_CHARS
-from server.offload import LONG_CHARS, Offload, Pieces
+from server.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces
 from server.schema import Json
 from server.text.tools import prompted
+
+T = TypeVar("T")
 
 # Arguments of the rendering itself, which a request sets by its own fields or not at all.
 RESERVED_KWARGS: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final", "chat_template", "tokenize"}
 )
 MAX_KWARGS = 100
+SHORT_RENDER_S = 0.05  # of a template on the event loop
 # Variables by which templates switch reasoning on, and set how much of it.
 VALUE_CHARS = (
     40  # as long as it takes to tokenise them, a template takes for a message, or one of its variables' values
@@ -114,10 +118,22 @@ async def _render(
         return text, ids
 
     try:
-        text, ids = await offload.run_pieces(_cost(messages, tools, chat.documents, kwargs), render())
+        text, ids = await _within_bounds(template, offload, _cost(messages, tools, chat.documents, kwargs), render)
     except PromptError as error:
         raise InvalidRequest(clip(error), param=MESSAGES) from None
     return text, ids, ignored
+
+
+async def _within_bounds(template: ChatTemplate, offload: Offload, cost: int, work: Callable[[], Pieces[T]]) -> T:
+    """The result of `work`, which costs so much if `template` is like others. One that was seen to take long, however short the
+    conversation, never does so on the event loop again."""
+    if cost <= SHORT_CHARS and not template.is_slow:
+        try:
+            with rendering_within(SHORT_RENDER_S):
+                return await offload.run_pieces(cost, work())
+        except EndlessTemplate:
+            template.is_slow = True
+    return await offload.run_pieces(max(cost, SHORT_CHARS + 1), work())
 
 
 def _check_count(loaded: LoadedModel, chat: Chat, *, fits: bool) -> None:

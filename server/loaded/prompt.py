@@ -1,14 +1,16 @@
 """Chat templates: a conversation as the text its model was trained on.
 
 A template is a program that came with a model's files: it runs in Jinja's immutable sandbox, with the options, filters and
-globals transformers gives it, so that what renders there renders the same here. It sees plain JSON data only. Compiled
-once; rendering is safe in any thread. Knows no token ids and no HTTP: what a template refuses becomes a PromptError."""
+globals transformers gives it, so that what renders there renders the same here; within bounds (`template_bounds.py`). It sees
+plain JSON data only. Compiled once; rendering is safe in any thread. Knows no token ids and no HTTP: what a template refuses
+becomes a PromptError."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,9 +20,9 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from server.loaded.control_tokens import Shield
+from server.loaded.template_bounds import BoundedEnvironment, TemplateTooLong, rendering_within
 
 Message = Mapping[str, Any]
 N = TypeVar("N", bound=nodes.Node)
@@ -34,10 +36,14 @@ class PromptError(ValueError):
     """A conversation that cannot become a prompt, for a reason the client can read."""
 
 
+class EndlessTemplate(PromptError):
+    """The template takes longer than it may, or writes more: a fault of its own."""
+
+
 class ChatTemplate:
     """`source`: a template, several by name ("default", "tool_use", …), or None for a model without.
     `named_tokens`: the tokenizer's special tokens by name, which templates write ("bos_token": "<s>").
-    `now`: what `strftime_now` reads.
+    `now`: what `strftime_now` reads. `clock`: seconds of the thread that renders.
 
     Raises PromptError for a source that is no template."""
 
@@ -47,10 +53,12 @@ class ChatTemplate:
         named_tokens: Mapping[str, str] | None = None,
         *,
         now: Callable[[], datetime] = datetime.now,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         sources = {"default": source} if isinstance(source, str) else dict(source or {})
         self.source = sources.get("default", "")  # of the template that conversations without tools get
-        environment = _environment(now)
+        environment = _environment(now, clock)
+        self.is_slow = False  # whether it was seen to take long on little
         self._named_tokens = dict(named_tokens or {})
         self._templates = {name: self._compiled(environment, name, text) for name, text in sources.items()}
 
@@ -114,7 +122,7 @@ class ChatTemplate:
         try:
             text = template.render(variables)
         except PromptError as error:
-            raise PromptError(str(error) if shield is None else shield.reveal(str(error))[0]) from error
+            raise type(error)(str(error) if shield is None else shield.reveal(str(error))[0]) from error
         if continue_final:
             text, end, _ = text.rpartition(_END)
             if not end:
@@ -126,11 +134,12 @@ class ChatTemplate:
     def writes(self, text: str, messages: Sequence[Message]) -> bool:
         """Whether the template takes `messages`, and `text`, which stands in one of them, comes out."""
         try:
-            return text in self.render(messages)
+            with rendering_within(_PROBE_S):
+                return text in self.render(messages)
         except PromptError:
             return False
 
-    def _compiled(self, environment: jinja2.Environment, name: str, source: str) -> _Compiled:
+    def _compiled(self, environment: BoundedEnvironment, name: str, source: str) -> _Compiled:
         compiled = _Compiled.of(environment, name, source)
         if "tool_calls" not in compiled.words or compiled.writes_probe(self._named_tokens):
             return compiled
@@ -183,9 +192,9 @@ class _Generation(Extension):
         return nodes.Scope(body).set_lineno(line)
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+def _environment(now: Callable[[], datetime], clock: Callable[[], float]) -> BoundedEnvironment:
+    environment = BoundedEnvironment(
+        clock, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -199,6 +208,7 @@ class _Compiled:
     `words`: every word of its source. `arguments_as_text`: it writes a call's arguments as they are, and so wants JSON
     where others want an object."""
 
+    environment: BoundedEnvironment
     template: jinja2.Template
     content: ContentForm
     variables: frozenset[str]
@@ -206,18 +216,21 @@ class _Compiled:
     arguments_as_text: bool = False
 
     @classmethod
-    def of(cls, environment: jinja2.Environment, name: str, source: str) -> _Compiled:
+    def of(cls, environment: BoundedEnvironment, name: str, source: str) -> _Compiled:
         try:
             tree = environment.parse(source)
             variables = frozenset(node.name for node in _of(tree, nodes.Name) if node.ctx == "load")
             words = frozenset(re.findall(r"\w+", source))
-            return cls(environment.from_string(source), ContentForm.of(tree), variables, words)
+            content = ContentForm.of(tree)
+            return cls(environment, environment.template(tree), content, variables, words)
         except jinja2.TemplateSyntaxError as error:
             raise PromptError(f"the chat template {name!r} is broken, line {error.lineno}: {error.message}") from error
 
     def render(self, variables: dict[str, Any]) -> str:
         try:
-            return self.template.render(variables)
+            return self.environment.render(self.template, variables)
+        except TemplateTooLong as error:
+            raise EndlessTemplate(f"the chat template does not come to an end on these messages: {error}") from error
         except _Refusal as error:
             raise PromptError(error.message or "the chat template refuses these messages") from error
         except Exception as error:  # a template is a program: it may fail with anything
@@ -226,14 +239,17 @@ class _Compiled:
     def writes_probe(self, named_tokens: Mapping[str, str]) -> bool:
         """Whether a call's arguments come out as they should: what that takes is seen by trying."""
         seen = [_as_seen(message, self) for message in _PROBE]
+        variables = {**named_tokens, "messages": seen, "tools": _PROBE_TOOLS, "add_generation_prompt": True}
         try:
-            text = self.render({**named_tokens, "messages": seen, "tools": _PROBE_TOOLS, "add_generation_prompt": True})
+            with rendering_within(_PROBE_S):
+                text = self.render(variables)
         except PromptError:
             return False
         # Not JSON inside a string, and not what Python makes of an object.
         return _PROBE_KEY in text and f'\\"{_PROBE_KEY}' not in text and f"'{_PROBE_KEY}" not in text
 
 
+_PROBE_S: Final = 1.0  # whoever takes longer fails the same way when asked, and holds no start up
 _PROBE_KEY: Final = "probed_argument"
 _PROBE: Final[Sequence[Message]] = (
     {"role": "user", "content": "a"},

@@ -22,6 +22,7 @@ from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
+from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
 from server.process import HttpServer, http_server
 from server.service import Service
@@ -244,7 +245,8 @@ def lasting_server(tokenizer: Tokenizer, pooler: PoolerInfo | None = None) -> It
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
     """`await serve(says="...")`: a server whose model says that and ends. `script` for more, `loaded=False` for less, `speaks`
-    for another tokenizer and its chat template, `pooler` for a model that is pooled; other options are the server's."""
+    for another tokenizer and its chat template, `template` for another one of these, `pooler` for a model that is pooled; other
+    options are the server's."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -260,6 +262,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             generates: bool = False,
             prompts: Prompts | None = None,
             speaks: Tokenizer | None = None,
+            template: ChatTemplate | None = None,
             **options: Any,
         ) -> Running:
             spoken = speaks or tokenizer
@@ -270,7 +273,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             )
             engine = FakeEngine(script or (lambda request: ids), model=model, paused=paused)
             lifecycle = Lifecycle()
-            template = chatml(spoken) if chat else type(chatml(spoken))(None)
+            template = template or (chatml(spoken) if chat else ChatTemplate(None))
             names = options.pop("served_model_name", ("tiny",))
             config = ServerConfig(served_model_name=names, **options)
             chat_format = ChatFormat.choose(
