@@ -37,10 +37,10 @@ MAX_FIRST_MASK_S = (
     0.05  # of the thread's own time: every step of its request would take as long, and its neighbours' with it
 )
 MAX_CACHED = 64
-MAX_CACHED_BYTES = 32 << 20  # compiled, as far as that can be told
-MIN_BYTES = 1 << 19  # of a compiled grammar, however short
+MAX_CACHED_BYTES = 16 << 20  # compiled, as far as that can be told
+MIN_BYTES = 1 << 17  # of a compiled grammar, however short
 BYTES_PER_CPU_S = (
-    32 << 20
+    64 << 20
 )  # of a compiled grammar, by the time that it took: between 10 and 70 MB were seen (1 to 840 ms)
 THREADS = 2
 LONG_BYTES = 8192  # of a grammar as JSON: whoever has so many may wait for others of the kind

@@ -58,6 +58,13 @@ class Running:
         self.port = port
         # A hang is the test's to end.
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, **NO_TLS)
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def leave(self) -> None:
+        """Close what the test has opened, as far as it has not itself."""
+        await self.http.aclose()
+        for writer in self._writers:
+            writer.transport.abort()
 
     @property
     def clients(self) -> Clients:
@@ -66,7 +73,7 @@ class Running:
 
     async def raw(self) -> RawClient:
         """A connection on which nothing was sent yet."""
-        return RawClient(*await asyncio.open_connection("127.0.0.1", self.port, limit=2**24))
+        return RawClient(*await self._connect(2**24))
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.http.post(path, json=body, **options)
@@ -112,10 +119,15 @@ class Running:
     async def open_stream(self, path: str, **fields: Any) -> RawAnswer:
         """A connection on which `fields` were posted, to be read (or not) byte by byte."""
         payload = json.dumps(fields).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
+        reader, writer = await self._connect(2**20)
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
         return RawAnswer(reader, writer)
+
+    async def _connect(self, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=limit)
+        self._writers.append(writer)
+        return reader, writer
 
 
 class RawClient:
@@ -189,7 +201,7 @@ async def running(
     try:
         yield running
     finally:
-        await running.http.aclose()
+        await running.leave()
         await stop_batches(service)
         await engine.close()
         await close(server, task)
