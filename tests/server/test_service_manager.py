@@ -117,18 +117,18 @@ def test_nobody_is_told_anything_where_nobody_asked(tmp_path):
     tell_manager("READY=1", {"NOTIFY_SOCKET": "vsock:2:1234"})
 
 
-@pytest.fixture
-def answering(tmp_path, monkeypatch) -> Iterator[tuple[str, str]]:
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory) -> Iterator[tuple[str, str]]:
     """A server of the tests as a process; the options by which it is found."""
-    monkeypatch.chdir(tmp_path)
-    command = [sys.executable, "-m", "tests.fake_server", "--fake", "tiny", "--uds", str(tmp_path / "s")]
+    path = str(tmp_path_factory.mktemp("uds") / "s")
+    command = [sys.executable, "-m", "tests.fake_server", "--fake", "tiny", "--uds", path]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().strip() == str(tmp_path / "s")
+        assert process.stdout.readline().strip() == path
         while "serves on" not in process.stdout.readline():
             pass
-        yield "--uds", "s"
+        yield "--uds", path
         process.terminate()
         process.communicate()
 
