@@ -33,6 +33,13 @@ class Checkpoint(NamedTuple):
     block_ids: tuple[BlockIds, ...]
 
 
+class Forced(NamedTuple):
+    """Of an answer, from its token number `start` on, `ids` are all that may be drawn."""
+
+    start: int
+    ids: tuple[int, ...]
+
+
 class Sequence:
     def __init__(
         self, request: Request, *, number: int, max_model_len: int, seed: int, group: int | None = None
@@ -74,6 +81,7 @@ class Sequence:
         self.num_accepted_tokens = 0
         self.checkpoint: Checkpoint | None = None  # while a step checks drafts that its recurrent layers have read
         self.restart = -1  # where its next step has to begin anew, since some of these were wrong
+        self.forced: Forced | None = None  # by its matchers, as their last masks told
         self.num_proposed = 0  # drafts that the device makes behind its last step
         self.status = Status.WAITING
         self.finish: FinishReason | None = None

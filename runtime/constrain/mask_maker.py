@@ -24,14 +24,15 @@ import numpy as np
 
 from runtime.api import ConstraintError, FinishReason, ModelInfo, TokenMatcher
 from runtime.batch import ScheduledRow
-from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, num_words
+from runtime.constrain.masks import MaskWords, RowMasks, allows, mask_of, num_words, only_token
 from runtime.gpu_event import GpuEvent
-from runtime.sequence import Sequence
+from runtime.sequence import Forced, Sequence
 
 LIMIT_S = 1.0  # for a mask, of which a usual one takes ten microseconds and a bad one ten milliseconds
 GRACE_S = 0.002  # at least, however short the forward pass: a thread that wakes up late is no reason to draw twice
 MASKS_PER_THREAD = 8  # fewer than that are done before another thread has woken
 USUAL_THREADS = max(2, min(8, os.cpu_count() or 1))
+MAX_FORCED = 16  # tokens that are looked ahead for as long as each is the only one
 MAX_THREADS = 32  # with those that slow masks hold
 
 
@@ -45,8 +46,9 @@ class Ended:
 
 
 class MaskMaker:
-    def __init__(self, model: ModelInfo, late_one_made: Callable[[], None]) -> None:
-        """`late_one_made` is called on the loop, at least once after the last of several."""
+    def __init__(self, model: ModelInfo, late_one_made: Callable[[], None], *, looks_ahead: bool = False) -> None:
+        """`late_one_made` is called on the loop, at least once after the last of several. `looks_ahead`: for `Sequence.forced`."""
+        self._looks_ahead = looks_ahead
         self._num_words = num_words(model.vocab_size)
         self._eos_token_ids = model.eos_token_ids
         self._late_one_made = late_one_made
@@ -55,7 +57,9 @@ class MaskMaker:
 
     def add(self, sequence: Sequence) -> None:
         if sequence.has_matchers:
-            self._sequences[sequence.number] = _Constraint(sequence, self._num_words, self._eos_token_ids)
+            self._sequences[sequence.number] = _Constraint(
+                sequence, self._num_words, self._eos_token_ids, looks_ahead=self._looks_ahead
+            )
 
     def note(self, number: int, token_ids: Several[int]) -> None:
         """`token_ids` have settled."""
@@ -104,6 +108,7 @@ class MaskMaker:
             else:
                 mask = constraint.take()
                 masks = mask.behind(row.draft_ids)
+                constraint.sequence.forced = mask.forced
                 if mask.end is not None:
                     ended.append(mask.end)
             words.append(masks)
@@ -140,12 +145,13 @@ class MaskMaker:
 
 
 class _Constraint:
-    def __init__(self, sequence: Sequence, words: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, sequence: Sequence, words: int, eos_token_ids: frozenset[int], *, looks_ahead: bool) -> None:
         params = sequence.sampling
         self.sequence = sequence
         self.fresh_ids: list[int] = []  # settled, and not yet shown to the matchers
         self.mask: _Mask | None = None  # for the next draw, once it is wanted
         self._num_words = words
+        self._looks_ahead = looks_ahead
         self._matchers: tuple[TokenMatcher, ...] | None = None
         self._allowed = None if params.allowed_token_ids is None else mask_of(params.allowed_token_ids, words)
         self._ends = params.stop_token_ids | (frozenset() if params.ignore_eos else eos_token_ids)
@@ -156,7 +162,7 @@ class _Constraint:
         assert mask is not None
         return mask
 
-    def masks(self, draft_ids: Several[int]) -> list[MaskWords] | Ended:
+    def masks(self, draft_ids: Several[int]) -> _Made | Ended:
         """For the next draw, and for those behind drafts as far as these may be drawn and something may follow."""
         if self._matchers is None:
             self._matchers = tuple(make() for make in self.sequence.sampling.matchers)
@@ -167,14 +173,29 @@ class _Constraint:
         mask = self._mask(self._matchers, self.sequence.num_output_tokens)
         if isinstance(mask, Ended):
             return mask
-        masks = [mask]
-        if draft_ids:
+        masks, forced = [mask], None
+        if draft_ids or (self._looks_ahead and only_token(mask) is not None):
             take_back = [matcher.checkpoint() for matcher in self._matchers]
             with contextlib.suppress(Exception):  # about something that the sequence may never draw
                 self._go_on(masks, draft_ids, self._matchers)
+                if self._looks_ahead:
+                    forced = self._forced(masks[-1], self.sequence.num_output_tokens + len(masks) - 1, self._matchers)
             for checkpoint in take_back:
                 checkpoint()
-        return masks
+        return _Made(np.stack(masks), forced=forced)
+
+    def _forced(self, mask: MaskWords | Ended, start: int, matchers: tuple[TokenMatcher, ...]) -> Forced | None:
+        """What alone may be drawn from token number `start` on, for which `mask` is, as far as that is so."""
+        ids: list[int] = []
+        while len(ids) < MAX_FORCED and not isinstance(mask, Ended):
+            token_id = only_token(mask)
+            if token_id is None or token_id in self._ends:
+                break
+            ids.append(token_id)
+            for matcher in matchers:
+                matcher.accept(token_id)
+            mask = self._mask(matchers, start + len(ids))
+        return Forced(start, tuple(ids)) if ids else None
 
     def _go_on(self, masks: list[MaskWords], draft_ids: Several[int], matchers: tuple[TokenMatcher, ...]) -> None:
         """Append those behind drafts to `masks`, which has the one before them."""
@@ -212,6 +233,7 @@ class _Constraint:
 class _Made(NamedTuple):
     words: MaskWords  # [masks, words]
     end: Ended | None = None  # then `words` allows all
+    forced: Forced | None = None
 
 
 class _Mask:
@@ -229,6 +251,10 @@ class _Mask:
     def end(self) -> Ended | None:
         return None if self.made is None else self.made.end
 
+    @property
+    def forced(self) -> Forced | None:
+        return None if self.made is None else self.made.forced
+
     def behind(self, draft_ids: tuple[int, ...]) -> MaskWords:
         """[masks, words], once it is made, of a row with these drafts: since it was wanted the row may have been given others."""
         assert self.made is not None
@@ -241,12 +267,12 @@ class _Mask:
             return
         self.begun_s = time.monotonic()
         try:
-            masks = self._constraint.masks(self._draft_ids)
+            made = self._constraint.masks(self._draft_ids)
         except ConstraintError as error:
-            masks = Ended(self._constraint.sequence.number, FinishReason.INVALID, str(error))
+            made = Ended(self._constraint.sequence.number, FinishReason.INVALID, str(error))
         except BaseException as error:  # a library's panic is no Exception
-            masks = Ended(self._constraint.sequence.number, FinishReason.ERROR, f"a constraint failed: {error}")
-        self.made = self._ended(masks) if isinstance(masks, Ended) else _Made(np.stack(masks))
+            made = Ended(self._constraint.sequence.number, FinishReason.ERROR, f"a constraint failed: {error}")
+        self.made = self._ended(made) if isinstance(made, Ended) else made
 
     def give_up(self, error: str) -> None:
         """A matcher that is at it goes on for nobody."""

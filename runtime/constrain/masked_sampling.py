@@ -43,7 +43,9 @@ class Engine(Protocol):
 class MaskedSampling:
     def __init__(self, model: ModelInfo, scheduler: Scheduler, engine: Engine) -> None:
         self._engine = engine
-        self._mask_maker = MaskMaker(model, engine.wake)
+        speculation = scheduler.speculation
+        looks_ahead = speculation is not None and not speculation.on_device
+        self._mask_maker = MaskMaker(model, engine.wake, looks_ahead=looks_ahead)
         self._deferred = DeferredSampling(scheduler, self._mask_maker)
 
     # --- sequences ------------------------------------------------------------------------------------------------

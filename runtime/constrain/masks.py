@@ -33,3 +33,12 @@ def mask_of(token_ids: Collection[int], words: int) -> MaskWords:
 
 def allows(mask: MaskWords, token_id: int) -> bool:
     return bool(mask[token_id // 32] >> (token_id % 32) & 1)
+
+
+def only_token(mask: MaskWords) -> int | None:
+    """The one token that may be drawn; None where there are several, or none."""
+    (words,) = mask.nonzero()
+    if len(words) != 1:
+        return None
+    word = int(mask[words[0]]) & 0xFFFFFFFF
+    return None if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1

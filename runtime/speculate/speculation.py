@@ -30,6 +30,14 @@ _KEPT, _PRIOR = (
 _GUESSED = 4  # tokens of a guess that is only compared
 
 
+def forced_ids(sequence: Sequence, most: int) -> tuple[int, ...]:
+    """What its matchers leave of it as the only way to go on, behind all that is known or in flight."""
+    if sequence.forced is None:
+        return ()
+    first = sequence.num_output_tokens + sequence.num_in_flight - sequence.forced.start
+    return sequence.forced.ids[first : first + most] if first >= 0 else ()
+
+
 class _Plan(NamedTuple):
     """Of a step. `probing`: drafts did not pay for long, and a few are tried. `price`: how likely a draft has to be right."""
 
@@ -68,9 +76,18 @@ class Speculation:
         return self._most
 
     def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
-        """Drafts by number of the sequence, at most so many as stand beside each, for a step of `num_rows`."""
-        if self._cost is None:
-            return self._all_guesses(could_draft)
+        """Drafts by number of the sequence, at most so many as stand beside each, for a step of `num_rows`. What is certain is
+        weighed against nothing: it takes what it would as a row of a later step, and its row waits for masks anyway."""
+        certain = {
+            sequence.number: ids
+            for sequence, most in could_draft
+            if sequence.forced is not None and (ids := forced_ids(sequence, min(most, self._most)))
+        }
+        others = [each for each in could_draft if each[0].number not in certain] if certain else could_draft
+        return certain | (self._all_guesses(others) if self._cost is None else self._weighed(others, num_rows))
+
+    def _weighed(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
+        """Guesses, where they are likely enough for what they cost."""
         plan = self._begin(num_rows)
         if plan is None:
             return {}

@@ -9,7 +9,9 @@ from functools import partial
 import pytest
 
 from runtime.api import ConstraintError, FinishReason
+from runtime.constrain.masks import mask_of, only_token
 from runtime.speculate.speculation import Speculation
+from runtime.speculate.verification_cost import VerificationCost
 from tests.fake_runner import FakeRunner, Rule
 from tests.invariants import check_pool, check_tables
 from tests.runtime.test_engine import engine_on, read, request, turns, value
@@ -90,6 +92,42 @@ async def test_drafts_change_no_token_under_a_matcher_and_save_steps(steps_in_fl
     assert all(ids == whole[: len(ids)] for ids, whole in zip(seen, (got[1][0], got[0][0]), strict=True))
     if patient:
         assert len([row for batch in runner.batches for row in batch.rows if row.number == 1]) < 14
+
+
+class Clueless:
+    def propose(self, sequence, most):
+        return []
+
+    def finished(self, sequence) -> None:
+        pass
+
+
+def mostly_forced(ids: list[int]) -> set[int]:
+    """Of every eight tokens two are free, and after them only one may follow."""
+    place = len(ids) % 8
+    return {300 + place + step for step in range(1 if place > 1 else 3)}
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize("adaptive", [True, False])
+async def test_what_alone_may_follow_is_a_draft_whatever_else_is_guessed(steps_in_flight, adaptive):
+    runner, made = FakeRunner(patient=True), Made(mostly_forced)
+    speculation = Speculation(Clueless(), 8, VerificationCost(0.01) if adaptive else None)
+    async with engine_on(runner, steps_in_flight=steps_in_flight, speculation=speculation) as engine:
+        got = await read(engine.submit([request(max_tokens=56, matchers=(made,))]))
+        check_pool(engine._scheduler)
+    assert got == {0: (drawn_by(mostly_forced, 56, 3), LENGTH)}
+    assert speculation.num_accepted_tokens == speculation.num_draft_tokens
+    if adaptive:
+        assert speculation.num_accepted_tokens > 0
+    else:  # of each six the first comes with the mask that tells of the others; the very last one is drawn behind the drafts
+        assert speculation.num_accepted_tokens == 7 * 5 - 1
+        assert len(runner.batches) == 56 - (7 * 5 - 1)
+
+
+def test_a_mask_of_one_token_is_told_from_others():
+    assert [only_token(mask_of({token}, 3)) for token in (0, 31, 32, 63, 95)] == [0, 31, 32, 63, 95]
+    assert [only_token(mask_of(tokens, 3)) for tokens in ((), (1, 2), (31, 32), (0, 95))] == [None] * 4
 
 
 async def test_what_a_matcher_says_behind_a_guess_counts_only_once_it_is_drawn():
