@@ -135,7 +135,7 @@ class Goals:
 
 
 class TimedBudget:
-    """As many tokens as keep `goals`, by what steps cost; `least` of them at least."""
+    """As many tokens as keep `goals`, by what steps cost; `least` of them at least, as far as a slowdown allows."""
 
     def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1) -> None:
         self.goals = goals
@@ -173,10 +173,16 @@ class TimedBudget:
         return (slowdown.by_many if load.num_asking > 1 else slowdown.by_one) * self.learned.decode_s(*narrowest)
 
     def prompt_tokens(self, load: Load) -> int | None:
+        least = (
+            self._least if self.goals.slowdown is None else min(self._least, self._tokens(load, self._slowed_s(load)))
+        )
+        return max(1, least, self._tokens(load, self.step_s(load)))
+
+    def _tokens(self, load: Load, step_s: float) -> int:
+        """Of prompts, in a step that takes so long."""
         cost, measured_s = self.learned.cost, self.learned.assumed.token_s
         token_s = max(cost.token_s, _LEAST_OF_MEASURED * measured_s) + load.depth * cost.pair_s
-        prompts_s = self.learned.prompts_within(self.step_s(load), load.num_decodes, load.num_context_tokens)
-        return max(self._least, int(prompts_s / token_s))
+        return int(self.learned.prompts_within(step_s, load.num_decodes, load.num_context_tokens) / token_s)
 
     def scored_cost(self) -> int:
         cost = self.learned.cost

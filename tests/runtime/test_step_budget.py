@@ -128,6 +128,16 @@ def test_decodes_are_as_many_as_a_step_s_bound_has_room_for_and_leave_some_of_it
     assert slowed().num_decodes(many._replace(num_decodes=5)) == 5
 
 
+def test_the_least_that_pays_is_no_reason_for_a_step_beyond_its_bound():
+    """A large model on a few cores: 16 tokens of a prompt take five times as long as a decode."""
+    cost = StepCost(base_s=0.150, token_s=0.040, row_s=0.0, context_s=0.0, pair_s=0.0, scored_s=0.080)
+    bounded, unbounded = (TimedBudget(cost, Goals(0.2, 1.0, each), least=16) for each in (SLOWDOWN, None))
+    (tokens,) = {bounded.prompt_tokens(Load(1, 0, waiting)) for waiting in (100, 100_000)}
+    assert tokens == int((0.300**1.3 - 0.150**1.3) ** (1 / 1.3) / 0.040)
+    assert bounded.prompt_tokens(Load(1, 0, 100, num_asking=2)) > 2 * tokens
+    assert unbounded.prompt_tokens(Load(1, 0, 100)) == 16
+
+
 def test_decodes_have_turns_and_ends_a_cost_only_where_rows_cost_what_they_cost_alone():
     assert (slowed().has_turns, slowed().ending_cost()) == (True, 4)
     assert (slowed(None).has_turns, slowed(None).ending_cost()) == (False, 0)
@@ -159,10 +169,10 @@ def test_on_a_cpu_a_stream_beside_whatever_one_request_asks_for_waits_three_time
     stream, others = Arrival(0.0, 10, 6000), [Arrival(1.0, num_tokens, num_output, width=num)]
     ratios, took_s = beside(stream, others)
     assert len(ratios) > 30
-    assert max(ratios) < 3.1
+    assert max(ratios) < 3
     unbounded, least_s = beside(stream, others, FixedBudget(None))
     assert max(unbounded) > 7
-    assert took_s < 1.9 * least_s  # prompts have 1.4 parts in 2.4 of each step
+    assert took_s < 2 * least_s  # prompts have 1.4 parts in 2.4 of each step; long ones as much less as they are deep
 
 
 def test_on_a_cpu_a_stream_waits_five_times_as_long_beside_the_prompts_of_many_requests():
