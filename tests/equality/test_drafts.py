@@ -71,7 +71,7 @@ async def generate(
 ) -> tuple[list[tuple[list[int], list]], int]:
     """Of each prompt ids, and the tokens shown beside them; and how many guesses steps have checked. "planned": as options say."""
     config = EngineConfig(
-        device=decoder.device, max_num_seqs=8, max_model_len=200,
+        device=decoder.device, dtype="float32", max_num_seqs=8, max_model_len=200,
         **{"max_num_mixed_tokens": 16, "num_kv_blocks": 64} | options,
     )  # fmt: skip
     parts = await engine_parts(decoder, config)
