@@ -532,6 +532,14 @@ class RequestRecord(NamedTuple):
     events: tuple[RequestEvent, ...]
 
 
+class Finished(NamedTuple):
+    """A request that has ended, and all that it generated."""
+
+    request: Request
+    record: RequestRecord
+    output_ids: Sequence[int]
+
+
 class KVMap(NamedTuple):
     """The KV blocks in the order of their ids. `cells`: for each `blocks_per_cell` of them three bytes: how many of 255 parts are
     used by one sequence, shared by several, and free but cached; the rest is blank."""
@@ -624,7 +632,7 @@ class EngineClient(Protocol):
         """The steps and requests behind those numbers, as far as they are remembered; `num_cells`: of the map, at most."""
         ...
 
-    def when_finished(self, call: Callable[[Request, RequestRecord], None]) -> None:
+    def when_finished(self, call: Callable[[Finished], None]) -> None:
         """`call` is made for each request that ends from now on, probes excepted."""
         ...
 

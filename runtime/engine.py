@@ -30,6 +30,7 @@ from runtime.api import (
     ContextTooLong,
     EngineHealth,
     EngineStopped,
+    Finished,
     FinishReason,
     Metric,
     ModelInfo,
@@ -38,7 +39,6 @@ from runtime.api import (
     ProbeFailed,
     ProfileError,
     Request,
-    RequestRecord,
     SamplingParams,
     SleepLevel,
     TokenLogprobs,
@@ -207,7 +207,7 @@ class Engine:
             self._sleeping.level,
         )  # fmt: skip
 
-    def when_finished(self, call: Callable[[Request, RequestRecord], None]) -> None:
+    def when_finished(self, call: Callable[[Finished], None]) -> None:
         self._meter.when_finished(call)
 
     def abort(self, ids: Collection[str] | None = None) -> int:

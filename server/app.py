@@ -32,6 +32,7 @@ from server.http.middleware import RequestMiddleware
 from server.http.tracing import note_trace
 from server.loaded import engines
 from server.loaded.feed import Feed, Snapshots
+from server.loaded.texts import Texts
 from server.ollama.errors import OllamaErrors
 from server.route import Route
 from server.service import Service
@@ -127,7 +128,10 @@ def create_app(service: Service) -> ASGIApp:
     config = service.config
     paths = [PathRoute(each.path, Endpoint(each, service), methods=[each.method]) for each in ROUTES]
     app: ASGIApp = Router(paths, redirect_slashes=False)
-    feed = Feed(Snapshots(service.lifecycle, lambda: service.http_stats.in_flight))
+    if config.log_requests:
+        service.add_part(Texts, texts := Texts())
+        service.lifecycle.when_loaded(texts.watch)
+    feed = Feed(Snapshots(service.lifecycle, lambda: service.http_stats.in_flight, has_texts=config.log_requests))
     service.add_part(Feed, feed)
     service.lifecycle.when_draining(feed.close)
     folder = service.part(BatchFolder.of)

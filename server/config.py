@@ -291,7 +291,11 @@ class ServerConfig(EngineOptions):
 
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe message shown", group=_LOG)
     log_format: Literal["text", "json"] = option("text", "a line is text for people, or a JSON object", group=_LOG)
-    log_requests: bool = option(False, "log the parameters of every generation", group=_LOG)
+    log_requests: bool = option(
+        False,
+        "log the parameters of every generation, and keep the last prompts and answers for the inspector",
+        group=_LOG,
+    )
     otlp_traces_endpoint: str | None = option(
         None,
         "collector that gets a trace of each request, by OTLP over HTTP, such as http://localhost:4318 (needs oneloop[otel])",

@@ -137,6 +137,8 @@ class Process:
         self._display = terminal.StartupDisplay(sys.stderr, began_s=started_s)
         self._last_words = ""
         self._tracing = tracing_of(config)
+        if self._tracing is not None:
+            self._lifecycle.when_loaded(self._trace)
 
     async def run(self) -> int:
         """The exit code; where something hangs it returns all the same, and leaves it behind. Installs signal handlers on the
@@ -216,7 +218,6 @@ class Process:
             logger.exception("loading failed")
             return self._failed(f"{type(error).__name__}: {error}")
         seconds = self._display.finish()
-        self._trace(loaded)
         self._lifecycle.ready(loaded)
         tell_manager("READY=1", os.environ)
         url = terminal.url_of(self._sock.getsockname(), secured=self._config.ssl_certfile is not None)
@@ -224,9 +225,9 @@ class Process:
         return True
 
     def _trace(self, loaded: LoadedModel) -> None:
-        if self._tracing is not None:
-            for engine in loaded.engines:
-                engine.when_finished(partial(self._tracing.finished, loaded.name))
+        assert self._tracing is not None, "it was asked for"
+        for each in loaded.all:
+            each.engine.when_finished(partial(self._tracing.finished, each.name))
 
     def _report(self, progress: LoadProgress) -> None:
         self._lifecycle.report(progress)

@@ -20,6 +20,7 @@ from runtime.api import (
     EngineError,
     EngineHealth,
     EngineStopped,
+    Finished,
     FinishReason,
     HistogramData,
     KVMap,
@@ -151,7 +152,7 @@ class FakeEngine:
         self.steps: list[StepRecord] = []
         self.records: list[RequestRecord] = []
         self.kv_cells = b""
-        self._when_finished: list[Callable[[Request, RequestRecord], None]] = []
+        self._when_finished: list[Callable[[Finished], None]] = []
         self.sleep_level = SleepLevel.AWAKE
         self.profile: tuple[Path, int, int | None] | None = None
         self._live: list[_Live] = []
@@ -216,7 +217,7 @@ class FakeEngine:
         kv = KVMap(self.model.num_kv_blocks, 1, 0, self.kv_cells or bytes(3 * self.model.num_kv_blocks))
         return Activity(time.monotonic(), len(self.steps), len(self.records), steps, records, live, kv)
 
-    def when_finished(self, call: Callable[[Request, RequestRecord], None]) -> None:
+    def when_finished(self, call: Callable[[Finished], None]) -> None:
         self._when_finished.append(call)
 
     def abort(self, ids: Collection[str] | None = None) -> int:
@@ -377,7 +378,7 @@ class FakeEngine:
             self._live.remove(live)
             self.ended.append((live.request.id, reason))
             for call in self._when_finished:
-                call(live.request, self._record(live.request, reason))
+                call(Finished(live.request, self._record(live.request, reason), self._script(live.request)))
             self._notify()
 
     def _record(self, request: Request, reason: FinishReason) -> RequestRecord:

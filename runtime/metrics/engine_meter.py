@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
-from runtime.api import Activity, Metric, ModelInfo, Request, RequestRecord, StepRecord
+from runtime.api import Activity, Finished, Metric, ModelInfo, StepRecord
 from runtime.batch import ScheduledBatch
 from runtime.metrics.history import History
 from runtime.metrics.loop_lag import LoopLag
@@ -35,7 +35,7 @@ class EngineMeter:
         self._lag = LoopLag(self._stats.loop_lag.observe)
         self._throughput = ThroughputLog(self._stats, scheduler)
         self._history = History()
-        self._when_finished: list[Callable[[Request, RequestRecord], None]] = []
+        self._when_finished: list[Callable[[Finished], None]] = []
         self._cache_facts = (
             ("block_size", str(model.kv_block_size)),
             ("num_gpu_blocks", str(model.num_kv_blocks)),  # vLLM's name, whatever the device
@@ -132,7 +132,7 @@ class EngineMeter:
         for _ in range(num_tokens):  # those that come together have waited alike
             stats.inter_token_latency.observe((now - last_s) / num_tokens)
 
-    def when_finished(self, call: Callable[[Request, RequestRecord], None]) -> None:
+    def when_finished(self, call: Callable[[Finished], None]) -> None:
         self._when_finished.append(call)
 
     def finished(self, sequence: Sequence) -> None:
@@ -142,7 +142,7 @@ class EngineMeter:
         assert sequence.finish is not None
         record = self._history.finished(sequence, now)
         for call in self._when_finished:
-            call(sequence.request, record)
+            call(Finished(sequence.request, record, sequence.output_ids))
         stats.finished[sequence.finish] += 1
         stats.e2e_latency.observe(now - sequence.request.arrival_s)
         stats.request_num_preemptions.observe(sequence.num_preemptions)

@@ -1,20 +1,64 @@
-"""GET /dashboard, which shows what the server does, and GET /dashboard/feed, by which it learns of it: an event a second."""
+"""GET /dashboard, which shows what the server does, and GET /dashboard/feed, by which it learns of it: an event a second; and
+GET /dashboard/texts, what a request was about."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Annotated
+
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.errors import TextsNotFound, clip
 from server.http import pages
+from server.http.body import json_response
+from server.http.query import read_query
 from server.loaded.feed import Feed
-from server.route import EVENTS, HTML, Operation, route
+from server.loaded.texts import Texts
+from server.route import EVENTS, HTML, JSON, Operation, route
 from server.service import Service
+
+CHARS_PER_ID = 4
 
 
 @route("GET", "/dashboard", Operation("dashboardPage", "Pages", "What the server does, drawn", {HTML: None}))
 async def page(service: Service, http: Request) -> Response:
     return await pages.page("dashboard.html", http, service.offload)
+
+
+class TextsQuery(Struct, kw_only=True):
+    """`id`: the sequence's, as the feed has it."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class RequestTexts(Struct):
+    prompt: str
+    answer: str
+
+
+@route(
+    "GET", "/dashboard/texts",
+    Operation(
+        "requestTexts", "Pages", "What a request asked and was answered, where --log-requests keeps it", {JSON: RequestTexts},
+        refusals=(400, 403, 404, 503), query=TextsQuery,
+    ),
+)  # fmt: skip
+async def texts(service: Service, http: Request) -> Response:
+    loaded = service.lifecycle.require_model()
+    asked, kept = read_query(http, TextsQuery, service.config), service.added_part(Texts)
+    ids = None if kept is None else kept.find(asked.id)
+    if ids is None:
+        why = "the server keeps none without --log-requests" if kept is None else "it has not ended, or is too long ago"
+        raise TextsNotFound(f"There are no texts of the request {clip(asked.id)}: {why}")
+
+    def decoded() -> dict[str, str]:
+        decode = partial(loaded.tokenizer.decode, skip_special_tokens=False)
+        return {"prompt": decode(ids.prompt), "answer": decode(ids.answer)}
+
+    return json_response(await service.offload.run(CHARS_PER_ID * ids.num, decoded))
 
 
 @route(

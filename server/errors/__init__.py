@@ -19,6 +19,7 @@
     ├── ModelNotFound              404  `model` names none of ours
     ├── ResponseNotFound           404  no response of that id is stored, and why
     │   └── PreviousResponseNotFound  404  the same of previous_response_id
+    ├── TextsNotFound              404  what a request asked is not kept, or not any more
     ├── BatchObjectNotFound        404  no file or batch of that id is there for this key
     ├── BatchesOff                 404  files and batches need --batch-dir
     ├── RouteNotFound              404
@@ -258,6 +259,10 @@ class ResponseNotFound(ApiError):
 
 class PreviousResponseNotFound(ResponseNotFound):
     code, kind, field = "previous_response_not_found", "Previous response", "previous_response_id"
+
+
+class TextsNotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "texts_not_found"
 
 
 class BatchObjectNotFound(ApiError):

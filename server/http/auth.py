@@ -40,6 +40,7 @@ OPERATOR_PATHS = frozenset(
         "/sleep",
         "/wake_up",
         "/is_sleeping",
+        "/dashboard/texts",
     }
 )
 UNIX_SOCKET = b"unix"

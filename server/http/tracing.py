@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from runtime.api import FinishReason, PoolingParams, Request, RequestRecord
+from runtime.api import Finished, FinishReason, PoolingParams, Request, RequestRecord
 from server import __version__
 from server.arrival import TRACE_HEADERS
 from server.config import ConfigError, ServerConfig
@@ -82,10 +82,10 @@ class Tracing:
             endpoint = endpoint.rstrip("/") + _PATH
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 
-    def finished(self, model: str, request: Request, record: RequestRecord) -> None:
+    def finished(self, model: str, finished: Finished) -> None:
         """A request has ended. Called on the event loop."""
         try:
-            self._jobs.put_nowait((model, request, record, time.time_ns() - time.monotonic_ns()))
+            self._jobs.put_nowait((model, finished.request, finished.record, time.time_ns() - time.monotonic_ns()))
         except Full:
             self._num_lost += 1
             if self._num_lost == 1:

@@ -31,7 +31,9 @@ HISTOGRAMS = frozenset(
 class Snapshots:
     """What the server does, as events. Each tells of steps and requests since the one before. `num_http`: requests in flight."""
 
-    def __init__(self, lifecycle: Lifecycle, num_http: Callable[[], int]) -> None:
+    def __init__(self, lifecycle: Lifecycle, num_http: Callable[[], int], *, has_texts: bool = False) -> None:
+        """`has_texts`: whether prompts and answers can be asked for."""
+        self._has_texts = has_texts
         self._lifecycle = lifecycle
         self._num_http = num_http
         self._num_steps = self._num_requests = 0
@@ -55,7 +57,8 @@ class Snapshots:
 
     def _read(self, after_step: int, after_request: int) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "wall_s": time.time(), "status": self._lifecycle.phase.value, "http_in_flight": self._num_http()
+            "wall_s": time.time(), "status": self._lifecycle.phase.value, "http_in_flight": self._num_http(),
+            "has_texts": self._has_texts,
         }  # fmt: skip
         loaded = self._lifecycle.loaded
         if loaded is None:

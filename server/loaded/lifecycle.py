@@ -44,6 +44,7 @@ class Lifecycle:
         self._loaded: LoadedModel | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._when_draining: list[Callable[[], object]] = []
+        self._when_loaded: list[Callable[[LoadedModel], object]] = []
 
     def report(self, progress: LoadProgress) -> None:
         """A moment of loading; callable from any thread."""
@@ -51,6 +52,8 @@ class Lifecycle:
 
     def ready(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
+        for call in self._when_loaded:
+            call(loaded)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 
@@ -65,6 +68,12 @@ class Lifecycle:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
+
+    def when_loaded(self, call: Callable[[LoadedModel], object]) -> None:
+        """`call` is made before requests may enter; at once, where there is a model already."""
+        self._when_loaded.append(call)
+        if self._loaded is not None:
+            call(self._loaded)
 
     def when_draining(self, call: Callable[[], object]) -> None:
         """`call` is made when requests may not enter any more."""

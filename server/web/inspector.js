@@ -2,6 +2,7 @@
 
 import {$, button, el, svg} from "./dom.js";
 import {count, seconds} from "./feed.js";
+import {json} from "./server.js";
 
 const SHOWN = 100;
 const PHASES = [["queued", "arrival", "scheduled", "Queued"], ["prefill", "scheduled", "firstToken", "Prompt"], ["decoding", "firstToken", "lastToken", "Decode"], ["ending", "lastToken", "finished", "End"]];
@@ -64,6 +65,20 @@ export class Inspector {
       el("p", {class: "dim"}, `${count(request.prompt)} prompt tokens, ${count(request.cached)} of them cached; ${count(request.output)} generated; ${request.finish ? `ended: ${request.finish}` : "has not ended"}.`),
       marks.length ? el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Events"}, el("table", null, el("thead", null, el("tr", null, el("th", {scope: "col", class: "number"}, "after arrival"), el("th", {scope: "col"}, "event"), el("th", {scope: "col", class: "number"}, "of"))), el("tbody", null, marks))) : "",
     );
+    if (request.finished !== null && this.feed.last?.has_texts) this.texts(request, box);
+  }
+
+  // What it asked and was answered, where the server was started to keep that.
+  async texts(request, box) {
+    let found;
+    try {
+      found = await json(`dashboard/texts?id=${encodeURIComponent(request.id)}`);
+    } catch (error) {
+      found = {error: error.message};
+    }
+    if (this.detailed !== request) return;
+    const text = (title, words) => [el("h4", null, title), el("pre", {class: "text", tabindex: "0", role: "region", "aria-label": title}, words)];
+    box.append(...(found.error ? [el("p", {class: "dim"}, found.error)] : [...text("Prompt", found.prompt), ...text("Answer", found.answer)]));
   }
 }
 

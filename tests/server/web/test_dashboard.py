@@ -8,8 +8,20 @@ import time
 
 import pytest
 
-from runtime.api import FinishReason, HistogramData, Metric, RequestEvent, RequestRecord, StepRecord
+from runtime.api import (
+    Finished,
+    FinishReason,
+    HistogramData,
+    Metric,
+    Request,
+    RequestEvent,
+    RequestRecord,
+    SamplingParams,
+    StepRecord,
+)
+from server.loaded import texts
 from server.loaded.feed import Feed
+from server.loaded.texts import Texts
 from tests.server.conftest import RawAnswer
 from tests.server.web.browser import PHONE, WIDE, needs_axe, needs_chromium
 
@@ -149,6 +161,68 @@ async def test_there_is_a_feed_before_there_is_a_model(serve):
     stream.leave()
 
 
+# --- texts --------------------------------------------------------------------------------------------------------
+
+TEXTS = "/dashboard/texts"
+
+
+async def test_what_was_asked_and_answered_is_kept_only_where_it_shall_be(serve):
+    for keeps in (False, True):
+        server = await serve(log_requests=keeps)
+        await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 50}, headers={"x-request-id": "mine"})
+        found = await server.http.get(TEXTS, params={"id": "cmpl-mine-0"})
+        if keeps:
+            assert found.json() == {"prompt": "Hi", "answer": "Hello there<|eos|>"}
+        else:
+            assert found.status_code == 404
+            assert "--log-requests" in found.json()["error"]["message"]
+        assert (await server.http.get(TEXTS, params={"id": "nobody"})).status_code == 404
+        assert (await server.http.get(TEXTS)).status_code == 400
+        stream = await opened(server)
+        assert (await anext(events_of(stream)))["has_texts"] == keeps
+        stream.leave()
+
+
+async def test_a_user_does_not_read_what_others_asked(serve):
+    server = await serve(log_requests=True, api_key=("sk-user",))
+    response = await server.http.get(TEXTS, params={"id": "x"}, headers={"x-api-key": "sk-user"})
+    assert response.status_code == 403
+
+
+def test_what_is_kept_is_bounded_in_requests_and_in_tokens():
+    def finished(name: str, num: int) -> Finished:
+        request = Request(name, [7] * num, SamplingParams(1))
+        return Finished(request, RequestRecord(1, name, 0.0, *[None] * 4, num, 0, 1, None, ()), [8])
+
+    kept = Texts()
+    for number in range(texts.MAX_REQUESTS + 5):
+        kept.note(finished(f"r{number}", 3))
+    assert kept.find("r4") is None
+    assert kept.find("r5") == ([7] * 3, [8])
+    kept.note(finished("large", texts.MAX_TOKENS - 10))
+    assert kept.find("large") is not None
+    assert kept.find(f"r{texts.MAX_REQUESTS + 4}") is not None
+    assert kept.find(f"r{texts.MAX_REQUESTS}") is None
+    kept.note(finished("huge", texts.MAX_TOKENS))  # more than all may have
+    assert kept.find("huge") is None
+    kept.note(finished("small", 1))
+    assert kept.find("small") is not None
+
+
+@needs_chromium
+async def test_the_inspector_shows_what_was_asked_and_answered(serve, page_of):
+    server = await serve(log_requests=True)
+    Clock(server)
+    fill(server.engine)
+    texts_of = server.service.added_part(Texts)
+    ids = server.tokenizer.encode("<b>Why?</b>")
+    texts_of.note(Finished(Request("first", ids, SamplingParams(1)), server.engine.records[0], ids[3:7]))
+    page = page_of(server)
+    await page.open("/dashboard#requests/first")
+    await page.until("document.querySelectorAll('#request-detail .text').length === 2")
+    assert await page.texts("#request-detail .text") == ["<b>Why?</b>", "Why?"]
+
+
 # --- the pages ----------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +278,7 @@ async def test_the_inspector_tells_the_life_of_a_request(serve, page_of):
     (detail,) = await page.texts("#request-detail")
     for words in (
         "Queued: 500 ms",
-        "Prompt: 100 ms",
+        "Prompt: 100",
         "Decode: 400 ms",
         "16 of them cached",
         "Preempted",
