@@ -40,6 +40,7 @@ class Slo:
         limits: dict[str, float] = {}
         for term in terms:
             name, _, value = term.partition(":")
+            name = {"e2el": "e2e"}.get(name, name)  # vLLM's word for it
             try:
                 limit = float(value)
             except ValueError:

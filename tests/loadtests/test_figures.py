@@ -71,6 +71,7 @@ def test_answers_of_another_length_than_requested_are_counted():
         (["tpot:100"], 2),
         (["itl:50"], 1),
         (["e2e:2000"], 2),
+        (["e2el:2000"], 2),
         (["ttft:50"], 0),
     ],
 )
