@@ -116,7 +116,7 @@ def add_arrivals(shape: argparse._ArgumentGroup) -> None:
         metavar="JSONL",
         help="in place of a workload: timestamp (ms), input_length, output_length, perhaps hash_ids a line (Mooncake's)",
     )
-    add("--trace-speed", type=float, default=1.0, metavar="X", help="2 replays it in half of the time (default 1)")
+    add("--trace-speed", type=float, metavar="X", help="2 replays it in half of the time (default 1)")
     add(
         "--concurrency",
         "--max-concurrency",
@@ -134,19 +134,29 @@ def wanted_workloads(args: argparse.Namespace) -> list[Workload]:
     arriving = args.arrivals if args.rate is None else arrivals.Poisson(args.rate)
     most = MAX_CONCURRENCY if arriving is not None else None
     changes = shape_of(args) | _given(
-        arrivals=arriving, num_requests=args.num_requests, concurrency=args.concurrency or most
+        arrivals=arriving,
+        num_requests=args.num_requests,
+        concurrency=most if args.concurrency is None else args.concurrency,
     )
-    found = [_replayed(args)] if args.trace is not None else find_workloads(args.workload, args.vocab_size)
+    if args.trace is None and args.trace_speed is not None:
+        raise ValueError("--trace-speed is for a --trace")
+    found = [_replayed(args)] if args.trace is not None else find_workloads(args.workload or ["cpu"], args.vocab_size)
     changed = [replace(workload, **changes) for workload in found]
     return [workload.repeated(index) for workload in changed for index in range(args.repeat)]
 
 
 def _replayed(args: argparse.Namespace) -> Workload:
+    if args.workload or args.output_tokens is not None:
+        raise ValueError(
+            "--trace says what is sent, and how long answers are: leave out --workload and --output-tokens"
+        )
     prompt = read_trace(args.trace, args.vocab_size, args.num_requests)
+    if args.num_requests is not None and args.num_requests > len(prompt.recorded):
+        raise ValueError(f"--num-requests {args.num_requests}: the trace has {len(prompt.recorded)}")
     lengths = [each.num_output_tokens for each in prompt.recorded]
     return Workload(
         args.trace.stem, prompt, MAX_CONCURRENCY, len(prompt.recorded), Lengths(min(lengths), max(lengths)), num_warmup=1,
-        arrivals=prompt.arrivals(args.trace_speed), endpoint="completions",
+        arrivals=prompt.arrivals(1.0 if args.trace_speed is None else args.trace_speed), endpoint="completions",
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--workload",
         nargs="+",
-        default=["cpu"],
+        default=[],
         metavar="NAME",
         help="cpu, gpu, c16, c32_512_128, burst, chat, turns, rag, agents, structured, embeddings, … (default cpu)",
     )

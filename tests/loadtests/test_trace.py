@@ -53,6 +53,25 @@ def test_what_is_no_trace_is_refused_by_its_line(tmp_path, line, reason):
         read_trace(trace(tmp_path, line))
 
 
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--workload", "c1"], "leave out --workload"),
+        (["--output-tokens", "3"], "leave out"),
+        (["--num-requests", "9"], "the trace has 3"),
+        (["--trace-speed", "0"], "speed of a trace"),
+        (["--rate", "3"], "not allowed with"),
+    ],
+)
+def test_what_a_trace_says_already_is_not_ignored_but_refused(tmp_path, args, reason, capsys):
+    try:
+        code = main(["serve", "--trace", str(trace(tmp_path, *LINES)), *args])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert reason in capsys.readouterr().err
+
+
 def test_a_trace_is_replayed_against_a_server(tmp_path, served, capsys):
     args = ["--trace", str(trace(tmp_path, *LINES)), "--trace-speed", "1000", "--num-requests", "2", "--warmup", "0"]
     assert main(["serve", "--base-url", served[0], *args]) == 0
