@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from runtime.batch import RowBinding, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
@@ -86,11 +87,13 @@ class ModelDrafter:
         self._sampler = sampler
         self.graphs: ProposalGraphs = NoProposalGraphs()
         max_num_seqs, device = len(inputs.last_ids), inputs.last_ids.device
-        self._wanting = torch.zeros((2, max_num_seqs), dtype=torch.int64, device=device)  # rows; how many guesses each
-        self._ids = torch.zeros(
-            max_num_seqs, dtype=torch.int64, device=device
-        )  # what each was last guessed, or sampled
-        self._round = torch.zeros(1, dtype=torch.int64, device=device)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        self._wanting = zeros(2, max_num_seqs)  # rows, and how many guesses each wants
+        self._ids = zeros(max_num_seqs)  # what each was last guessed, or sampled
+        self._round = zeros(1)
 
     def bind(self, row: int, binding: RowBinding) -> None:
         """What it knows of a row is in the row's blocks."""

@@ -49,9 +49,8 @@ class DeviceSpeculation(Speculation):
                 gain += row.expected(num)
         if not self._pays(plan, gain, sum(nums.values()), num_rows):
             return {}
-        return (
-            nums if self._num_drafted % PLAIN_EVERY > 1 else {}
-        )  # two steps, of which the second has none of both kinds
+        pauses = self._num_drafted % PLAIN_EVERY < 2  # two steps, of which the second neither checks nor makes any
+        return {} if pauses else nums
 
     def _learn(self, row: Acceptance, num_drafts: int, token_ids: Several[int]) -> None:
         if token_ids:
