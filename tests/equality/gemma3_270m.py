@@ -86,12 +86,18 @@ def theirs() -> transformers.PreTrainedModel:
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with GgufFile(file()) as stored:
         weights = {_theirs(name): _dequantized(stored, name) for name in stored.tensors}
-    found = model.load_state_dict(weights, strict=False)
-    assert not found.unexpected_keys
-    assert set(found.missing_keys) <= {"lm_head.weight"}
+    model, found = transformers.Gemma3ForCausalLM.from_pretrained(
+        None,
+        config=config,
+        state_dict=weights,
+        attn_implementation="eager",
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    assert not found["unexpected_keys"]
+    assert set(found["missing_keys"]) <= {"lm_head.weight"}
     return model.eval()
 
 

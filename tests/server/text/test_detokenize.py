@@ -90,7 +90,7 @@ def test_runs_of_byte_tokens_give_what_decode_gives(name, parts, places, skip):
 
 
 @given(data=st.binary(max_size=24), places=cuts)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_bytes_in_byte_level_tokens_give_what_decode_gives(data, places):
     tokenizer = made("byte level")
     byte_tokens = [tokenizer.token_to_id(char) for char in byte_characters()]

@@ -38,7 +38,7 @@ def read_until(feeds: list[str], markers: Markers) -> tuple[str, str]:
 
 
 @given(text=few_letters, strings=markers_lists, size=st.integers(1, 5))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_the_marker_that_begins_first_is_found_in_any_cuts(text, strings, size):
     places = [(text.find(string), string) for string in strings if string in text]
     at, marker = min(places, default=(len(text), ""))
@@ -59,7 +59,7 @@ def test_valid_json_passes_unchanged(value, ascii_only, indent):
 
 
 @given(text=st.text(alphabet='{}[]:,"\\ntrue1.e-0u ', max_size=14))
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_what_a_parser_refuses_is_refused(text):
     try:
         parsed = json.loads(text)
@@ -83,7 +83,7 @@ def test_a_scanner_passes_everything_on_as_it_comes(value):
 
 
 @given(value=values)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_what_python_writes_becomes_the_same_in_json(value):
     assert json.loads(python_to_json(repr(value)) or "") == value
 
