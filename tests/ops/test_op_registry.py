@@ -34,10 +34,11 @@ NATIVE = {
     "gated",
     "activate",
     "sample",
+    "lora",
 }  # ops that have such a kernel
 OTHERS = {
     "embedding", "attend", "attend_latent", "attend_packed", "unpack", "place_tokens", "causal_conv", "state_space_scan",
-    "selective_scan", "gated_delta_rule", "gated_rms_norm",
+    "selective_scan", "gated_delta_rule", "gated_rms_norm", "lora_index", "look_up",
 }  # fmt: skip
 
 
