@@ -100,7 +100,7 @@ export function quantile(bounds, counts, share) {
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
-  if (value < 0.1) return `${(value * 1000).toFixed(1)} ms`;
+  if (value < 0.09995) return `${(value * 1000).toFixed(1)} ms`;
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   return value < 100 ? `${value.toFixed(value < 10 ? 2 : 1)} s` : `${Math.round(value)} s`;
 }

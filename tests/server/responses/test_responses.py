@@ -242,7 +242,7 @@ async def test_a_server_that_shuts_down_says_so_in_the_stream(serve):
     await server.engine.drain(0)
     body = final(frames(b"".join(await stream.chunks()).decode()))
     assert body["status"] == "failed"
-    assert "shut down" in body["error"]["message"]
+    assert "The server ended the request" in body["error"]["message"]
 
 
 async def test_a_full_queue_is_a_429_streamed_or_not(serve):
