@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import tempfile
 import time
@@ -115,6 +116,9 @@ async def run(args: argparse.Namespace) -> None:
             )
         await engine.close()
         del engine
+        gc.collect()  # it is in a circle with its task
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
     config = EngineConfig(
         enable_lora=True, max_loras=most + 1, max_cpu_loras=most + 4, max_lora_rank=args.rank, **options
     )

@@ -4,7 +4,11 @@ All that differs from step to step is read from device memory: which slot each t
 an upper bound that follows from the number of tokens and slots alone, and a program without a tile ends at once, so one captured
 graph serves any mixture, none included. The first kernel shrinks the inputs for all parts of a layer, with the inner sum cut into
 pieces where few tokens would leave the device idle; the second adds the pieces up, expands, and adds to what the weight gave. Each
-output belongs to one program: the same bits every time."""
+output belongs to one program: the same bits every time.
+
+What a kernel reads before it waits for the one before it: which tiles there are, which torch's kernels wrote as the step
+began, none of which lets a later one begin early; and adapters, which copies wrote. Every program waits, those without a
+tile too: else whoever comes next would take what came before for done."""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 
 _FEW_TOKENS = 512  # up to which tiles are small
 _MANY_TILES = 128  # from which on the inner sum is not cut
-_PIECES = 8
-_DEPTH, _COLUMNS = 128, 128
+_PIECES = 16
+_DEPTH, _COLUMNS = 256, 128
 _LEAST_RANK = 16  # of a matrix product
 
 
@@ -67,21 +71,23 @@ def _shrink(
     ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # x [tokens, IN], a [slots, PARTS, RANK, IN] -> h [pieces, tokens as sorted, PARTS, RANK] float32: the sums over one PIECE.
-    wait_for_previous(PDL)
     slot, place, there, token = _tile(order_ptr, tiles_ptr, tl.program_id(0), NUM_TILES, ROWS)
-    if slot < 0:
-        return
     part, piece = tl.program_id(1), tl.program_id(2)
     rank = tl.arange(0, RANK)
-    a_at = a_ptr + ((slot.to(tl.int64) * PARTS + part) * RANK + rank) * IN
+    depth = piece * PIECE + tl.arange(0, DEPTH)
+    a_at = a_ptr + ((tl.maximum(slot, 0).to(tl.int64) * PARTS + part) * RANK + rank) * IN
+    a = tl.load(a_at[:, None] + depth[None, :], mask=(depth < IN)[None, :], other=0.0)
+    wait_for_previous(PDL)
+    if slot < 0:
+        return
     x_at = x_ptr + token * stride_x
     result = tl.zeros((ROWS, RANK), tl.float32)
     for offset in range(0, PIECE, DEPTH):
-        depth = piece * PIECE + offset + tl.arange(0, DEPTH)
-        inside = depth < IN
-        x = tl.load(x_at[:, None] + depth[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        a = tl.load(a_at[:, None] + depth[None, :], mask=inside[None, :], other=0.0)
+        inside = depth + offset < IN
+        x = tl.load(x_at[:, None] + (depth + offset)[None, :], mask=there[:, None] & inside[None, :], other=0.0)
         result = tl.dot(x, tl.trans(a), result, input_precision=PRECISION)
+        after = (depth + offset + DEPTH < IN) & (offset + DEPTH < PIECE)
+        a = tl.load(a_at[:, None] + (depth + offset + DEPTH)[None, :], mask=after[None, :], other=0.0)
     h_at = h_ptr + ((piece * num_tokens + place.to(tl.int64)) * PARTS + part) * RANK
     tl.store(h_at[:, None] + rank[None, :], result, mask=there[:, None])
 
@@ -94,24 +100,25 @@ def _expand(
 ):  # fmt: skip
     # h as above, b [slots, OUT, RANK], scale [slots, PARTS], part [3, column tiles]: the part, first column and end of each
     # -> out [tokens, OUT] += scale * h b^T.
-    wait_for_previous(PDL)
     slot, place, there, token = _tile(order_ptr, tiles_ptr, tl.program_id(0), NUM_TILES, ROWS)
-    if slot < 0:
-        return
     block, num_blocks = tl.program_id(1), tl.num_programs(1)
     part = tl.load(part_ptr + block)
-    scale = tl.load(scale_ptr + slot * PARTS + part)
-    if scale == 0.0:
-        return
     column = tl.load(part_ptr + num_blocks + block) + tl.arange(0, COLUMNS)
     inside = column < tl.load(part_ptr + 2 * num_blocks + block)
     rank = tl.arange(0, RANK)
+    known = tl.maximum(slot, 0)
+    scale = tl.load(scale_ptr + known * PARTS + part)
+    b_at = b_ptr + (known.to(tl.int64) * OUT + column) * RANK
+    b = tl.load(b_at[:, None] + rank[None, :], mask=inside[:, None], other=0.0)
+    wait_for_previous(PDL)
+    if slot < 0:
+        return
+    if scale == 0.0:
+        return
     h = tl.zeros((ROWS, RANK), tl.float32)
-    for piece in range(PIECES):
+    for piece in tl.static_range(PIECES):
         h_at = h_ptr + ((piece * num_tokens + place.to(tl.int64)) * PARTS + part) * RANK
         h += tl.load(h_at[:, None] + rank[None, :], mask=there[:, None], other=0.0)
-    b_at = b_ptr + (slot.to(tl.int64) * OUT + column) * RANK
-    b = tl.load(b_at[:, None] + rank[None, :], mask=inside[:, None], other=0.0)
     added = tl.dot((h * scale).to(b.dtype), tl.trans(b), input_precision=PRECISION)
     out_at = out_ptr + token[:, None] * stride_out + column[None, :]
     mask = there[:, None] & inside[None, :]
@@ -152,10 +159,12 @@ class TritonLoraSlots(LoraSlots):
         b = torch.zeros(self._b.shape[1:], dtype=self._b.dtype, pin_memory=self._pinned)
         scale = torch.zeros(self._scale.shape[1:], pin_memory=self._pinned)
         for part in parts:
-            place = self._starts.index(part.start)
-            a[place, : part.rank] = part.a
-            b[part.start : part.start + len(part.b), : part.rank] = part.b
-            scale[place] = part.scale
+            stop = part.start + len(part.b)
+            for place, start in enumerate(self._starts):
+                if part.start <= start < stop:  # one may change several of the layer's parts, by one A
+                    a[place, : part.rank] = part.a
+                    scale[place] = part.scale
+            b[part.start : stop, : part.rank] = part.b
         return _Share(a, b, scale)
 
     def put(self, slot: int, share: _Share | None) -> None:

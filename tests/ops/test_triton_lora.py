@@ -30,7 +30,20 @@ def parts(seed: int, ranks: tuple[int, ...]) -> list[ops.LoraPart]:
     return found
 
 
-SHARES = {0: parts(0, (8, 8, 8)), 1: parts(1, (0, 20, 0)), 2: parts(2, (3, 0, 20)), 4: parts(4, (16, 1, 5))}
+def over_all(seed: int, rank: int) -> list[ops.LoraPart]:
+    """One for all parts, as a fused projection of a checkpoint has it."""
+    random = torch.Generator().manual_seed(seed)
+    a, b = torch.randn(rank, IN, generator=random) / 8, torch.randn(sum(PARTS), rank, generator=random) / 8
+    return [ops.LoraPart(0, a, b, 2.0)]
+
+
+SHARES = {
+    3: over_all(7, 9),
+    0: parts(0, (8, 8, 8)),
+    1: parts(1, (0, 20, 0)),
+    2: parts(2, (3, 0, 20)),
+    4: parts(4, (16, 1, 5)),
+}
 
 
 def filled(kind, dtype: torch.dtype, device: str) -> ops.LoraSlots:

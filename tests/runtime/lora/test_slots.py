@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from bisect import insort
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from runtime.api import Adapter, Request, SamplingParams
 from runtime.batch import AdapterLoad
 from runtime.lora.config import LoraLimits
@@ -189,3 +195,50 @@ def test_metrics_count_places_and_label_no_more_adapters_than_a_bound():
     assert found["lora_resident"] == {(("place", "memory"),): 200, (("place", "slot"),): 0}
     assert len(found["lora_requests"]) == 129
     assert found["lora_requests"][(("adapter", "others"),)] == 72
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    num_adapters=st.integers(1, 6),
+    max_loras=st.integers(1, 3),
+    spare=st.integers(0, 2),
+    num_rows=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+)
+def test_whatever_comes_everybody_gets_a_turn_within_the_bounds(num_adapters, max_loras, spare, num_rows, seed):
+    """Loads end in any order, some fail; adapters retire; sequences are preempted. Bounds hold after every turn."""
+    rng = random.Random(seed)
+    bench = Bench(num_adapters, max_loras, max_loras + spare)
+    running: list[Sequence] = []
+    known = [*range(1, num_adapters + 1)]
+    for turn in range(600):
+        if turn < 120 and known and rng.random() < 0.7:
+            bench.ask(rng.choice([*known, known[0], None]))  # one is more popular than others
+        if turn < 120 and rng.random() < 0.03 and known:
+            bench.slots.retire(known.pop(rng.randrange(len(known))))
+        if bench.loading and rng.random() < 0.6:
+            key = bench.loading.pop(rng.randrange(len(bench.loading)))
+            (bench.slots.failed if turn < 120 and rng.random() < 0.2 else bench.slots.loaded)(key)
+        startable = bench.may_start()
+        while startable and len(running) < num_rows:
+            bench.start(startable[0])
+            running.append(startable[0])
+            startable = [sequence for sequence in bench.waiting if bench.slots.may_start(sequence, order)]
+        if running and rng.random() < 0.5:
+            sequence = running.pop(rng.randrange(len(running)))
+            if sequence.request.adapter is None:
+                continue
+            if turn < 120 and rng.random() < 0.2:
+                bench.slots.stops(sequence.request.adapter.key)
+                insort(bench.waiting, sequence, key=order)
+            else:
+                bench.end(sequence)
+        adapters = {sequence.request.adapter.key for sequence in running if sequence.request.adapter}
+        assert len(adapters) <= max_loras
+        found = {metric.name: metric.samples for metric in bench.slots.metrics()}
+        in_memory = found["lora_resident"][(("place", "memory"),)]
+        assert in_memory + len(bench.loading) <= max_loras + spare
+        for load in bench.slots.take_loads():
+            assert 0 <= load.slot < max_loras
+    assert not bench.waiting
+    assert not running
