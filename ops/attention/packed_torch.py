@@ -1,19 +1,29 @@
 """Attention within a step by torch's fused kernel: no score matrix in memory. Neighbouring rows of one length are one call, so
-texts of equal length cost no more than a padded batch, and others are not padded.
+texts of equal length cost no more than a padded batch, and others are not padded. Where torch is kept to one thread, heads
+are shared among threads of Python's, which sleep in between: theirs would spin on the cores that kernels of our own need.
 
 Knows full masks, their windows and relative biases; the rest is the reference's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ops import native
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
+
+_MAX_THREADS = 16
+_WORTH_SHARING = (
+    1 << 22
+)  # multiplications of scores: some tenths of a millisecond, while a thread wakes in some hundredths
 
 
 def computes(heads: AttentionHeads) -> bool:
@@ -24,17 +34,59 @@ def computes(heads: AttentionHeads) -> bool:
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, heads: AttentionHeads) -> Tensor:
     """q [T, Hq, D], k and v [T, Hkv, D], all that a row has -> [T, Hq, D]. Under a full mask."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    grouped = heads.num_heads != heads.num_kv_heads
     for start, count, length in _runs(meta.query_start_loc.tolist()):
         tokens = slice(start, start + count * length)
-        queries, keys, values = (
-            each[tokens].view(count, length, -1, heads.head_size).transpose(1, 2) for each in (q, k, v)
+        queries, keys, values, mixed = (
+            each[tokens].view(count, length, -1, heads.head_size).transpose(1, 2) for each in (q, k, v, out)
         )
-        mixed = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=_mask(heads, length, q), scale=heads.scale, enable_gqa=grouped
-        )
-        out[tokens] = mixed.transpose(1, 2).flatten(0, 1)
+        run = _Run(queries, keys, values, mixed, _mask(heads, length, q), heads.scale)
+        work = count * length * length * heads.num_heads * heads.head_size
+        first, *others = _shares(heads, num_threads(q) if work >= _WORTH_SHARING else 1)
+        waiting = [_threads().submit(run.mix, *share) for share in others]
+        run.mix(*first)
+        for each in waiting:
+            each.result()
     return out
+
+
+class _Run(NamedTuple):
+    """Rows of one length: queries and out [R, Hq, n, D], keys and values [R, Hkv, n, D], and what their scores gain."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    out: Tensor
+    mask: Tensor | None
+    scale: float
+
+    @torch.inference_mode()
+    def mix(self, ours: slice, theirs: slice) -> None:
+        """Some heads of the queries, and those of keys and values that they read."""
+        mask = self.mask if self.mask is None or self.mask.dim() == 2 else self.mask[ours]
+        grouped = self.queries.shape[1] != self.keys.shape[1]
+        self.out[:, ours] = scaled_dot_product_attention(
+            self.queries[:, ours], self.keys[:, theirs], self.values[:, theirs], attn_mask=mask, scale=self.scale,
+            enable_gqa=grouped,
+        )  # fmt: skip
+
+
+def num_threads(x: Tensor) -> int:
+    """Threads that may share a call: those of the native kernels, where torch is kept to one for their sake."""
+    if x.device.type != "cpu" or native.module is None or torch.get_num_threads() != 1:
+        return 1
+    return int(native.module.num_threads())
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="oneloop-attention")
+
+
+def _shares(heads: AttentionHeads, count: int) -> list[tuple[slice, slice]]:
+    """Heads of queries, and of keys and values, in as many parts as there may be threads."""
+    group, parts = heads.num_heads // heads.num_kv_heads, min(count, heads.num_kv_heads, _MAX_THREADS)
+    ends = [heads.num_kv_heads * part // parts for part in range(parts + 1)]
+    return [(slice(start * group, stop * group), slice(start, stop)) for start, stop in pairwise(ends)]
 
 
 def _runs(starts: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import ops
-from ops.attention import _attend, _paged_attention
+from ops import native
+from ops.attention import _attend, _paged_attention, packed_torch
 from ops.attention.mask import MASKS
 from ops.registry import USUAL_ATTENTION
 from tests.ops.test_op_attention import int32
@@ -178,3 +179,31 @@ def test_what_torch_s_kernel_lacks_is_the_references():
         ops.force(None, "attend_packed")
     assert torch.equal(got, wanted)
     assert not torch.allclose(got, ops.attend_packed(qkv, heads("full"), positions, meta))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_threads_that_share_heads_change_nothing(threads, biased, monkeypatch):
+    monkeypatch.setattr(packed_torch, "_WORTH_SHARING", 1)
+    qkv, positions, meta, _ = step()
+    biases = torch.randn(HEADS, 2 * 300 - 1, generator=torch.Generator().manual_seed(2)) if biased else None
+    ours = replace(heads("full"), relative_bias=biases)
+    monkeypatch.setattr(packed_torch, "num_threads", lambda x: 1)
+    wanted = ops.attend_packed(qkv.clone(), ours, positions, meta)
+    monkeypatch.setattr(packed_torch, "num_threads", lambda x: threads)
+    with torch.inference_mode():
+        got = ops.attend_packed(qkv.clone(), ours, positions, meta)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
+
+
+def test_torch_s_own_threads_are_left_alone():
+    if native.module is None:
+        pytest.skip("no native kernels")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert packed_torch.num_threads(torch.empty(1)) == 1
+        torch.set_num_threads(1)
+        assert packed_torch.num_threads(torch.empty(1)) == native.module.num_threads()
+    finally:
+        torch.set_num_threads(before)
