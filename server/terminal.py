@@ -1,7 +1,7 @@
 """What a person at the terminal sees while the server starts: progress, and a summary once it has.
 
-On a terminal a bar per phase that counts something; into a file or a pipe a line per phase. Standard library, and tqdm where
-there is a bar."""
+On a terminal a bar per phase that counts something, and a line for one that does not; into a file or a pipe a line per phase.
+Standard library, and tqdm where there is a bar."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StartupDisplay:
             if progress.phase != self._phase:
                 self._end_phase()
                 self._phase = progress.phase
-                if not self._interactive:
+                if not (self._interactive and progress.total):
                     print(f"oneloop: {progress.phase} …", file=self._out, flush=True)
             if self._interactive and progress.total:
                 self._draw(progress)
