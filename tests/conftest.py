@@ -38,6 +38,8 @@ SLOW = (
     "server/test_tool_calls.py",  # every tool parser's samples, whole and in pieces, through a server
     "server/test_llm_memory.py", "test_contributing.py", "server/test_process.py", "server/responses/test_response_wire.py",
     "server/test_user_text.py", "server/test_fuzzed_bodies.py", "server/test_text_pieces.py",
+    "server/test_tokenizer.py", "server/test_service_manager.py", "server/test_llm.py",
+    "runtime/speculate/test_what_pays.py",
 )  # fmt: skip
 
 
