@@ -54,24 +54,25 @@ def index(slots: Tensor, num_slots: int) -> TokenAdapters:
 
 
 @triton.jit
-def _tile(order_ptr, tiles_ptr, tile, NUM_TILES: tl.constexpr, ROWS: tl.constexpr):
+def _tile(order_ptr, tiles_ptr, tile, num_tiles, ROWS: tl.constexpr):
     # Slot; places [ROWS] in sorted order; which of them there are; and the tokens that stand there.
     slot = tl.load(tiles_ptr + tile)
-    place = tl.load(tiles_ptr + NUM_TILES + tile) + tl.arange(0, ROWS)
-    end = tl.load(tiles_ptr + 2 * NUM_TILES + tile)
+    place = tl.load(tiles_ptr + num_tiles + tile) + tl.arange(0, ROWS)
+    end = tl.load(tiles_ptr + 2 * num_tiles + tile)
     there = place < end  # nowhere, in a tile without a slot
     token = tl.load(order_ptr + place, mask=there, other=0)
     return slot, place, there, token.to(tl.int64)
 
 
-@triton.jit
+# How many tokens and tiles there are differs from graph to graph, and is no constant: kernels would be compiled for each.
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _shrink(
-    x_ptr, stride_x, a_ptr, order_ptr, tiles_ptr, h_ptr, num_tokens,
-    NUM_TILES: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, IN: tl.constexpr, PIECE: tl.constexpr,
+    x_ptr, stride_x, a_ptr, order_ptr, tiles_ptr, h_ptr, num_tokens, num_tiles,
+    PARTS: tl.constexpr, RANK: tl.constexpr, IN: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # x [tokens, IN], a [slots, PARTS, RANK, IN] -> h [pieces, tokens as sorted, PARTS, RANK] float32: the sums over one PIECE.
-    slot, place, there, token = _tile(order_ptr, tiles_ptr, tl.program_id(0), NUM_TILES, ROWS)
+    slot, place, there, token = _tile(order_ptr, tiles_ptr, tl.program_id(0), num_tiles, ROWS)
     part, piece = tl.program_id(1), tl.program_id(2)
     rank = tl.arange(0, RANK)
     depth = piece * PIECE + tl.arange(0, DEPTH)
@@ -92,15 +93,15 @@ def _shrink(
     tl.store(h_at[:, None] + rank[None, :], result, mask=there[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _expand(
-    h_ptr, b_ptr, scale_ptr, part_ptr, order_ptr, tiles_ptr, out_ptr, stride_out, num_tokens,
-    NUM_TILES: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, OUT: tl.constexpr, PIECES: tl.constexpr,
+    h_ptr, b_ptr, scale_ptr, part_ptr, order_ptr, tiles_ptr, out_ptr, stride_out, num_tokens, num_tiles,
+    PARTS: tl.constexpr, RANK: tl.constexpr, OUT: tl.constexpr, PIECES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # h as above, b [slots, OUT, RANK], scale [slots, PARTS], part [3, column tiles]: the part, first column and end of each
     # -> out [tokens, OUT] += scale * h b^T.
-    slot, place, there, token = _tile(order_ptr, tiles_ptr, tl.program_id(0), NUM_TILES, ROWS)
+    slot, place, there, token = _tile(order_ptr, tiles_ptr, tl.program_id(0), num_tiles, ROWS)
     block, num_blocks = tl.program_id(1), tl.num_programs(1)
     part = tl.load(part_ptr + block)
     column = tl.load(part_ptr + num_blocks + block) + tl.arange(0, COLUMNS)
@@ -190,12 +191,12 @@ class TritonLoraSlots(LoraSlots):
         x = x if x.dtype == self._a.dtype else x.to(self._a.dtype)
         launch = overlap(x.device)
         _shrink[num_tiles, num_parts, pieces](
-            x, x.stride(0), self._a, adapters.order, adapters.tiles, h, num_tokens,
-            NUM_TILES=num_tiles, PARTS=num_parts, RANK=self._rank, IN=size, PIECE=piece, ROWS=rows, DEPTH=_DEPTH,
+            x, x.stride(0), self._a, adapters.order, adapters.tiles, h, num_tokens, num_tiles,
+            PARTS=num_parts, RANK=self._rank, IN=size, PIECE=piece, ROWS=rows, DEPTH=_DEPTH,
             PRECISION=self._precision, **launch,
         )  # fmt: skip
         _expand[num_tiles, num_blocks](
-            h, self._b, self._scale, self._blocks, adapters.order, adapters.tiles, out, out.stride(0), num_tokens,
-            NUM_TILES=num_tiles, PARTS=num_parts, RANK=self._rank, OUT=self.shape.out_features, PIECES=pieces,
+            h, self._b, self._scale, self._blocks, adapters.order, adapters.tiles, out, out.stride(0), num_tokens, num_tiles,
+            PARTS=num_parts, RANK=self._rank, OUT=self.shape.out_features, PIECES=pieces,
             ROWS=rows, COLUMNS=_COLUMNS, PRECISION=self._precision, **launch,
         )  # fmt: skip
