@@ -5,6 +5,7 @@ Each was seen to hold every stream up for seconds, or to take gigabytes, on some
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -48,6 +49,31 @@ def _schema(number: int) -> bytes:
     return json.dumps(chat).encode()
 
 
+def _answered_schema(number: int) -> bytes:
+    """Big ones of five kinds, which are answered: properties, choices, a pattern, rows of a table, and alternatives."""
+    rng, kind = random.Random(number), number % 5
+
+    def word(num_chars: int = 12) -> str:
+        return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=num_chars))
+
+    text, schema = {"type": "string"}, {}
+    if kind == 0:
+        schema = {"type": "object", "properties": {word(): text for _ in range(300)}}
+    elif kind == 1:
+        schema = {"enum": [word(30) for _ in range(1500)]}
+    elif kind == 2:
+        schema = text | {"pattern": "^(" + "|".join(word(8) + "[a-z0-9]{1,20}" for _ in range(60)) + ")$"}
+    elif kind == 3:
+        cells = {word(): {"type": rng.choice(["string", "number", "integer"])} for _ in range(60)}
+        row = {"type": "object", "required": [*cells], "properties": cells, "additionalProperties": False}
+        schema = {"type": "array", "items": row, "maxItems": 50}
+    else:
+        inner = {"type": "object", "properties": {word(): text | {"maxLength": 5 + n} for n in range(5)}}
+        schema = {"anyOf": [{"type": "object", "properties": {word(): inner for _ in range(8)}} for _ in range(8)]}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "guided_json": schema}
+    return json.dumps(chat).encode()
+
+
 ATTACKS: Mapping[str, Attack] = {
     "nothing": Attack(COMPLETIONS, _completion(max_tokens=1)),
     "long-name": Attack(COMPLETIONS, _one(lambda: f'{{"prompt":"hi","max_tokens":1,"{"a" * 15 * MIB}":1}}')),
@@ -77,6 +103,7 @@ ATTACKS: Mapping[str, Attack] = {
         TOKENIZE, lambda: iter([json.dumps({"prompt": _words(2 * MIB)}).encode()] * 8), leaves_after_s=0.3
     ),
     "schemas-and-leave": Attack(CHAT, lambda: map(_schema, range(60)), leaves_after_s=0.5),
+    "schemas-answered": Attack(CHAT, lambda: map(_answered_schema, range(40))),
     "scored-prompt": Attack(COMPLETIONS, _completion(prompt=_words(12_000), prompt_logprobs=20, max_tokens=1)),
     "128-answers": Attack(COMPLETIONS, _completion(n=128)),
     "128-beams": Attack(COMPLETIONS, _completion(n=1, best_of=128, use_beam_search=True)),
