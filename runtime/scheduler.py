@@ -395,9 +395,12 @@ class Scheduler:
 
     def _take_turns(self, num_wanted: list[int]) -> Turns | None:
         """Whose turn it is to decode, where that is bounded. Who rests in this step has nothing to compute in `num_wanted` then."""
-        wanting = zip(self.running, num_wanted, strict=True)
         turns = self._turns.shared(
-            [sequence for sequence, wanted in wanting if wanted == 1 and _is_answering(sequence)]
+            [
+                sequence
+                for sequence, wanted in zip(self.running, num_wanted, strict=True)
+                if wanted == 1 and sequence.restart < 0 and _is_answering(sequence)
+            ]
         )
         if turns.wide:
             num = max(turns.num_always, self.step_budget.num_decodes(self._load(num_wanted, turns)))
