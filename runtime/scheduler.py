@@ -170,19 +170,20 @@ class Scheduler:
             for sequence in self.running
         ]
         turns = self._take_turns(num_wanted) if self.step_budget.has_turns else None
-        decodes = num_wanted.count(1)
+        decodes, read_again = num_wanted.count(1), 0
         if self._has_states and self.speculation is not None:
-            decodes += sum(
-                sequence.restart >= 0 and wanted > 1 for sequence, wanted in zip(self.running, num_wanted, strict=True)
-            )
-        scored_cost, room_for_drafts = 1, budget - decodes
+            wanting = zip(self.running, num_wanted, strict=True)
+            restarts = [wanted for sequence, wanted in wanting if sequence.restart >= 0 and wanted > 1]
+            decodes += len(restarts)
+            read_again = sum(restarts) - len(restarts)
+        scored_cost, room_for_drafts = 1, budget - decodes - read_again
         if self.waiting or decodes + num_wanted.count(0) < len(num_wanted):
             if decodes or any(map(_is_answering, self.running)):
                 mixed = self.step_budget.prompt_tokens(self._load(num_wanted, turns))
                 if mixed is not None:
                     budget = min(budget, _whole_tiles(decodes, mixed))
                     scored_cost = min(self.step_budget.scored_cost(), mixed)
-            room_for_drafts = (budget - decodes) // 2  # prompts move on, too
+            room_for_drafts = (budget - decodes - read_again) // 2  # prompts move on, too
         drafts = self._drafts(num_wanted, room_for_drafts) if self.speculation is not None and decodes else {}
         if drafts is None:
             return None
