@@ -8,7 +8,7 @@ captured first, since only one runs at a time. Captures and replays what it is g
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -71,10 +71,15 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _aliases(hidden: Any) -> Any:
-    """The same for a model's hidden states: a tensor, or a named tuple of some."""
+    """The same for a model's hidden states: a tensor, tuples of some, or what transformers gives, which has them by name."""
     if isinstance(hidden, torch.Tensor):
         return _alias(hidden)
-    return None if hidden is None else type(hidden)(*map(_aliases, hidden))
+    if isinstance(hidden, Mapping):
+        return type(hidden)(**{name: _aliases(value) for name, value in hidden.items()})
+    if isinstance(hidden, tuple):
+        aliases = map(_aliases, hidden)
+        return type(hidden)(*aliases) if hasattr(hidden, "_fields") else tuple(aliases)
+    return hidden
 
 
 class Captured(NamedTuple):

@@ -6,8 +6,10 @@ from itertools import pairwise
 
 import pytest
 import torch
+import transformers
 
 from runtime.models.decoder import Hidden
+from runtime.platform import graph_pool
 from runtime.platform.graph_pool import Captured, GraphPool, decode_sizes, drafted_shapes, mixed_shapes
 from runtime.runner.device_inputs import StepShape
 from runtime.runner.runner import Sampled
@@ -73,3 +75,18 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     assert sampled.ids.tolist() == [1000 + shape.num_tokens] * shape.num_rows
     assert sampled.logits.shape == (shape.num_rows, 100_000)
     assert (sampled.logits == sampled.ids[:, None].to(torch.bfloat16)).all()
+
+
+def test_hidden_states_of_any_model_are_not_kept_by_a_graph(monkeypatch):
+    """Ours are a named tuple; those of transformers' models stand by name beside others, or none."""
+    monkeypatch.setattr(graph_pool, "_alias", lambda tensor: -tensor)
+    rows = torch.ones(2, 3)
+    stack, residual = graph_pool._aliases(Hidden(rows, 2 * rows))
+    assert stack.tolist() == (-rows).tolist()
+    assert residual.tolist() == (-2 * rows).tolist()
+    output = transformers.modeling_outputs.BaseModelOutputWithPast(last_hidden_state=rows, hidden_states=(rows, None))
+    found = graph_pool._aliases(output)
+    assert type(found) is type(output)
+    assert found.last_hidden_state.tolist() == (-rows).tolist()
+    assert found.hidden_states[0].tolist() == (-rows).tolist()
+    assert found.hidden_states[1] is found.past_key_values is None
