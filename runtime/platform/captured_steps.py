@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from runtime.batch import Pool, ScheduledRow
 from runtime.platform.graph_pool import GraphPool
-from runtime.runner.device_inputs import DeviceInputs, StepShape
+from runtime.runner.device_inputs import DeviceInputs
 from runtime.runner.runner import Computed
 from runtime.sample.drafts import num_drafts
 
@@ -19,12 +19,14 @@ class CapturedSteps:
 
     def replay(self, rows: tuple[ScheduledRow, ...]) -> Computed | None:
         pooled = any(type(row.work) is Pool for row in rows)
-        shape = StepShape.of(rows)
+        shape = self._inputs.shape_of(rows)
         if not serves(rows) or (pooled and shape.drafts):
             return None
         if pooled:  # where every token has logits, these are made in the place of the hidden states
             shape = replace(shape, uniform=False)
-        found = self._pool.find(shape.num_tokens, shape.num_rows, uniform=shape.uniform, drafts=shape.drafts)
+        found = self._pool.find(
+            shape.num_tokens, shape.num_rows, uniform=shape.uniform, drafts=shape.drafts, adapters=shape.adapters
+        )
         if found is None:
             return None
         self._inputs.upload(rows, found)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from runtime.platform.platform import DeviceMemory, Report
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.drafter import Drafter, ModelDrafter
 from runtime.runner.runner import ModelRunner
-from runtime.runner.warmup import next_tokens, prompts, work_of
+from runtime.runner.warmup import adapter_slots_of, next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
@@ -146,7 +147,9 @@ class CudaPlatform:
         with self.out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
             step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids)
         drafts = plan.speculative is not None
-        graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens, drafts=drafts)
+        graphs = GraphPool(
+            plan.max_num_seqs, plan.max_num_batched_tokens, drafts=drafts, adapters=model.adapters is not None
+        )
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
             num_rounds = len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0
@@ -154,7 +157,7 @@ class CudaPlatform:
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         final = final.timed(config, TimedSteps(base_s, token_s), model.weights_bytes, STEPS)
         graphs = GraphPool(
-            final.max_num_seqs, final.max_num_batched_tokens, drafts=drafts
+            final.max_num_seqs, final.max_num_batched_tokens, drafts=drafts, adapters=model.adapters is not None
         )  # of no more than it came to
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
@@ -226,7 +229,7 @@ def _measure_step(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int])
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
     work = work_of(model)
-    batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks, work)
+    batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks, work, adapter_slots_of(model)[-1])
     with ops.compile_together(_current()):
         runner.run(batch)
         _run_each_kind(runner, plan, num_blocks, model)
@@ -285,9 +288,9 @@ def _parts(
 def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model: Model) -> None:
     """One step of each kind that will be captured or run: kernels are compiled, and nothing is left to be allocated late."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 2)
-    for num_rows in sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}):
+    for num_rows, slot in product(sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}), adapter_slots_of(model)):
         lengths = [min(length, plan.max_num_batched_tokens // num_rows)] * num_rows
-        batch = prompts(lengths, plan.layout, num_blocks, work_of(model))
+        batch = prompts(lengths, plan.layout, num_blocks, work_of(model), slot)
         runner.run(batch)
         if model.spec.generates:
             runner.run(next_tokens(batch))
@@ -296,8 +299,11 @@ def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model
 @torch.inference_mode()
 def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
     """Steps with guesses, of each shape that will be captured, and as they run without a graph: as `_run_each_kind`."""
-    for shape in graphs.drafted:
-        batch = prompts([1] * max(1, min(shape.num_tokens // 2, plan.max_num_seqs)), plan.layout, plan.num_kv_blocks)
+    for shape in graphs.shapes:
+        if not shape.drafts:
+            continue
+        num_rows, slot = max(1, min(shape.num_tokens // 2, plan.max_num_seqs)), 0 if shape.adapters else -1
+        batch = prompts([1] * num_rows, plan.layout, plan.num_kv_blocks, adapter_slot=slot)
         parts.runner.run(batch)
         parts.inputs.upload(next_tokens(batch, 1).rows, shape)
         parts.runner.capturable(parts.inputs.placed(shape, None))

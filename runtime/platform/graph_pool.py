@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -90,11 +91,13 @@ class Captured(NamedTuple):
 
 
 class GraphPool:
-    def __init__(self, max_num_seqs: int, max_num_tokens: int, *, drafts: bool = False) -> None:
-        """`drafts`: steps with guesses are captured, too."""
+    def __init__(self, max_num_seqs: int, max_num_tokens: int, *, drafts: bool = False, adapters: bool = False) -> None:
+        """`drafts`: steps with guesses are captured, too. `adapters`: every step is, with and without any: without, it costs what
+        it would on a server that has none."""
         self._decodes = decode_sizes(max_num_seqs)
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
-        self.drafted = drafted_shapes(max_num_seqs, max_num_tokens) if drafts else []
+        self._drafted = drafted_shapes(max_num_seqs, max_num_tokens) if drafts else []
+        self._with_adapters = (False, True) if adapters else (False,)
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Captured]] = {}
         self.memory: Any = None  # of what is captured, by torch's handle
 
@@ -103,7 +106,11 @@ class GraphPool:
         """All that will be captured, largest first."""
         decodes = [StepShape(size, size, True) for size in self._decodes]
         return sorted(
-            [*self._mixed, *self.drafted, *decodes],
+            (
+                replace(shape, adapters=adapters)
+                for shape in (*self._mixed, *self._drafted, *decodes)
+                for adapters in self._with_adapters
+            ),
             key=lambda shape: (-shape.num_tokens, -shape.num_rows, shape.uniform),
         )
 
@@ -128,15 +135,19 @@ class GraphPool:
     def is_captured(self) -> bool:
         return bool(self._graphs)
 
-    def find(self, num_tokens: int, num_rows: int, *, uniform: bool, drafts: bool = False) -> StepShape | None:
+    def find(
+        self, num_tokens: int, num_rows: int, *, uniform: bool, drafts: bool = False, adapters: bool = False
+    ) -> StepShape | None:
         """The smallest captured shape that such a step fits."""
         if uniform:
             index = bisect_left(self._decodes, num_rows)
             shape = StepShape(self._decodes[index], self._decodes[index], True) if index < len(self._decodes) else None
         else:
-            shapes = self.drafted if drafts else self._mixed
+            shapes = self._drafted if drafts else self._mixed
             fitting = (s for s in shapes if s.num_tokens >= num_tokens and s.num_rows >= num_rows)
             shape = next(fitting, None)
+        if shape is not None:
+            shape = replace(shape, adapters=adapters)
         return shape if shape in self._graphs else None
 
     def replay(self, shape: StepShape) -> Captured:

@@ -32,12 +32,13 @@ _UPDATES = 1 << 14  # table entries of one upload; a step that has more takes se
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """`num_tokens` and `num_rows` with padding. `uniform`: every row decodes one token behind what earlier steps wrote. `drafts`:
-    some row has guesses."""
+    some row has guesses; `adapters`: some has an adapter, which `of` does not know."""
 
     num_tokens: int
     num_rows: int
     uniform: bool
     drafts: bool = False
+    adapters: bool = False
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow]) -> StepShape:
@@ -132,8 +133,16 @@ class DeviceInputs:
         alone."""
         return tuple(sorted(rows, key=lambda row: -row.end))
 
+    def shape_of(self, rows: Sequence[ScheduledRow]) -> StepShape:
+        """Without padding."""
+        slots = self._told_slots
+        adapters = self._adapter_slots is not None and any(
+            (slots[row.row] if row.binding is None else row.binding.adapter_slot) >= 0 for row in rows
+        )
+        return replace(StepShape.of(rows), adapters=adapters)
+
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
-        shape = StepShape.of(rows)
+        shape = self.shape_of(rows)
         all_alike = replace(shape, drafts=False)
         self.upload(rows, all_alike)
         step = self.placed(all_alike, rows)
@@ -205,7 +214,7 @@ class DeviceInputs:
             ),
             kv_caches=self._kv_caches,
             token_type_ids=None if kinds is None else index_on(self._device_packed.device, kinds),
-            adapters=self._slots_of_tokens(tensors.rows[:num_rows], by_row.query_start_loc, num_tokens),
+            adapters=self._slots_of_tokens(by_row, num_tokens) if shape.adapters else None,
         )
         if shape.drafts:
             return StepInputs(
@@ -255,13 +264,13 @@ class DeviceInputs:
             kv_caches=self._kv_caches,
         )
 
-    def _slots_of_tokens(self, rows: Tensor, query_start_loc: Tensor, num_tokens: int) -> Tensor | None:
-        """The slot of each token's adapter, [T] int32, -1 for none and for padding; None where rows have none at all."""
-        slots = self._adapter_slots
-        if slots is None:
-            return None
+    def _slots_of_tokens(self, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:
+        """The slot of each token's adapter, [T] int32, -1 for none and for padding."""
+        slots, rows = self._adapter_slots, by_row.rows
+        assert slots is not None
+        assert rows is not None
         tokens = torch.arange(num_tokens, dtype=torch.int32, device=slots.device)
-        place = torch.searchsorted(query_start_loc, tokens, right=True) - 1
+        place = torch.searchsorted(by_row.query_start_loc, tokens, right=True) - 1
         inside = place < len(rows)
         row = rows[place.clamp(max=len(rows) - 1)]
         return torch.where(inside & (row >= 0), slots[row.clamp(min=0)], -1)

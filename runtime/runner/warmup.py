@@ -21,7 +21,14 @@ def work_of(model: Model) -> Work:
     return SAMPLE if model.spec.generates else POOLED
 
 
-def prompts(lengths: list[int], layout: KVLayout, num_blocks: int, work: Work = SAMPLE) -> ScheduledBatch:
+def adapter_slots_of(model: Model) -> tuple[int, ...]:
+    """A slot with no adapter and one that may have one, if the model has room for any; the last is the most that a row can be."""
+    return (-1,) if model.adapters is None else (-1, 0)
+
+
+def prompts(
+    lengths: list[int], layout: KVLayout, num_blocks: int, work: Work = SAMPLE, adapter_slot: int = -1
+) -> ScheduledBatch:
     """One step of whole prompts, in rows 0 and on. With more blocks than there are, they share them."""
     blocks, rows = count(), []
     for row, length in enumerate(lengths):
@@ -29,7 +36,7 @@ def prompts(lengths: list[int], layout: KVLayout, num_blocks: int, work: Work = 
         for index, group in enumerate(layout.groups):
             num = group.num_blocks(length + 1, layout.block_size)
             new.append(NewBlocks(index, 0, tuple(next(blocks) % num_blocks for _ in range(num))))
-        binding = RowBinding(_PARAMS, 0, ids, ())
+        binding = RowBinding(_PARAMS, 0, ids, (), adapter_slot=adapter_slot)
         rows.append(ScheduledRow(row, row, 0, length, ids, new_blocks=tuple(new), work=work, binding=binding))
     return ScheduledBatch(tuple(rows), sum(lengths), 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -75,6 +76,16 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     assert sampled.ids.tolist() == [1000 + shape.num_tokens] * shape.num_rows
     assert sampled.logits.shape == (shape.num_rows, 100_000)
     assert (sampled.logits == sampled.ids[:, None].to(torch.bfloat16)).all()
+
+
+def test_where_there_are_adapters_each_step_is_captured_with_and_without_any(monkeypatch):
+    without, either = GraphPool(8, 32, drafts=True), GraphPool(8, 32, drafts=True, adapters=True)
+    assert [shape for shape in either.shapes if not shape.adapters] == list(without.shapes)
+    assert {replace(shape, adapters=False) for shape in either.shapes if shape.adapters} == set(without.shapes)
+    monkeypatch.setattr(either, "_graphs", dict.fromkeys(either.shapes))
+    assert either.find(3, 3, uniform=True) == StepShape(4, 4, True)
+    assert either.find(3, 3, uniform=True, adapters=True) == StepShape(4, 4, True, adapters=True)
+    assert either.find(6, 2, uniform=False, drafts=True, adapters=True).adapters
 
 
 def test_hidden_states_of_any_model_are_not_kept_by_a_graph(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,10 +222,15 @@ def test_every_token_has_its_row_s_adapter_and_padding_has_none(device):
     def bound(row: ScheduledRow, slot: int) -> ScheduledRow:
         return row._replace(binding=RowBinding(SamplingParams(4), 0, [1], (), row.start, adapter_slot=slot))
 
+    def slots(rows: list[ScheduledRow], num_tokens: int) -> list[int] | None:
+        shape = replace(inputs.shape_of(rows), num_tokens=num_tokens)
+        adapters = filled(inputs, rows, shape).forward.adapters
+        return None if adapters is None else adapters.tolist()
+
     first, plain = scheduled(2, 0, (10, 11, 12), blocks=(9,)), scheduled(5, 0, (7,), blocks=(3,))
-    step = filled(inputs, [bound(first, 3), bound(plain, -1)], StepShape(8, 3, False))
-    assert step.forward.adapters.tolist() == [3, 3, 3, -1, -1, -1, -1, -1]
-    decodes = [scheduled(5, 1, (8,)), scheduled(2, 3, (13,))]
-    assert filled(inputs, decodes, StepShape(2, 2, True)).forward.adapters.tolist() == [-1, 3]
+    assert slots([bound(first, 3), bound(plain, -1)], 8) == [3, 3, 3, -1, -1, -1, -1, -1]
+    assert slots([scheduled(5, 1, (8,)), scheduled(2, 3, (13,))], 2) == [-1, 3]
+    assert slots([scheduled(5, 2, (8,))], 1) is None
     again = bound(scheduled(2, 0, (1, 2), blocks=(4,)), 0)
-    assert filled(inputs, [again, decodes[0]], StepShape(4, 2, False)).forward.adapters.tolist() == [0, 0, -1, -1]
+    assert slots([again, scheduled(5, 3, (8,))], 4) == [0, 0, -1, -1]
+    assert slots([bound(again, -1), scheduled(5, 4, (8,))], 4) is None
