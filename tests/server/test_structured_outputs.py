@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
 from server import LLM, SamplingParams
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.model import LoadedModel
+from server.structured.compiler import Grammars
 from tests.fakes import FakeEngine, fake_model
 from tests.server.structured.reading import reads
 from tests.server.test_refusals import error_of
@@ -138,8 +140,18 @@ async def test_what_cannot_be_honoured_is_refused_under_its_own_name(serve, fiel
 
 async def test_a_form_that_takes_too_long_to_compile_is_refused_and_the_next_request_is_served(serve, monkeypatch):
     server = await serve()
+    refused, compile = threading.Event(), Grammars._compile
+
+    def compile_late(self, grammar):
+        refused.wait()
+        return compile(self, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", compile_late)
     monkeypatch.setattr("server.structured.compiler.MAX_COMPILE_S", 0.0)
-    error = error_of(await server.chat(response_format={"type": "json_object"}), 400)
+    try:
+        error = error_of(await server.chat(response_format={"type": "json_object"}), 400)
+    finally:
+        refused.set()
     assert error["param"] == "response_format"
     assert "takes longer than 0 s" in error["message"]
     monkeypatch.setattr("server.structured.compiler.MAX_COMPILE_S", 3600.0)

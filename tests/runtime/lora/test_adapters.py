@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 from types import SimpleNamespace
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +16,8 @@ from runtime.lora.config import LoraLimits
 from runtime.weights.rules import WeightsError
 from tests.fake_runner import FakeRunner
 from tests.runtime.test_engine import engine_on, read
+
+T = TypeVar("T")
 
 
 class Store:
@@ -102,6 +106,17 @@ async def test_a_bad_adapter_is_refused_and_nothing_else_notices():
         assert store.forgotten == [2]
 
 
+async def computed(runner: FakeRunner, wanted: Awaitable[T]) -> T:
+    """The result of `wanted`, all steps until then having been computed, and none afterwards."""
+    waiting = asyncio.ensure_future(wanted)
+    while not waiting.done():
+        for event in runner.events:
+            if not event.is_done():
+                event.complete()
+        await asyncio.sleep(0)
+    return await waiting
+
+
 async def test_unloading_waits_for_the_last_request_and_takes_no_new_one():
     store, runner = Store(), FakeRunner(manual=True)
     adapters = serving(store)
@@ -115,12 +130,7 @@ async def test_unloading_waits_for_the_last_request_and_takes_no_new_one():
         with pytest.raises(AdapterGone):
             engine.submit([request(adapter)])
         assert not unloading.done()
-        while not runs.done():
-            for event in runner.events:
-                if not event.is_done():
-                    event.complete()
-            await asyncio.sleep(0)
-        assert (await runs)[0][1] is FinishReason.LENGTH
+        assert (await computed(runner, runs))[0][1] is FinishReason.LENGTH
         assert await unloading
         assert store.kept == set()
         assert not await adapters.unload("name")
@@ -128,24 +138,26 @@ async def test_unloading_waits_for_the_last_request_and_takes_no_new_one():
 
 async def test_what_is_loaded_under_a_name_anew_is_another_adapter():
     """With other blocks in the prefix cache; who runs with the old one keeps it to the end."""
-    store, runner = Store(), FakeRunner()
+    store, runner = Store(), FakeRunner(manual=True)
     adapters = serving(store, 2, 2)
     async with engine_on(runner, adapters=adapters) as engine:
         old = await adapters.load("name", "a")
         long = Request("long", [*range(1, 14)], SamplingParams(3), adapter=old)
-        await read(engine.submit([long]))
-        async with engine.submit([request(old, max_tokens=20)]) as stream:
-            await anext(aiter(stream))
-            new = await adapters.load("name", "a")
-            assert new.key != old.key
-            assert store.kept == {old.key, new.key}
-            async for _ in stream:
-                pass
+        await computed(runner, read(engine.submit([long])))
+        running = engine.submit([request(old, max_tokens=20)])
+        new = await adapters.load("name", "a")
+        assert new.key != old.key
+        assert store.kept == {old.key, new.key}
+        await computed(runner, read(running))
         assert store.kept == {new.key}
         again = Request("again", [*range(1, 14)], SamplingParams(3), adapter=new)
-        async with engine.submit([again]) as stream:
-            outputs = [output async for outputs in stream for output in outputs]
-        assert outputs[0].num_cached_tokens == 0
+
+        async def num_cached() -> int:
+            async with engine.submit([again]) as stream:
+                (first, *_) = [output async for outputs in stream for output in outputs]
+                return first.num_cached_tokens
+
+        assert await computed(runner, num_cached()) == 0
 
 
 async def test_a_load_that_nobody_waits_for_any_more_leaves_nothing():

@@ -118,7 +118,7 @@ async def test_a_cpu_times_a_step_and_bounds_prompts_beside_streams_by_it(files,
     if isinstance(found, FixedBudget):
         assert budget == found
     else:
-        assert budget.prompt_tokens(Load(1, 10, 1000)) >= 16
+        assert budget.prompt_tokens(Load(1, 10, 1000)) >= (16 if found.slowdown is None else 1)
         assert (budget.goals.max_itl_s <= found.max_itl_s) if not asked else budget.goals == found
         assert budget.goals.slowdown == found.slowdown
 
