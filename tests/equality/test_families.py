@@ -382,20 +382,26 @@ class Case:
         return references(self.theirs, self.prompts, MAX_TOKENS, drafts)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def case(request, tmp_path_factory):
-    family, folder = FAMILIES[request.param], tmp_path_factory.mktemp("model")
+def drawn(family: Row) -> transformers.PreTrainedModel:
+    """A model of the family, always the same: numbers are random, but not by chance."""
     torch.manual_seed(5)
-    theirs = transformers.AutoModelForCausalLM.from_config(
+    model = transformers.AutoModelForCausalLM.from_config(
         family.config(), dtype=torch.float32, attn_implementation=family.attention
     ).eval()
-    for parameter in theirs.parameters():
+    for parameter in model.parameters():
         if parameter.ndim == 1:  # biases and norms begin as zeros and ones, which hides mistakes
             torch.nn.init.normal_(parameter, float(parameter.data[0]), 0.3)
         else:
             torch.nn.init.normal_(parameter, 0.0, family.spread)
-    for correction in corrections(theirs):
+    for correction in corrections(model):
         torch.nn.init.normal_(correction, 0.0, 0.3)
+    return model
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request, tmp_path_factory):
+    family, folder = FAMILIES[request.param], tmp_path_factory.mktemp("model")
+    theirs = drawn(family)
     theirs.save_pretrained(folder)
     ours = load(folder, family)
     rng = random.Random(3)

@@ -24,7 +24,7 @@ from runtime.models.adapters import AdapterRoom
 from runtime.weights.fetch import resolve
 from tests.equality.adapters import Deltas, linear_modules, merged, write_adapter
 from tests.equality.greedy import TIE, Reference, engine_parts, preempt_often, references
-from tests.equality.test_families import FAMILIES, VOCAB, corrections
+from tests.equality.test_families import FAMILIES, VOCAB, drawn
 from tests.runtime.models.paged import Paged
 
 ROOM = AdapterRoom(3, 8)
@@ -58,17 +58,7 @@ class Case:
 @pytest.fixture(scope="module", params=CHOSEN)
 def case(request, tmp_path_factory):
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp("model")
-    torch.manual_seed(5)
-    theirs = transformers.AutoModelForCausalLM.from_config(
-        family.config(), dtype=torch.float32, attn_implementation=family.attention
-    ).eval()
-    for parameter in theirs.parameters():
-        if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, float(parameter.data[0]), 0.3)
-        else:
-            torch.nn.init.normal_(parameter, 0.0, family.spread)
-    for correction in corrections(theirs):
-        torch.nn.init.normal_(correction, 0.0, 0.3)
+    theirs = drawn(family)
     theirs.save_pretrained(folder)
     files = resolve(str(folder), None, lambda progress: None)
     spec = implementation.describe(files.config, "native")
