@@ -24,9 +24,7 @@ class CapturedSteps:
             return None
         if pooled:  # where every token has logits, these are made in the place of the hidden states
             shape = replace(shape, uniform=False)
-        found = self._pool.find(
-            shape.num_tokens, shape.num_rows, uniform=shape.uniform, drafts=shape.drafts, adapters=shape.adapters
-        )
+        found = self._pool.find(shape)
         if found is None:
             return None
         self._inputs.upload(rows, found)

@@ -135,19 +135,21 @@ class GraphPool:
     def is_captured(self) -> bool:
         return bool(self._graphs)
 
-    def find(
-        self, num_tokens: int, num_rows: int, *, uniform: bool, drafts: bool = False, adapters: bool = False
-    ) -> StepShape | None:
+    def find(self, wanted: StepShape) -> StepShape | None:
         """The smallest captured shape that such a step fits."""
-        if uniform:
-            index = bisect_left(self._decodes, num_rows)
-            shape = StepShape(self._decodes[index], self._decodes[index], True) if index < len(self._decodes) else None
+        if wanted.uniform:
+            index = bisect_left(self._decodes, wanted.num_rows)
+            if index == len(self._decodes):
+                return None
+            size = self._decodes[index]
+            shape = StepShape(size, size, True, adapters=wanted.adapters)
         else:
-            shapes = self._drafted if drafts else self._mixed
-            fitting = (s for s in shapes if s.num_tokens >= num_tokens and s.num_rows >= num_rows)
-            shape = next(fitting, None)
-        if shape is not None:
-            shape = replace(shape, adapters=adapters)
+            shapes = self._drafted if wanted.drafts else self._mixed
+            fitting = (s for s in shapes if s.num_tokens >= wanted.num_tokens and s.num_rows >= wanted.num_rows)
+            found = next(fitting, None)
+            if found is None:
+                return None
+            shape = replace(found, adapters=True) if wanted.adapters else found
         return shape if shape in self._graphs else None
 
     def replay(self, shape: StepShape) -> Captured:

@@ -32,7 +32,7 @@ _UPDATES = 1 << 14  # table entries of one upload; a step that has more takes se
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """`num_tokens` and `num_rows` with padding. `uniform`: every row decodes one token behind what earlier steps wrote. `drafts`:
-    some row has guesses; `adapters`: some has an adapter, which `of` does not know."""
+    some row has guesses; `adapters`: some has an adapter."""
 
     num_tokens: int
     num_rows: int
@@ -41,13 +41,14 @@ class StepShape:
     adapters: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[ScheduledRow]) -> StepShape:
+    def of(cls, rows: Sequence[ScheduledRow], *, adapters: bool = False) -> StepShape:
         """Without padding. A new row may share blocks that its neighbours fill in this very step, so it must be stored before it
         is read, which a uniform step does in one."""
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
         if uniform:
-            return cls(len(rows), len(rows), uniform)
-        return cls(sum(row.num_tokens for row in rows), len(rows), uniform, drafts=any(row.draft_ids for row in rows))
+            return cls(len(rows), len(rows), uniform, adapters=adapters)
+        drafts = any(row.draft_ids for row in rows)
+        return cls(sum(row.num_tokens for row in rows), len(rows), uniform, drafts, adapters)
 
 
 def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
@@ -139,7 +140,7 @@ class DeviceInputs:
         adapters = self._adapter_slots is not None and any(
             (slots[row.row] if row.binding is None else row.binding.adapter_slot) >= 0 for row in rows
         )
-        return replace(StepShape.of(rows), adapters=adapters)
+        return StepShape.of(rows, adapters=adapters)
 
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
         shape = self.shape_of(rows)

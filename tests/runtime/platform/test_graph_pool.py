@@ -46,7 +46,7 @@ def test_steps_with_guesses_have_shapes_up_to_as_many_tokens_as_rows_decode_or_6
 
 
 def test_what_was_not_captured_is_not_found():
-    assert GraphPool(8, 64).find(1, 1, uniform=True) is None
+    assert GraphPool(8, 64).find(StepShape(1, 1, True)) is None
 
 
 @pytest.mark.gpu
@@ -62,13 +62,13 @@ def test_the_smallest_shape_that_fits_is_replayed_and_padding_costs_no_more_than
     before = torch.cuda.memory_allocated()
     pool.capture(pool.shapes, compute)
     assert torch.cuda.memory_allocated() - before < 2 * 32 * 100_000 * 2  # their logits lie over each other
-    assert pool.find(3, 3, uniform=True) == StepShape(4, 4, True)
-    assert pool.find(32, 32, uniform=True) == StepShape(32, 32, True)
-    assert pool.find(20, 3, uniform=False) == StepShape(24, 4, False)
-    assert pool.find(20, 5, uniform=False) == StepShape(24, 24, False)
-    assert pool.find(257, 5, uniform=False) is None
+    assert pool.find(StepShape(3, 3, True)) == StepShape(4, 4, True)
+    assert pool.find(StepShape(32, 32, True)) == StepShape(32, 32, True)
+    assert pool.find(StepShape(20, 3, False)) == StepShape(24, 4, False)
+    assert pool.find(StepShape(20, 5, False)) == StepShape(24, 24, False)
+    assert pool.find(StepShape(257, 5, False)) is None
     source += 1000
-    shape = pool.find(100, 20, uniform=False)
+    shape = pool.find(StepShape(100, 20, False))
     assert shape is not None
     sampled, hidden = pool.replay(shape)
     assert hidden.x is None
@@ -83,9 +83,9 @@ def test_where_there_are_adapters_each_step_is_captured_with_and_without_any(mon
     assert [shape for shape in either.shapes if not shape.adapters] == list(without.shapes)
     assert {replace(shape, adapters=False) for shape in either.shapes if shape.adapters} == set(without.shapes)
     monkeypatch.setattr(either, "_graphs", dict.fromkeys(either.shapes))
-    assert either.find(3, 3, uniform=True) == StepShape(4, 4, True)
-    assert either.find(3, 3, uniform=True, adapters=True) == StepShape(4, 4, True, adapters=True)
-    assert either.find(6, 2, uniform=False, drafts=True, adapters=True).adapters
+    assert either.find(StepShape(3, 3, True)) == StepShape(4, 4, True)
+    assert either.find(StepShape(3, 3, True, adapters=True)) == StepShape(4, 4, True, adapters=True)
+    assert either.find(StepShape(6, 2, False, drafts=True, adapters=True)).adapters
 
 
 def test_hidden_states_of_any_model_are_not_kept_by_a_graph(monkeypatch):

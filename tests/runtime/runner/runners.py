@@ -83,9 +83,9 @@ class UncapturedPool(GraphPool):
         super().__init__(max_num_seqs, max_num_tokens, drafts=True)
         self.replayed: list[StepShape] = []
 
-    def find(self, num_tokens: int, num_rows: int, **kinds: bool) -> StepShape | None:
+    def find(self, wanted: StepShape) -> StepShape | None:
         self._graphs = dict.fromkeys(self.shapes)
-        return super().find(num_tokens, num_rows, **kinds)
+        return super().find(wanted)
 
     def replay(self, shape: StepShape) -> Captured:
         self.replayed.append(shape)
