@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_arrivals(add_shape(parser))
 
 
-def main(args: argparse.Namespace) -> int:
-    """0 when every request of every run was answered whole; 2 when it could not begin."""
+def begin(
+    command: str, args: argparse.Namespace, read: Callable[[argparse.Namespace], Iterable[Workload]]
+) -> tuple[Iterable[Workload], Target] | None:
+    """The workloads that `read` finds in `args`, and the server; None where it cannot begin, which has been said."""
     try:
-        workloads = wanted_workloads(args)
+        workloads = read(args)
         check_pictures(args.plot)
         if args.out:
             args.out.touch()
-        target = Target.of(args)
+        return workloads, Target.of(args)
     except (AddressRefused, ProbeFailed, CannotDraw, ValueError, OSError) as error:
-        print(f"bench serve: {error}", file=sys.stderr)
+        print(f"bench {command}: {error}", file=sys.stderr)
+        return None
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 when every request of every run was answered whole; 2 when it could not begin."""
+    begun = begin("serve", args, wanted_workloads)
+    if begun is None:
         return 2
+    workloads, target = begun
     model = target.request_options.model
     print(f"{target.address.url}, model {model}")
     records = []

@@ -12,16 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loadtests.address import AddressRefused
 from loadtests.arrivals import Poisson
 from loadtests.asking import Target, add_shape, add_target, shape_of
 from loadtests.counters import counters, grown
 from loadtests.knee import is_saturated, knee_of, suggestions
-from loadtests.pictures import CannotDraw, check_pictures, draw
-from loadtests.probe import ProbeFailed
+from loadtests.pictures import draw
 from loadtests.report import serve_remarks, serve_table
 from loadtests.saved import append_records, shape_of_run
-from loadtests.serve import run_workload
+from loadtests.serve import begin, run_workload
 from loadtests.workloads import MAX_CONCURRENCY, Workload, find_workloads
 
 SUMMARY = "raise the load until it brings nothing more; the knee, and which options would move it"
@@ -92,15 +90,10 @@ def run_level(target: Target, workload: Workload) -> dict[str, Any]:
 
 def main(args: argparse.Namespace) -> int:
     """0 when a knee was found; 1 when nothing was answered; 2 when it could not begin."""
-    try:
-        workloads = levels_of(args)
-        check_pictures(args.plot)
-        if args.out:
-            args.out.touch()
-        target = Target.of(args)
-    except (AddressRefused, ProbeFailed, CannotDraw, ValueError, OSError) as error:
-        print(f"bench sweep: {error}", file=sys.stderr)
+    begun = begin("sweep", args, levels_of)
+    if begun is None:
         return 2
+    workloads, target = begun
     print(f"{target.address.url}, model {target.request_options.model}, {args.workload}")
     levels: list[dict[str, Any]] = []
     why = None
