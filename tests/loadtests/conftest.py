@@ -1,12 +1,15 @@
-"""A toy server for the commands' tests."""
+"""A toy server and a small model's shape for the commands' tests."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.loadtests.test_processes import toy, wait_healthy
+from tests.runtime.test_measure import TINY
 
 
 @pytest.fixture
@@ -16,3 +19,12 @@ def served(tmp_path) -> Iterator[tuple[str, int]]:
     with process:
         wait_healthy(process, address)
         yield address.url, process.pid
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A folder with a config.json."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return folder

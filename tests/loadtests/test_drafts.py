@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from loadtests.__main__ import main
 from tests.loadtests.test_commands import last_json
-from tests.runtime.test_measure import TINY
 
 SMALL = [
     "--device",
@@ -23,14 +20,6 @@ SMALL = [
     "4194304",
 ]
 GUESSES = '{"method": "ngram", "num_speculative_tokens": 3, "synthetic_acceptance": 1.0, "adaptive": false}'
-
-
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(TINY))
-    return folder
 
 
 def test_steps_with_right_guesses_bring_four_tokens_a_row_beside_one(model, tmp_path, capsys):

@@ -10,17 +10,8 @@ from loadtests import steps
 from loadtests.__main__ import main
 from loadtests.steps import figures_of, records_of, tell
 from tests.loadtests.test_commands import last_json
-from tests.runtime.test_measure import TINY
 
 SMALL = ["--", "--device", "cpu", "--prompt-tokens", "9", "--decode-tokens", "4", "--kv-cache-bytes", str(1 << 20)]
-
-
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(TINY))
-    return folder
 
 
 def test_steps_prints_a_table_and_leaves_a_record(model, tmp_path, capsys):
