@@ -12,6 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol, Self
 
+from runtime.media import MediaItem as MediaItem
+from runtime.media import check_media
+
 # --- requests -----------------------------------------------------------------------------------------------------
 
 Bitmask = bytes | bytearray | memoryview
@@ -156,17 +159,18 @@ def cache_root(cache_salt: str | None, adapter: Adapter | None) -> CacheRoot:
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """What an engine must know of a prompt beside its ids, made by `EngineClient.prepare`: that these very `token_ids` are tokens
-    of its model, and `block_hashes`, what its prefix cache calls their full blocks for that tenant, or the first of them. For any
-    number of requests."""
+    of its model, and `block_hashes`, what its prefix cache calls their full blocks for that tenant and with these very `media`, or
+    the first of them. For any number of requests."""
 
     token_ids: Sequence[int]
     cache_root: CacheRoot
     block_hashes: Sequence[bytes] = field(repr=False)
+    media: tuple[MediaItem, ...] = field(default=(), repr=False)
 
     def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
         """The prepared prompt for `token_ids`, which begin with these and go on with what the same engine gave: nothing is
         checked or hashed anew."""
-        return PreparedPrompt(token_ids, self.cache_root, self.block_hashes)
+        return PreparedPrompt(token_ids, self.cache_root, self.block_hashes, self.media)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +218,7 @@ class Request:
     parent_id: str | None = None
     trace_headers: Sequence[tuple[str, str]] = field(default=(), repr=False)
     adapter: Adapter | None = None
+    media: tuple[MediaItem, ...] = field(default=(), repr=False)
 
     @property
     def cache_root(self) -> CacheRoot:
@@ -404,12 +409,15 @@ class ModelInfo:
     generates: bool = True
     speculative: str = ""  # how tokens are guessed, for people; empty where they are not
     reads_predictions: bool = False  # guesses are looked for in what a request predicts
+    modalities: frozenset[str] = frozenset()  # "image", "audio", "video": what it takes beside text
 
     def check(self, request: Request) -> None:
         """What `Engine.submit` checks of a request's params first, and takes a millisecond for nobody.
 
         Raises ValueError, whose message is for people, where this model cannot do what is asked."""
         params = request.params
+        if request.media:
+            check_media(request.media, self.modalities, len(request.prompt_ids), self.architecture)
         if isinstance(params, PoolingParams):
             self.resolve(params, len(request.prompt_ids))
         elif not self.generates:
@@ -605,8 +613,9 @@ class EngineClient(Protocol):
         ...
 
     def prepare(
-        self, prompt_ids: Sequence[int], cache_salt: str | None = None, adapter: Adapter | None = None
-    ) -> PreparedPrompt:
+        self, prompt_ids: Sequence[int], cache_salt: str | None = None, adapter: Adapter | None = None,
+        media: tuple[MediaItem, ...] = (),
+    ) -> PreparedPrompt:  # fmt: skip
         """The part of `submit` that grows with a prompt, for `Request.prepared`. May be called on any thread, and should be on
         another than the loop's where the prompt is long.
 

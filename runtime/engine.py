@@ -32,6 +32,7 @@ from runtime.api import (
     EngineStopped,
     Finished,
     FinishReason,
+    MediaItem,
     Metric,
     ModelInfo,
     PoolingParams,
@@ -164,9 +165,11 @@ class Engine:
         return self._adapters
 
     def prepare(
-        self, prompt_ids: Several[int], cache_salt: str | None = None, adapter: Adapter | None = None
-    ) -> PreparedPrompt:
-        return prepare(self._scheduler.cache, self._model.vocab_size, prompt_ids, cache_root(cache_salt, adapter))
+        self, prompt_ids: Several[int], cache_salt: str | None = None, adapter: Adapter | None = None,
+        media: tuple[MediaItem, ...] = (),
+    ) -> PreparedPrompt:  # fmt: skip
+        root = cache_root(cache_salt, adapter)
+        return prepare(self._scheduler.cache, self._model.vocab_size, prompt_ids, root, media)
 
     def submit(self, requests: Several[Request], *, continues: bool = False) -> EngineTokenStream:
         if not self._accepting:
@@ -559,9 +562,13 @@ class Engine:
         prepared = request.prepared
         if prepared is None:
             check_ids(request.prompt_ids, self._model.vocab_size)
-        elif prepared.token_ids is not request.prompt_ids or prepared.cache_root != request.cache_root:
+        elif (
+            prepared.token_ids is not request.prompt_ids
+            or prepared.cache_root != request.cache_root
+            or prepared.media != request.media
+        ):
             raise ValueError(
-                f"request {request.id} has a prepared prompt of other tokens, another cache_salt or adapter"
+                f"request {request.id} has a prepared prompt of other tokens, another cache_salt, adapter or media"
             )
         adapter = request.adapter
         if adapter is not None and (self._adapters is None or not self._adapters.slots.knows(adapter.key)):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from runtime.api import CacheRoot, PreparedPrompt
 from runtime.kv.prefix_cache import BlockHash, PrefixCache
+from runtime.media import MediaItem, media_of_blocks
 
 _PIECE = 4096  # tokens, a millisecond or less
 
@@ -22,15 +23,18 @@ def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
         raise ValueError(f"token ids go from 0 to {vocab_size - 1}")
 
 
-def prepare(cache: PrefixCache, vocab_size: int, token_ids: Sequence[int], root: CacheRoot) -> PreparedPrompt:
+def prepare(
+    cache: PrefixCache, vocab_size: int, token_ids: Sequence[int], root: CacheRoot, media: tuple[MediaItem, ...] = ()
+) -> PreparedPrompt:
     """Check and hash a prompt, on any thread. Raises ValueError as `check_ids` does."""
     size = max(1, _PIECE // cache.block_size) * cache.block_size
     hashes: list[BlockHash] = []
+    extras = media_of_blocks(media, cache.block_size)
     for start in range(0, max(1, len(token_ids)), size):
         piece = token_ids[start : start + size]
         check_ids(piece, vocab_size)
         if cache.enabled:
-            hashes += cache.hash_blocks(piece, root, hashes[-1] if hashes else None)
+            hashes += cache.hash_blocks(piece, root, hashes[-1] if hashes else None, extras, len(hashes))
         if start + size < len(token_ids):
             time.sleep(0)  # whoever waits for the interpreter has it now
-    return PreparedPrompt(token_ids, root, hashes)
+    return PreparedPrompt(token_ids, root, hashes, media)

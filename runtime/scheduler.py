@@ -43,8 +43,9 @@ from runtime.block_copies import BlockCopies
 from runtime.decode_turns import DecodeTurns, Turns
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
-from runtime.kv.prefix_cache import Match, PrefixCache
+from runtime.kv.prefix_cache import NO_EXTRAS, Match, PrefixCache
 from runtime.lora.slots import AdapterSlots
+from runtime.media import media_of_blocks
 from runtime.policy import Policy
 from runtime.sequence import Checkpoint, Sequence, Status
 from runtime.speculate.speculation import Speculation
@@ -609,9 +610,15 @@ class Scheduler:
         block_hashes, num_tokens = sequence.block_hashes, sequence.num_known_tokens
         start = len(block_hashes) * self.cache.block_size
         if num_tokens - start >= self.cache.block_size:
-            ids = sequence.known_ids(start, num_tokens)
+            ids, media = sequence.known_ids(start, num_tokens), sequence.request.media
             block_hashes += self.cache.hash_blocks(
-                ids, sequence.request.cache_root, block_hashes[-1] if block_hashes else None
+                ids,
+                sequence.request.cache_root,
+                block_hashes[-1] if block_hashes else None,
+                media_of_blocks(media, self.cache.block_size)
+                if media and start <= media[-1].positions[-1]
+                else NO_EXTRAS,
+                len(block_hashes),
             )
 
     def _preempt(self, sequence: Sequence) -> None:

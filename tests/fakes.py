@@ -24,6 +24,7 @@ from runtime.api import (
     FinishReason,
     HistogramData,
     KVMap,
+    MediaItem,
     Metric,
     ModelInfo,
     PoolerInfo,
@@ -163,10 +164,11 @@ class FakeEngine:
     # --- EngineClient ---------------------------------------------------------------------------------------------
 
     def prepare(
-        self, prompt_ids: Sequence[int], cache_salt: str | None = None, adapter: Adapter | None = None
-    ) -> PreparedPrompt:
+        self, prompt_ids: Sequence[int], cache_salt: str | None = None, adapter: Adapter | None = None,
+        media: tuple[MediaItem, ...] = (),
+    ) -> PreparedPrompt:  # fmt: skip
         self.prepared_on.append(threading.current_thread())
-        return PreparedPrompt(prompt_ids, cache_root(cache_salt, adapter), ())
+        return PreparedPrompt(prompt_ids, cache_root(cache_salt, adapter), (), media)
 
     def submit(self, requests: Sequence[Request], *, continues: bool = False) -> EngineTokenStream:
         if self.refuse is not None:

@@ -1,9 +1,9 @@
 """Prefix cache: finds the blocks that already hold a given span after a given prefix.
 
-A full block is named by a hash chain: sha256(parent's hash, its token ids), rooted in a random per-process key and the
-sequence's extras (cache_salt, adapter), so a hit means the whole prefix is the same, and tenants with different salts, or with
-different adapters or versions of one, never meet. Each group of layers has blocks of its own under that name; how much of a prefix
-it must have is for its kind of memory to say.
+A full block is named by a hash chain: sha256(parent's hash, its token ids, the pictures and sounds that stand there), rooted in a
+random per-process key and the sequence's extras (cache_salt, adapter), so a hit means the whole prefix is the same, and tenants
+with different salts, or with different adapters or versions of one, never meet. Each group of layers has blocks of its own under
+that name; how much of a prefix it must have is for its kind of memory to say.
 Blocks stay findable after their last user left, until the pool hands them out again; then `forget` is due.
 Knows ids and hashes, not sequences."""
 
@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple, NewType
 
 import numpy as np
@@ -26,6 +27,7 @@ from runtime.kv.layout import LayerGroup
 
 BlockHash = NewType("BlockHash", bytes)  # sha256: a collision would show one tenant's text to another
 NOBODYS: CacheRoot = (None, 0)
+NO_EXTRAS: Mapping[int, bytes] = MappingProxyType({})
 PLAIN = (LayerGroup(Full(AttentionKVSpec(1, 1))),)
 
 
@@ -103,13 +105,18 @@ class PrefixCache:
             self._has += bytes(block_id + 1)
 
     def hash_blocks(
-        self, token_ids: Sequence[int], root: CacheRoot = NOBODYS, parent: BlockHash | None = None
-    ) -> list[BlockHash]:
-        """The hashes of the full blocks of `token_ids`, which follow the block `parent`. May be called on any thread."""
+        self, token_ids: Sequence[int], root: CacheRoot = NOBODYS, parent: BlockHash | None = None,
+        extras: Mapping[int, bytes] = NO_EXTRAS, first_block: int = 0,
+    ) -> list[BlockHash]:  # fmt: skip
+        """The hashes of the full blocks of `token_ids`, which follow the block `parent`. `extras`: what blocks hold beside ids, by
+        the block's index, of which these begin with `first_block`. May be called on any thread."""
         size, block_hashes = self.block_size, []
         last = self._root(root) if parent is None else parent
         for start in range(0, len(token_ids) - size + 1, size):
-            last = BlockHash(sha256(last + array("q", token_ids[start : start + size]).tobytes()).digest())
+            content = last + array("q", token_ids[start : start + size]).tobytes()
+            if extras:
+                content += extras.get(first_block + start // size, b"")
+            last = BlockHash(sha256(content).digest())
             block_hashes.append(last)
         return block_hashes
 

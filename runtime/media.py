@@ -1,0 +1,71 @@
+"""Media: pictures, sounds and videos of a prompt as the engine has them: arrays that a processor made, and where they stand.
+
+Knows neither files nor formats: what was sent has been decoded and processed before it comes here. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaItem:
+    """One picture, sound or video of a prompt, ready for the model's encoder.
+
+    `modality`: "image", "audio" or "video". `digest`: of the media's bytes and of all options of its processing: items of the same
+    digest have the same inputs. `positions` [N] int32, ascending: the prompt's positions that take the encoder's N outputs, in
+    their order; the ids there are the model's placeholder. `inputs`: the processor's tensors of this item alone (pixel_values,
+    image_grid_thw, …), as the model's own processor names them. Nobody writes to any of them."""
+
+    modality: str
+    digest: bytes
+    positions: np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+    inputs: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]
+
+
+def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_tokens: int, architecture: str) -> None:
+    """Raises ValueError, whose message is for people, for items that a model of these `modalities` does not take, or that do not
+    stand one behind another in a prompt of `num_tokens`."""
+    last = -1
+    for item in media:
+        if item.modality not in modalities:
+            takes = f"it takes {', '.join(sorted(modalities))} beside text" if modalities else "it takes text alone"
+            raise ValueError(f"{architecture} takes no {item.modality}: {takes}")
+        positions = item.positions.tolist()
+        if not positions:
+            raise ValueError(f"{item.modality} without a position in the prompt")
+        if sorted(set(positions)) != positions:
+            raise ValueError(f"positions of the {item.modality} are not ascending")
+        if positions[0] <= last:
+            raise ValueError(f"the {item.modality} does not stand behind what is given before it")
+        last = positions[-1]
+        if last >= num_tokens:
+            raise ValueError(f"the {item.modality} ends behind the prompt's {num_tokens} tokens")
+
+
+def media_of_blocks(media: Sequence[MediaItem], block_size: int) -> Mapping[int, bytes]:
+    """For each block of a prompt that holds positions of items, what its name in a prefix cache has to tell beside its ids: whose
+    outputs, which of them, and where. By the block's index."""
+    told: dict[int, bytes] = {}
+    for item in media:
+        for block, first, places in _places(item, block_size):
+            told[block] = told.get(block, b"") + sha256(item.digest + b"%d:" % first + bytes(places)).digest()
+    return told
+
+
+def _places(item: MediaItem, block_size: int) -> Iterator[tuple[int, int, bytes]]:
+    """Each block that `item` stands in, the first of its outputs there, and the places in the block of those that are."""
+    positions = item.positions.tolist()
+    start = 0
+    while start < len(positions):
+        block, stop = positions[start] // block_size, start
+        while stop < len(positions) and positions[stop] // block_size == block:
+            stop += 1
+        places = b"".join((position - block * block_size).to_bytes(4, "little") for position in positions[start:stop])
+        yield block, start, places
+        start = stop
