@@ -61,8 +61,8 @@ def main() -> int:
         if config.dry_run:
             if config.embedding_model is not None:
                 raise ConfigError("--dry-run plans one model: leave --embedding-model out")
-            from server.load import dry_run as plan
             from server.offline import dry_run
+            from server.process.load import dry_run as plan
 
             return dry_run.main(config, plan)
     except ConfigError as error:
@@ -88,7 +88,7 @@ def main() -> int:
 def opened(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[ServerConfig, socket.socket]:
     """The socket that a service manager passed, or else the one that `config` names; and `config` with the place where it listens,
     by which is decided who may connect and under which names. Raises OSError, ConfigError."""
-    from server.listening import passed
+    from server.process.listening import passed
 
     sock = passed(os.environ)
     if sock is None:
@@ -104,7 +104,7 @@ def opened(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[ServerCon
 
 def listening(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
     """The socket that `config` names, open from now on. Raises OSError."""
-    from server.listening import listen, listen_at
+    from server.process.listening import listen, listen_at
 
     return listen(config.host, config.listen_port) if config.uds is None else listen_at(Path(config.uds))
 
@@ -135,7 +135,7 @@ def check_early(config: ServerConfig) -> None:
 
             AdapterModule.all_of(config.lora_modules)
         if sizes != (None, None, None):
-            from server.load import check_sizes
+            from server.process.load import check_sizes
 
             check_sizes(config)
     except ValueError as error:
@@ -205,8 +205,8 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
     import uvloop
 
     from server import logs
-    from server.load import load
-    from server.process import Process
+    from server.process.load import load
+    from server.process.serve import Process
 
     logs.begin(config.log_level, config.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

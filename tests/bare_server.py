@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from server.listening import listen
+from server.process.listening import listen
 
 queues: set[asyncio.Queue[str | None]] = set()
 tasks: list[asyncio.Task[None]] = []

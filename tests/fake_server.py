@@ -19,7 +19,6 @@ from collections.abc import Callable
 import uvloop
 
 from runtime.weights.fetch import resolve
-from server import ending, process
 from server.__main__ import opened
 from server.config import ServerConfig, parse
 from server.loaded.defaults import SamplingDefaults
@@ -27,7 +26,9 @@ from server.loaded.lifecycle import Load, Report
 from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
-from server.process import Process
+from server.process import ending
+from server.process import serve as serving
+from server.process.serve import Process
 from tests.fakes import FakeEngine
 from tests.server.tiny import loaded_model, tiny_tokenizer
 
@@ -129,7 +130,7 @@ def main() -> int:
 
 def serve(config: ServerConfig, sock: socket.socket, chosen: Load) -> int:
     if "TEST_LIMIT_S" in os.environ:  # nobody wants to wait for the real ones
-        process.END_LIMIT_S = ending.OBEY_LIMIT_S = float(os.environ["TEST_LIMIT_S"])
+        serving.END_LIMIT_S = ending.OBEY_LIMIT_S = float(os.environ["TEST_LIMIT_S"])
     name = sock.getsockname()
     print(name if config.uds else name[1], flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

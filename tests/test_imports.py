@@ -20,7 +20,7 @@ CONFIG = {
 }  # fmt: skip
 START = """
 import asyncio, sys
-import server.app, server.load
+import server.process.app, server.process.load
 from runtime.config import EngineConfig
 from runtime.start import start_engine
 from runtime.weights.fetch import resolve

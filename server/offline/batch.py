@@ -106,7 +106,7 @@ class Job:
 
 def main(argv: Sequence[str], load: Load | None = None) -> int:
     """The exit code: 0 if every line was answered, 1 if not, 2 for options that cannot be honoured. `load`: in place of
-    `server.load`, which is imported once options and files are known to be good."""
+    `server.process.load`, which is imported once options and files are known to be good."""
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
         return 0
@@ -130,7 +130,7 @@ def main(argv: Sequence[str], load: Load | None = None) -> int:
 
 
 def _loader() -> Load:
-    from server.load import load
+    from server.process.load import load
 
     return load
 
@@ -203,13 +203,13 @@ async def _answer_all(
     target: BinaryIO,
     load: Load,
 ) -> int:
-    from server.app import line_apps
     from server.loaded import engines
     from server.loaded.lifecycle import Lifecycle, LoadError
     from server.offline.progress import Progress
     from server.offload import Offload
+    from server.process.app import line_apps
+    from server.process.terminal import StartupDisplay
     from server.service import Service
-    from server.terminal import StartupDisplay
 
     display, cancel = StartupDisplay(sys.stderr), threading.Event()
     try:

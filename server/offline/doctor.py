@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from server.terminal import size_of
+from server.process.terminal import size_of
 
 USAGE = "usage: oneloop doctor [--json]\n\nLook at this machine: processor, GPUs, kernels, what would fit, what is missing.\n"
 MARKS = {"good": "ok  ", "note": "note", "missing": "MISS"}

@@ -9,13 +9,13 @@ from typing import Any
 
 from server.config import ServerConfig
 from server.loaded.lifecycle import LoadError, Report
-from server.terminal import StartupDisplay, size_of
+from server.process.terminal import StartupDisplay, size_of
 
 BYTES = "_bytes"
 
 
 def main(config: ServerConfig, plan: Callable[[ServerConfig, Report], Mapping[str, Any]]) -> int:
-    """The exit code: 0, or 1 where the model could not be served so. `plan`: `server.load.dry_run`."""
+    """The exit code: 0, or 1 where the model could not be served so. `plan`: `server.process.load.dry_run`."""
     display = StartupDisplay(sys.stderr)
     try:
         found = plan(config, display.report)

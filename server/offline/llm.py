@@ -33,7 +33,6 @@ from server.generate.generation import EngineFailed, Generation, PromptChoice
 from server.generate.request import Chat, GenerateRequest
 from server.generate.start import start
 from server.generate.transcript import Call, Transcript
-from server.load import load
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
@@ -64,8 +63,9 @@ from server.offload import Offload
 from server.openai import requests, wire
 from server.pooling.answers import ranked
 from server.pooling.run import Pooled
+from server.process.load import load
+from server.process.terminal import StartupDisplay
 from server.service import Service
-from server.terminal import StartupDisplay
 from server.text.events import Malformed, Reasoning, Text
 
 T = TypeVar("T")

@@ -14,17 +14,17 @@ import openai
 import pytest
 
 from runtime.api import PoolerInfo
-from server.app import stop_batches
 from server.config import ServerConfig
 from server.http.clients import Clients
-from server.listening import listen
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
-from server.process import HttpServer, http_server
+from server.process.app import stop_batches
+from server.process.listening import listen
+from server.process.serve import HttpServer, http_server
 from server.service import Service
 from server.structured import compiler
 from tests.fakes import FakeEngine, fake_model

@@ -11,11 +11,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from server.app import ROUTES, create_app
 from server.config import ConfigError, ServerConfig, parse
 from server.http import auth
 from server.http.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback, is_open
 from server.loaded.lifecycle import Lifecycle
+from server.process.app import ROUTES, create_app
 from server.service import Service
 from tests.server.conftest import MESSAGES
 

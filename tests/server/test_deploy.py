@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from server.app import ROUTES
 from server.config import COMMANDS, ConfigError, ServerConfig, command_of, parse
+from server.process.app import ROUTES
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "server" / "deploy"

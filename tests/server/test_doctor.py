@@ -7,9 +7,9 @@ import json
 import pytest
 
 from server.config import ServerConfig
-from server.load import dry_run as plan
 from server.loaded.lifecycle import LoadError
 from server.offline import doctor, dry_run
+from server.process.load import dry_run as plan
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96,

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from server import ending
-from server.ending import OBEY_LIMIT_S, SignalWatch
+from server.process import ending
+from server.process.ending import OBEY_LIMIT_S, SignalWatch
 
 LIMIT_S = 600.0
 

@@ -11,10 +11,10 @@ import pytest
 
 from runtime.api import LoadProgress
 from runtime.config import PlanError
-from server import load as loading
 from server.config import ServerConfig
 from server.loaded.chat_format import ChatFormat
 from server.loaded.lifecycle import LoadError
+from server.process import load as loading
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml
 

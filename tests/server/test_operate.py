@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from server.app import create_app
 from server.config import ServerConfig
 from server.errors import AdminOnly
 from server.http.auth import OPERATOR_PATHS, Keys, RequireKey
 from server.loaded.lifecycle import Lifecycle
+from server.process.app import create_app
 from server.service import Service
 from tests.server.conftest import MESSAGES
 from tests.server.test_auth import ADMIN, USER, bearer

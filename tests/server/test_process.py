@@ -18,11 +18,11 @@ import pytest
 
 from runtime.api import FinishReason, LoadProgress
 from server.config import ServerConfig
-from server.listening import listen
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel
-from server.process import Process
+from server.process.listening import listen
+from server.process.serve import Process
 from tests.fakes import FakeEngine, fake_model
 from tests.server.conftest import MESSAGES, Running
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml, loaded_model
@@ -121,7 +121,7 @@ async def test_a_signal_that_comes_twice_in_a_moment_is_one_and_a_later_one_the_
         seen += threading.current_thread() is threading.main_thread()  # the watch asks as well
         return now_s
 
-    monkeypatch.setattr("server.process.leave_at_once", lambda code, why: left.append((code, why)))
+    monkeypatch.setattr("server.process.serve.leave_at_once", lambda code, why: left.append((code, why)))
     life = live(clock=clock)
     await life.ready()
     stream = await life.client.open_stream(CHAT, messages=MESSAGES, stream=True)

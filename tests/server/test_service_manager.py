@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from server.__main__ import opened
-from server.app import allowed_hosts
 from server.config import ConfigError, parse
-from server.listening import passed, tell_manager
 from server.offline import health
+from server.process.app import allowed_hosts
+from server.process.listening import passed, tell_manager
 
 ROOT = Path(__file__).parents[2]
 # What systemd does between fork and exec.

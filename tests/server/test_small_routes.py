@@ -6,8 +6,8 @@ import pytest
 
 from runtime.api import LoadProgress
 from server import __version__
-from server.app import ROUTES
 from server.loaded.lifecycle import Phase
+from server.process.app import ROUTES
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS, START, VOCAB_SIZE
 

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.api import LoadProgress
 from server.config import ServerConfig
-from server.terminal import StartupDisplay, summary, url_of
+from server.process.terminal import StartupDisplay, summary, url_of
 from tests.server.pooling.embedders import EMBEDDER
 
 
@@ -46,7 +46,7 @@ def test_on_a_terminal_what_can_be_counted_gets_a_bar():
 
 def test_a_phase_that_comes_back_adds_up(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("server.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("server.process.terminal.time.monotonic", lambda: now[0])
     display = StartupDisplay(io.StringIO())
     for phase, seconds in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
         display.report(LoadProgress(phase))
@@ -56,7 +56,7 @@ def test_a_phase_that_comes_back_adds_up(monkeypatch):
 
 def test_every_second_since_the_process_began_belongs_to_a_phase(monkeypatch):
     now = [10.0]
-    monkeypatch.setattr("server.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("server.process.terminal.time.monotonic", lambda: now[0])
     display = StartupDisplay(io.StringIO(), began_s=7.0)
     for phase in ("import", "weights"):
         display.report(LoadProgress(phase))

@@ -106,13 +106,13 @@ async def test_without_the_option_no_header_is_read(serve):
 
 
 def test_without_the_option_no_package_is_imported():
-    seen = "import server.process, server.app, sys; print(any(m.startswith('opentelemetry') for m in sys.modules))"
+    seen = "import server.process.serve, server.process.app, sys; print(any(m.startswith('opentelemetry') for m in sys.modules))"
     ended = subprocess.run([sys.executable, "-c", seen], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "False"
 
 
 def test_packages_that_are_not_there_are_named(monkeypatch):
-    from server.process import tracing_of
+    from server.process.serve import tracing_of
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'oneloop\[otel\]'"):

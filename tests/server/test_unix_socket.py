@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.app import allowed_hosts
 from server.config import ConfigError, ServerConfig, parse
-from server.listening import listen_at
-from server.terminal import url_of
+from server.process.app import allowed_hosts
+from server.process.listening import listen_at
+from server.process.terminal import url_of
 from tests.server.conftest import MESSAGES
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from server.app import stop_batches
 from server.batches.folder import BatchFolder
 from server.batches.runner import BatchRunner
+from server.process.app import stop_batches
 from tests.server.batches.test_batches_over_http import (
     CHAT,
     COMPLETIONS,

@@ -10,10 +10,10 @@ import pytest
 from runtime.api import Busy
 from server.__main__ import main
 from server.config import ConfigError, ServerConfig, from_keywords, parse
-from server.load import embedding_config
 from server.loaded import engines
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
+from server.process.load import embedding_config
 from tests.fakes import FakeEngine, fake_model
 from tests.server.pooling.embedders import EMBEDDER, framing_tokenizer
 from tests.server.tiny import chatml, loaded_model

@@ -8,8 +8,8 @@ import pytest
 
 from runtime.api import PoolerInfo, PoolingParams
 from server.config import ServerConfig
-from server.load import served_pooling
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
+from server.process.load import served_pooling
 from tests.fakes import fake_model
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER, RERANKER

@@ -25,10 +25,17 @@ from typing import TYPE_CHECKING, Literal, cast
 import uvicorn
 
 from runtime.api import LoadProgress
-from server import terminal
-from server.app import create_app
 from server.config import ServerConfig
-from server.ending import (
+from server.http import tls
+from server.http.clients import Clients, raise_file_limit
+from server.http.protocol import HttpProtocol
+from server.loaded import engines
+from server.loaded.lifecycle import Lifecycle, Load, LoadError
+from server.loaded.model import LoadedModel
+from server.offload import MAX_WAITING, Offload, limit_arenas
+from server.process import terminal
+from server.process.app import create_app
+from server.process.ending import (
     EXIT_CANNOT_SERVE,
     EXIT_DRAINED,
     EXIT_NOTHING_TO_SERVE,
@@ -39,14 +46,7 @@ from server.ending import (
     leave_at_once,
     leave_within,
 )
-from server.http import tls
-from server.http.clients import Clients, raise_file_limit
-from server.http.protocol import HttpProtocol
-from server.listening import tell_manager
-from server.loaded import engines
-from server.loaded.lifecycle import Lifecycle, Load, LoadError
-from server.loaded.model import LoadedModel
-from server.offload import MAX_WAITING, Offload, limit_arenas
+from server.process.listening import tell_manager
 from server.service import Service
 
 if TYPE_CHECKING:
