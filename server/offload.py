@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from server.arrival import CALLER
-from server.errors import TooManyRequests
+from server.wire.errors import TooManyRequests
 
 T = TypeVar("T")
 Pieces = Generator[None, None, T]  # work that can be left alone at each `yield`

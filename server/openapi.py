@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 from orjson import dumps
 
-from server import __version__, errors
+from server import __version__
 from server.http.auth import is_open, needs_admin
 from server.route import JSON, ErrorBody, Operation, Route
-from server.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
+from server.wire import errors
+from server.wire.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
 
 
 def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> bytes:

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from server.errors import InvalidRequest, UnsupportedParameter
-from server.schema import Name
+from server.wire.errors import InvalidRequest, UnsupportedParameter
+from server.wire.schema import Name
 
 CacheControl = dict[str, Any]
 

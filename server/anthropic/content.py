@@ -8,8 +8,8 @@ from runtime.api import FinishReason
 from server.anthropic.history import tool_use_id
 from server.generate.generation import TOOL_CALLS, Choice, Generation
 from server.generate.transcript import Call, Part, Transcript
-from server.schema import Json
 from server.text.events import Reasoning, Text
+from server.wire.schema import Json
 
 # Clients give a block of thinking back with its signature, and drop one that has none. Nothing is sealed by it.
 SIGNATURE = "unsigned"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from orjson import dumps
 
-from server.errors import ApiError, ContextLengthExceeded, InvalidRequest, clip
+from server.wire.errors import ApiError, ContextLengthExceeded, InvalidRequest, clip
 
 _TYPES = {
     401: "authentication_error",

@@ -14,10 +14,10 @@ from runtime.api import FinishReason, Output
 from server.anthropic.content import NOT_STOPPED, SIGNATURE, message, stop, usage
 from server.anthropic.errors import error_body
 from server.anthropic.history import tool_use_id
-from server.errors import Aborted, as_api_error
 from server.generate.generation import Generation
-from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.wire.errors import Aborted, as_api_error
+from server.wire.schema import Json
 
 TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
 _HOLE = "\x00text\x00"

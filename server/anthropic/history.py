@@ -18,9 +18,9 @@ from server.anthropic.blocks import (
     ToolUseBlock,
 )
 from server.anthropic.wire import InputMessage
-from server.errors import InvalidRequest, clip
 from server.generate.request import Message, PastCall
 from server.loaded.prompt import ChatTemplate
+from server.wire.errors import InvalidRequest, clip
 
 BILLING = "x-anthropic-billing-header"
 TOOL_PREFIX = "toolu_"

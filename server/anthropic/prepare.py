@@ -18,7 +18,6 @@ from server.anthropic.wire import (
     ThinkingDisabled,
     ThinkingEnabled,
 )
-from server.errors.field_names import FieldNames
 from server.generate.matchers import one_constraint
 from server.generate.request import (
     Chat,
@@ -32,6 +31,7 @@ from server.generate.request import (
 )
 from server.loaded.prompt import ChatTemplate
 from server.structured.grammar import JsonSchema
+from server.wire.field_names import FieldNames
 
 # Variables by which templates switch reasoning on.
 _SWITCHES: Final = ("enable_thinking", "thinking")

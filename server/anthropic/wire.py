@@ -1,7 +1,7 @@
 """What a client of /v1/messages and /v1/messages/count_tokens may send, field by field, with its limits.
 
-The same rules as in `server/schema.py`: what is known and not implemented is refused by name, what nobody knows is named to the
-client. Beside Anthropic's fields there are a few of vLLM's, which its clients send to servers of their own."""
+The same rules as in `server/wire/schema.py`: what is known and not implemented is refused by name, what nobody knows is named to
+the client. Beside Anthropic's fields there are a few of vLLM's, which its clients send to servers of their own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ from msgspec import Meta, Struct
 
 from server.anthropic.blocks import Block, CacheControl, TextBlock, check_blocks
 from server.anthropic.errors import ThreadNotFound
-from server.errors import InvalidRequest, UnsupportedParameter, clip
-from server.schema import INT64, CacheSalt, ConstrainedOutput, Name, Priority, StopString, T, Timeout, ToolName, Wire
+from server.wire.errors import InvalidRequest, UnsupportedParameter, clip
+from server.wire.schema import (
+    INT64,
+    CacheSalt,
+    ConstrainedOutput,
+    Name,
+    Priority,
+    StopString,
+    T,
+    Timeout,
+    ToolName,
+    Wire,
+)
 
 MAX_MESSAGES = 100_000
 MAX_STOP_SEQUENCES = 64

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from server.errors import BatchObjectNotFound, StorageFull
-from server.schema import Json
+from server.wire.errors import BatchObjectNotFound, StorageFull
+from server.wire.schema import Json
 
 logger = logging.getLogger("oneloop.batch")
 

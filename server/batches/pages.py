@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from server.errors import InvalidRequest, clip
-from server.schema import Json
+from server.wire.errors import InvalidRequest, clip
+from server.wire.schema import Json
 
 
 class Listed(Protocol):

@@ -36,8 +36,8 @@ from server.batches.lines import (
 from server.batches.priority import behind_others
 from server.batches.store import BatchStore, Done, StoredBatch
 from server.batches.usage import Usage
-from server.errors import ApiError, BatchOver, InvalidRequest, StorageFull, TooManyRequests, clip
 from server.loaded.lifecycle import Lifecycle, Phase
+from server.wire.errors import ApiError, BatchOver, InvalidRequest, StorageFull, TooManyRequests, clip
 
 logger = logging.getLogger("oneloop.batch")
 

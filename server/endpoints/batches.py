@@ -12,11 +12,11 @@ from server.batches.runner import BatchRunner
 from server.batches.store import StoredBatch
 from server.batches.wire import BATCH, CreateBatch, ListQuery
 from server.endpoints.files import folder_of, owner_of
-from server.errors import BatchesOff, InvalidRequest
 from server.http.body import json_response, read_request
 from server.http.query import read_query
 from server.route import BODY_REFUSALS, JSON, Operation, route
 from server.service import Service
+from server.wire.errors import BatchesOff, InvalidRequest
 
 BATCH_ID = {"batch_id": "The id of a batch"}
 

@@ -7,12 +7,12 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server.errors.field_names import FieldNames
 from server.http.body import body_cost, note_ignored, read_request
 from server.pooling import api_types, cohere
 from server.pooling.answer import pooled_for, written
 from server.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.service import Service
+from server.wire.field_names import FieldNames
 
 NAMES = FieldNames({"truncate_prompt_tokens": "max_tokens"})
 

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import TextsNotFound, clip
 from server.http import pages
 from server.http.body import json_response
 from server.http.query import read_query
@@ -19,6 +18,7 @@ from server.loaded.feed import Feed
 from server.loaded.texts import Texts
 from server.route import EVENTS, HTML, JSON, Operation, route
 from server.service import Service
+from server.wire.errors import TextsNotFound, clip
 
 CHARS_PER_ID = 4
 

@@ -16,13 +16,13 @@ from server.batches.pages import page
 from server.batches.runner import BatchRunner
 from server.batches.wire import ListFilesQuery, expires_after, is_expiry
 from server.config import ServerConfig
-from server.errors import BatchesOff, InvalidRequest, clip
 from server.http.auth import caller_key, is_admin
 from server.http.body import json_response, note_ignored
 from server.http.query import read_query
 from server.http.upload import Upload, read_upload
 from server.route import FORM, JSON, Operation, route
 from server.service import Service
+from server.wire.errors import BatchesOff, InvalidRequest, clip
 
 MAX_FILENAME = 255
 BYTES = "application/octet-stream"

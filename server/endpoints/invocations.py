@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 
 from server.endpoints import chat, completions
-from server.errors import InvalidRequest
 from server.http.admission import read_body
 from server.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
-from server.schema import Json, readable
 from server.service import Service
+from server.wire.errors import InvalidRequest
+from server.wire.schema import Json, readable
 
 
 class Invocation(Struct):

@@ -6,8 +6,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from runtime.api import Output, TokenStream
-from server.errors import Unavailable
-from server.errors.field_names import FieldNames
 from server.generate.collect import collect
 from server.generate.generation import Generation
 from server.generate.start import start
@@ -24,6 +22,8 @@ from server.llamacpp.state import props, slots
 from server.loaded.model import LoadedModel
 from server.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, Route, route
 from server.service import Service
+from server.wire.errors import Unavailable
+from server.wire.field_names import FieldNames
 
 RETRY_SLOT_S = 1
 

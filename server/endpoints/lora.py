@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.api import AdapterClient, AdapterRefused
-from server.errors import AdaptersOff, InvalidRequest, ModelNotFound, clip
 from server.http.body import json_response, read_request
 from server.loaded.adapters import MAX_NAME, folder_below
 from server.loaded.model import LoadedModel
 from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.schema import Wire
 from server.service import Service
+from server.wire.errors import AdaptersOff, InvalidRequest, ModelNotFound, clip
+from server.wire.schema import Wire
 
 LoraName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 

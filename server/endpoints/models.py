@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.api import Adapter
-from server.errors import ModelNotFound
 from server.http.body import json_response
 from server.loaded.model import LoadedModel
 from server.route import JSON, Operation, route
-from server.schema import Json
 from server.service import Service
+from server.wire.errors import ModelNotFound
+from server.wire.schema import Json
 
 
 class ModelCard(Struct):

@@ -6,8 +6,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from runtime.api import Output, TokenStream
-from server.errors import InvalidRequest
-from server.errors.field_names import FieldNames
 from server.generate.collect import collect
 from server.generate.start import start
 from server.generate.timings import Timings
@@ -23,6 +21,8 @@ from server.ollama.models import named
 from server.ollama.prepare import CHAT_NAMES, GENERATE_NAMES, Prepared, of_chat, of_generate
 from server.route import GENERATION_REFUSALS, JSON, Operation, route
 from server.service import Service
+from server.wire.errors import InvalidRequest
+from server.wire.field_names import FieldNames
 
 LINES = "application/x-ndjson"
 

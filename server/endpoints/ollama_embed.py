@@ -7,7 +7,6 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server.errors import Field
 from server.generate.request import Truncation
 from server.http.body import body_cost, note_ignored, read_request
 from server.http.middleware import arrival
@@ -19,6 +18,7 @@ from server.pooling.request import PoolingRequest, Text, texts_of
 from server.pooling.vectors import dumps, json_of
 from server.route import GENERATION_REFUSALS, JSON, Operation, route
 from server.service import Service
+from server.wire.errors import Field
 
 
 @route(

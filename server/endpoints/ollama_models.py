@@ -5,12 +5,12 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.errors import InvalidRequest
 from server.http.body import json_response, read_request
 from server.ollama import api_types, wire
 from server.ollama.models import VERSION, listed, named, running, shown
 from server.route import BODY_REFUSALS, JSON, Operation, Route, route
 from server.service import Service
+from server.wire.errors import InvalidRequest
 
 
 @route(

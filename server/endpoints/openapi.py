@@ -10,8 +10,8 @@ from starlette.responses import Response
 from server import openapi
 from server.http import pages
 from server.route import HTML, JSON, Operation, Route, route
-from server.schema import Json
 from server.service import Service
+from server.wire.schema import Json
 
 _NUM_CHARS = 30_000  # of the document: 8 ms, once
 

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import logs
-from server.errors import InvalidRequest, WrongContentType
 from server.http.body import json_response, read_request
 from server.loaded import engines
 from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.schema import RequestId, Wire
 from server.service import Service
+from server.wire.errors import InvalidRequest, WrongContentType
+from server.wire.schema import RequestId, Wire
 
 BODILESS = (403, 415, 503)
 

@@ -15,11 +15,11 @@ from starlette.responses import Response
 from runtime.api import ProfileError
 from server.config import ServerConfig
 from server.endpoints.operate import check_origin
-from server.errors import Conflict
 from server.http.body import json_response, read_request
 from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.schema import Wire
 from server.service import Service
+from server.wire.errors import Conflict
+from server.wire.schema import Wire
 
 SUFFIX = ".trace.json.gz"
 MAX_STEPS = 1_000_000

@@ -13,8 +13,8 @@ from server.pooling.answer import pooled_for
 from server.pooling.cohere import meta
 from server.pooling.prepare import of_rerank
 from server.route import GENERATION_REFUSALS, JSON, Operation, Route
-from server.schema import Json
 from server.service import Service
+from server.wire.schema import Json
 
 DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from server.config import ServerConfig
-from server.errors import InvalidRequest, clip
 from server.generate.collect import collect
 from server.http.body import json_response, read_request
 from server.http.sse import ClientWatch, EventStream, while_waited_for
@@ -26,6 +25,7 @@ from server.responses.streaming import AnnouncedStream, EventFrames
 from server.responses.wire import COMPACT, COUNT, RESPONSES
 from server.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
 from server.service import Service
+from server.wire.errors import InvalidRequest, clip
 
 ENDED = "it ended before it was complete: its client left, or the server failed"
 

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from runtime.api import EngineClient, SleepError, SleepLevel
 from server.endpoints.operate import BODILESS, check_origin
-from server.errors import Unavailable
 from server.http.body import json_response
 from server.http.query import read_query
 from server.http.sse import while_waited_for
 from server.loaded import engines
 from server.route import JSON, Operation, route
 from server.service import Service
+from server.wire.errors import Unavailable
 
 
 class SleepQuery(Struct, kw_only=True):

@@ -8,7 +8,6 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.errors import Field, InvalidRequest
 from server.generate.conversation import chat_ids
 from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_text, text_ids
 from server.http.body import body_cost, json_response, read_request
@@ -17,8 +16,9 @@ from server.loaded.model import LoadedModel
 from server.offload import Pieces
 from server.openai import requests, wire
 from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.schema import Json
 from server.service import Service
+from server.wire.errors import Field, InvalidRequest
+from server.wire.schema import Json
 
 CHARS_PER_ID = 4
 TOKENS = Field("tokens")

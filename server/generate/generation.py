@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from runtime.api import FinishReason, Output, Request, TokenLogprobs, TokenStream
-from server.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from server.generate.beams import BeamParams, BeamSearch
 from server.generate.logprobs import Echo, Entry, Style
 from server.loaded.chat_format import OutputParser
@@ -22,6 +21,7 @@ from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Detokenizer, Tokenizer
 from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCall, joined
 from server.text.stop import StopStrings
+from server.wire.errors import DeadlineExceeded, InvalidRequest, Unavailable
 
 TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
 FAILED = (FinishReason.ERROR, FinishReason.INVALID, FinishReason.TIMEOUT)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from runtime.api import TokenLogprobs
 from server.loaded.tokenizer import Tokenizer
-from server.schema import Json
+from server.wire.schema import Json
 
 Entry = tuple[int, TokenLogprobs | None]  # an id and what is known of it; nothing of the first of a prompt
 Writer = Callable[[Sequence[Entry]], Json]  # of one choice; called with its entries in order, in pieces

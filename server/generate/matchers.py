@@ -12,13 +12,11 @@ from typing import NamedTuple
 from msgspec import structs
 
 from runtime.api import MatcherFactory
-from server.errors import Field, InvalidRequest
 from server.generate.bad_words import forbid
 from server.generate.request import CONTINUE, TOOL_CHOICE, TOOLS, Chat, GenerateRequest, OnlyFunction, OutputConstraint
 from server.loaded.chat_format import OutputParser
 from server.loaded.json_style import Whitespace
 from server.loaded.model import Grammar, LoadedModel
-from server.schema import StructuredOutputs
 from server.structured.after_reasoning import after_reasoning
 from server.structured.budget import ReasoningMarkers, thinking_budget
 from server.structured.chats import ChatGrammar, Function
@@ -32,6 +30,8 @@ from server.structured.grammar import (
 )
 from server.structured.tags import StructuralTag
 from server.text.tools.registry import name_of
+from server.wire.errors import Field, InvalidRequest
+from server.wire.schema import StructuredOutputs
 
 
 def structured_grammar(wanted: StructuredOutputs) -> Grammar:

@@ -2,7 +2,7 @@
 
 An adapter makes one of its own wire types, whose ranges it has checked. What depends on the loaded model is checked where the
 request is started (`start`). None stands for what the model or the server decides. Errors name fields as they are called here,
-which is as vLLM calls them; an adapter whose clients know other names says them (`server.errors.field_names`)."""
+which is as vLLM calls them; an adapter whose clients know other names says them (`server.wire.field_names`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, field
 
-from server.errors import Field, InvalidRequest, clip
 from server.generate.beams import EarlyStopping
 from server.loaded.model import Grammar
 from server.structured.grammar import Regex, Rules
+from server.wire.errors import Field, InvalidRequest, clip
 
 MESSAGES, TOOLS, TOOL_CHOICE, CONTINUE = map(Field, ("messages", "tools", "tool_choice", "continue_final_message"))
 

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from runtime.api import MatcherFactory, ModelInfo, SamplingParams
-from server.errors import ContextLengthExceeded, Field, InvalidRequest, clip
 from server.generate.request import GenerateRequest
 from server.loaded.defaults import SamplingDefaults
+from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
 
 # Below the first, dividing by the temperature says no more than argmax; below the second it overflows float32 logits.
 GREEDY_BELOW = 1e-5

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from runtime import api
 from server.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.config import ServerConfig
-from server.errors import Field, InvalidRequest
 from server.generate.beams import BeamParams
 from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
@@ -27,6 +26,7 @@ from server.generate.terms import cache_salt, check_priority, deadline_s, prepar
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
 from server.offload import Offload
+from server.wire.errors import Field, InvalidRequest
 
 logger = logging.getLogger("oneloop.http")
 

@@ -9,9 +9,9 @@ from functools import partial
 from runtime.api import PreparedPrompt
 from server.arrival import Arrival
 from server.config import ServerConfig
-from server.errors import Field, InvalidRequest
 from server.loaded.model import LoadedModel
 from server.offload import SHORT_CHARS, Offload
+from server.wire.errors import Field, InvalidRequest
 
 PRIORITY = Field("priority")
 LONG_PROMPT = SHORT_CHARS  # tokens: to check and hash them is about as much work as to tokenise so many characters

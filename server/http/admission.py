@@ -10,7 +10,8 @@ import math
 from starlette.requests import Request
 
 from runtime.api import AdapterGone, Busy, ContextTooLong, EngineError, EngineStopped
-from server.errors import (
+from server.http.protocol import IncomingBody
+from server.wire.errors import (
     ApiError,
     BodyTooLarge,
     ContextLengthExceeded,
@@ -20,7 +21,6 @@ from server.errors import (
     Unavailable,
     WrongContentType,
 )
-from server.http.protocol import IncomingBody
 
 RETRY_WHEN_STOPPED_S = 10
 

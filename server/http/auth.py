@@ -17,7 +17,7 @@ from functools import lru_cache
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.arrival import CALLER
-from server.errors import AdminOnly, InvalidApiKey, MissingApiKey
+from server.wire.errors import AdminOnly, InvalidApiKey, MissingApiKey
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/ping"})
 PAGES = frozenset(

@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from server.arrival import CURRENT_ID
 from server.config import ServerConfig
-from server.errors import TooManyValues, UnsupportedParameter, clip
 from server.http import admission
 from server.http.json_values import has_more_values
 from server.offload import Offload
-from server.schema import T, Wire
+from server.wire.errors import TooManyValues, UnsupportedParameter, clip
+from server.wire.schema import T, Wire
 
 logger = logging.getLogger("oneloop.http")
 

@@ -21,7 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
 from server.arrival import CURRENT_ID, Arrival
-from server.errors import (
+from server.http.admission import refusal_of
+from server.http.auth import tenant
+from server.http.metrics import HttpStats
+from server.http.noted import NotedOnce
+from server.wire.errors import (
     ApiError,
     ClientLeft,
     ErrorShape,
@@ -31,11 +35,7 @@ from server.errors import (
     RouteNotFound,
     clip,
 )
-from server.http.admission import refusal_of
-from server.http.auth import tenant
-from server.http.metrics import HttpStats
-from server.http.noted import NotedOnce
-from server.schema import MAX_TIMEOUT_S, REQUEST_ID
+from server.wire.schema import MAX_TIMEOUT_S, REQUEST_ID
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")

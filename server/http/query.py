@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from server.config import ServerConfig
 from server.http.body import note_ignored
-from server.schema import refusal_of
+from server.wire.schema import refusal_of
 
 Q = TypeVar("Q", bound=Struct)
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ClientLeft
+from server.wire.errors import ClientLeft
 
 # An empty line ends an event that has no data, which is none (WHATWG HTML, 9.2.6). A comment would be as good by the book, but a
 # client that strips what it reads and joins it, as vLLM's benchmark does, would glue it to the next event and lose that.

@@ -12,8 +12,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from server.config import ServerConfig
-from server.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType
 from server.http.admission import check_body, release_body
+from server.wire.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType
 
 FORM = "multipart/form-data"
 MAX_FIELDS = 16

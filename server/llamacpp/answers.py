@@ -10,7 +10,7 @@ from server.generate.logprobs import Entry
 from server.generate.timings import Timings
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
-from server.schema import Json
+from server.wire.schema import Json
 
 _LOWEST = -9999.0  # minus infinity has no JSON
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import Aborted, as_api_error
 from server.generate.generation import Generation
 from server.generate.timings import Timings
 from server.llamacpp.answers import counts, last, probabilities, selected, timings_json
 from server.loaded.model import LoadedModel
-from server.schema import Json
+from server.wire.errors import Aborted, as_api_error
+from server.wire.schema import Json
 
 
 class ContentFrames:

@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from server.errors import InvalidRequest
-from server.errors.field_names import FieldNames
 from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompts, Sampling, Shown
 from server.llamacpp import wire
 from server.structured.grammar import JsonSchema, Rules
+from server.wire.errors import InvalidRequest
+from server.wire.field_names import FieldNames
 
 _SHARED_NAMES: Final = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "n": "n_cmpl"}
 NAMES: Final = FieldNames(_SHARED_NAMES)

@@ -8,7 +8,7 @@ from server import __version__
 from server.config import ServerConfig
 from server.llamacpp.answers import settings
 from server.loaded.model import LoadedModel
-from server.schema import Json
+from server.wire.schema import Json
 
 
 def props(loaded: LoadedModel, config: ServerConfig) -> Json:

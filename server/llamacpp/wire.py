@@ -1,7 +1,7 @@
 """What a client of llama.cpp's /completion and /infill may send, field by field, with its limits.
 
-The same rules as in `server/schema.py`: what would hold the answer to something and cannot is refused by name; samplers that we
-have not, and hints about slots and time, are named to the client, since its editor plug-ins send them with every request."""
+The same rules as in `server/wire/schema.py`: what would hold the answer to something and cannot is refused by name; samplers that
+we have not, and hints about slots and time, are named to the client, since its editor plug-ins send them with every request."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from server.errors import InvalidRequest
-from server.schema import INT64, MAX_BIASES, MAX_LOGPROBS, Name, StopString, TokenId, Wire
+from server.wire.errors import InvalidRequest
+from server.wire.schema import INT64, MAX_BIASES, MAX_LOGPROBS, Name, StopString, TokenId, Wire
 
 MAX_STOPS = 64
 MAX_PROMPTS = 1024

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from server.errors import clip
+from server.wire.errors import clip
 
 logger = logging.getLogger("oneloop.load")
 

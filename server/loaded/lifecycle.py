@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from runtime.api import LoadProgress
 from server.config import ServerConfig
-from server.errors import Unavailable
 from server.loaded import engines
 from server.loaded.model import LoadedModel
+from server.wire.errors import Unavailable
 
 RETRY_WHILE_LOADING_S = 5
 RETRY_AFTER_DRAIN_S = 10

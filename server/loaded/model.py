@@ -12,7 +12,6 @@ from typing import Protocol
 
 from runtime.api import Adapter, AdapterRefused, EngineClient, MatcherFactory, ModelInfo
 from server import __version__
-from server.errors import InvalidRequest, ModelNotFound, TaskNotSupported
 from server.loaded.adapters import Resolver
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
@@ -21,6 +20,7 @@ from server.loaded.json_style import JsonStyle
 from server.loaded.pooling import ServedPooling
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
+from server.wire.errors import InvalidRequest, ModelNotFound, TaskNotSupported
 
 
 class Grammar(Protocol):

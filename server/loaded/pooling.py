@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.api import ModelInfo, PoolerInfo, PoolingParams, PoolingTask, SequencePooling
-from server.errors import Field, InvalidRequest, TaskNotSupported, clip
 from server.loaded.tokenizer import Tokenizer
+from server.wire.errors import Field, InvalidRequest, TaskNotSupported, clip
 
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]

@@ -37,7 +37,7 @@ from server.batches.lines import (
     record_of,
 )
 from server.config import ConfigError, ServerConfig, flag_of, parse
-from server.errors import ApiError, InvalidRequest
+from server.wire.errors import ApiError, InvalidRequest
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

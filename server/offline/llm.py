@@ -28,7 +28,6 @@ from typing import Any, Self, TypeVar
 from runtime.api import EngineError, Output, PoolingTask, SleepLevel, TokenLogprobs
 from server.arrival import Arrival
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
-from server.errors import ApiError, UnsupportedParameter
 from server.generate.generation import EngineFailed, Generation, PromptChoice
 from server.generate.request import Chat, GenerateRequest
 from server.generate.start import start
@@ -67,6 +66,7 @@ from server.process.load import load
 from server.process.terminal import StartupDisplay
 from server.service import Service
 from server.text.events import Malformed, Reasoning, Text
+from server.wire.errors import ApiError, UnsupportedParameter
 
 T = TypeVar("T")
 

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from runtime.api import EngineError, PoolingTask
 from server.arrival import Arrival
 from server.config import did_you_mean
-from server.errors import ApiError, Field
 from server.generate.generation import EngineFailed
 from server.loaded.model import LoadedModel
 from server.loaded.pooling import ServedPooling
@@ -31,6 +30,7 @@ from server.pooling.request import PoolingRequest, Text
 from server.pooling.run import Pooled, pooled
 from server.pooling.vectors import as_array
 from server.service import Service
+from server.wire.errors import ApiError, Field
 
 if TYPE_CHECKING:
     from server.pooling.vectors import Floats

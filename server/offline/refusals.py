@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from server.errors import ApiError
-from server.schema import Wire
+from server.wire.errors import ApiError
+from server.wire.schema import Wire
 
 
 def decoded(kind: Wire[Any], body: Mapping[str, Any]) -> Any:

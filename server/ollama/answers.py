@@ -13,7 +13,7 @@ from server.generate.generation import Choice, Generation
 from server.generate.logprobs import Style, Writer, chat_writer
 from server.generate.timings import Timings
 from server.generate.transcript import Call, Transcript
-from server.schema import Json
+from server.wire.schema import Json
 
 NS = 1_000_000_000
 LOAD, UNLOAD = "load", "unload"

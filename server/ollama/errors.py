@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orjson import dumps
 
-from server.errors import ApiError
+from server.wire.errors import ApiError
 
 
 def error_body(error: ApiError) -> bytes:

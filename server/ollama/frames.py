@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import Aborted, as_api_error
 from server.generate.generation import Generation
 from server.generate.timings import Timings
 from server.generate.transcript import Call
 from server.ollama.answers import Shape, ending, head, logprobs_writer
 from server.ollama.errors import error_body
-from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.wire.errors import Aborted, as_api_error
+from server.wire.schema import Json
 
 
 class LineFrames:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from server.config import ServerConfig
 from server.loaded.model import LoadedModel
 from server.ollama.wire import LATEST
-from server.schema import Json
+from server.wire.schema import Json
 
 # Ollama's, whose API this is; clients look at it to know what they may ask for.
 VERSION = "0.13.0"

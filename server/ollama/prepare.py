@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from server.errors import InvalidRequest
-from server.errors.field_names import FieldNames
 from server.generate.request import (
     Chat,
     Function,
@@ -22,6 +20,8 @@ from server.generate.request import (
 from server.loaded.model import LoadedModel
 from server.ollama import wire
 from server.structured.grammar import ANY_OBJECT, JsonSchema
+from server.wire.errors import InvalidRequest
+from server.wire.field_names import FieldNames
 
 # Variables by which templates switch reasoning on.
 _SWITCHES: Final = ("enable_thinking", "thinking")

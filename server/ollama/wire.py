@@ -1,6 +1,6 @@
 """What a client of Ollama's API may send, field by field, with its limits.
 
-The same rules as in `server/schema.py`, and for `options` too: those that would constrain the answer and cannot are refused by
+The same rules as in `server/wire/schema.py`, and for `options` too: those that would constrain the answer and cannot are refused by
 name, those that do nothing here are named to the client. Answers are streamed unless `stream` is false, as Ollama has it."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from server.errors import InvalidRequest, UnsupportedParameter, clip
-from server.schema import INT64, MAX_LOGPROBS, MAX_TOOLS, Name, StopString, T, ToolName, Wire, asks_for_nothing
+from server.wire.errors import InvalidRequest, UnsupportedParameter, clip
+from server.wire.schema import INT64, MAX_LOGPROBS, MAX_TOOLS, Name, StopString, T, ToolName, Wire, asks_for_nothing
 
 MAX_STOPS = 64
 MAX_OPTIONS = 128

@@ -8,8 +8,8 @@ from server.generate.custom_tools import InputReader, input_of
 from server.generate.logprobs import Style, Writer, chat_writer
 from server.generate.transcript import Call, Transcript
 from server.loaded.tokenizer import Tokenizer
-from server.schema import Json
 from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.wire.schema import Json
 
 
 class ChatShape:

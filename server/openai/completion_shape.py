@@ -5,8 +5,8 @@ from __future__ import annotations
 from server.generate.logprobs import Style, Writer, completion_writer
 from server.generate.transcript import Transcript
 from server.loaded.tokenizer import Tokenizer
-from server.schema import Json
 from server.text.events import Event, Text
+from server.wire.schema import Json
 
 
 class CompletionShape:

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 from orjson import dumps
 
 from runtime.api import Output
-from server.errors import as_api_error
 from server.generate.generation import Choice, Generation, PromptChoice
 from server.generate.logprobs import Style, Writer, prompt_table
 from server.generate.transcript import Transcript
 from server.loaded.tokenizer import Tokenizer
-from server.schema import Json
 from server.text.events import Event, Text
+from server.wire.errors import as_api_error
+from server.wire.schema import Json
 
 
 class ResponseShape(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from server.errors import InvalidRequest, clip
 from server.generate.custom_tools import arguments_of, custom_function
 from server.generate.matchers import one_constraint
 from server.generate.request import (
@@ -26,9 +25,10 @@ from server.generate.request import (
 )
 from server.openai import wire
 from server.openai.wire import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
-from server.schema import JsonObject
 from server.structured.grammar import ANY_OBJECT, JsonSchema
 from server.structured.tags import StructuralTag
+from server.wire.errors import InvalidRequest, clip
+from server.wire.schema import JsonObject
 
 DEFAULT_MAX_TOKENS = 16  # of a text completion, as OpenAI's
 

@@ -1,7 +1,7 @@
 """What a client of /v1/chat/completions, /v1/completions, /tokenize and /detokenize may send, field by field, with its limits.
 
 A field is one line here. One that OpenAI or vLLM have and we do not yet stands in a refusal table with the values that ask for
-nothing; every other value is refused by name (see `server.schema`)."""
+nothing; every other value is refused by name (see `server.wire.schema`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta, Struct
 
-from server.errors import InvalidRequest, UnsupportedParameter
-from server.schema import (
+from server.wire.errors import InvalidRequest, UnsupportedParameter
+from server.wire.schema import (
     CONSTRAINTS,
     INT64,
     MAX_BIASES,

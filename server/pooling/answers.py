@@ -9,7 +9,7 @@ from typing import Any
 
 from server.pooling.run import Pooled
 from server.pooling.vectors import Write, as_array, dumps
-from server.schema import Json
+from server.wire.schema import Json
 
 NUMBERS_PER_CHAR = 5  # written while a character is tokenised
 

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from runtime.api import PoolingTask
-from server.errors import ContextLengthExceeded, Field, InvalidRequest, TextOnly, clip
 from server.generate.request import Truncation
 from server.loaded.pooling import DIMENSIONS, Prompts, ServedPooling
 from server.pooling.answers import Envelope, Parts
 from server.pooling.request import PoolingRequest, Text, check_count
 from server.pooling.run import Pooled
 from server.pooling.vectors import Write, base64_of, binary_of, dumps, int8_of, json_of, ubinary_of, uint8_of
-from server.schema import INT64, Json, Name, Priority, RequestId, Wire
+from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, TextOnly, clip
+from server.wire.schema import INT64, Json, Name, Priority, RequestId, Wire
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 WRITE: Mapping[str, Write] = MappingProxyType({

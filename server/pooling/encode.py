@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from server.errors import ContextLengthExceeded, Field, InvalidRequest
 from server.generate.conversation import chat_ids
 from server.generate.preprocess import CHARS_PER_PROMPT, TRUNCATE, check_ids, encode_pieces
 from server.generate.request import Chat
@@ -16,6 +15,7 @@ from server.loaded.model import LoadedModel
 from server.loaded.text_pieces import PIECE_CHARS
 from server.offload import Offload, Pieces
 from server.pooling.request import Input, Pair, PoolingRequest, Text
+from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest
 
 BATCH = 64  # short texts that go to the tokenizer in one call
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.api import PoolingTask
-from server.errors import Field, InvalidRequest
 from server.generate.request import Chat, Truncation
 from server.loaded.pooling import ServedPooling
 from server.openai import requests
@@ -14,6 +13,7 @@ from server.openai.wire import TokenizeRequest
 from server.pooling import wire
 from server.pooling.compare import Comparison
 from server.pooling.request import Input, Pair, PoolingRequest, Text, check_count, texts_of
+from server.wire.errors import Field, InvalidRequest
 
 NamedText = tuple[str, str]  # a text, and its field
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from runtime.api import PoolingParams
-from server.errors import Field, InvalidRequest
 from server.generate.request import Chat, Truncation
+from server.wire.errors import Field, InvalidRequest
 
 MAX_INPUTS = 1 << 14
 MAX_NUMBERS = 1 << 24  # float32 in one answer: 64 MiB, and some 180 MB as JSON

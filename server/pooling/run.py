@@ -14,13 +14,13 @@ from runtime import api
 from runtime.api import FinishReason, TokenStream
 from server.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.config import ServerConfig
-from server.errors import Aborted, InvalidRequest
 from server.generate.generation import FAILED, failure_of
 from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
 from server.loaded.model import LoadedModel
 from server.offload import Offload
 from server.pooling.encode import Encoded, cost_of, encoded
 from server.pooling.request import MAX_NUMBERS, PoolingRequest
+from server.wire.errors import Aborted, InvalidRequest
 
 LANES = 8
 # To submit a request takes the loop some 30 us, and 50 ns for each of its tokens: a span stays near a millisecond.

@@ -1,7 +1,7 @@
 """What a client of the pooling routes may send, field by field, with its limits: OpenAI's embeddings with vLLM's fields, and vLLM's
 own routes. Cohere's are in `cohere.py`.
 
-The same rules as in `server/schema.py`: what has a meaning and cannot be honoured is refused by name."""
+The same rules as in `server/wire/schema.py`: what has a meaning and cannot be honoured is refused by name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, cast
 from msgspec import Meta, Struct
 
 from runtime.api import PoolingTask
-from server.errors import InvalidRequest
 from server.openai.wire import Messages, check_messages
-from server.schema import INT64, CacheSalt, Name, Priority, RequestId, Timeout, TokenId, Wire
+from server.wire.errors import InvalidRequest
+from server.wire.schema import INT64, CacheSalt, Name, Priority, RequestId, Timeout, TokenId, Wire
 
 MAX_TOKENS = Annotated[int, Meta(ge=0, le=INT64)]  # 0: as many as there are
 Content = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]

@@ -24,7 +24,6 @@ from server.batches.folder import BatchFolder
 from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config import ServerConfig
-from server.errors import ErrorShape
 from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
@@ -36,6 +35,7 @@ from server.loaded.texts import Texts
 from server.ollama.errors import OllamaErrors
 from server.route import Route
 from server.service import Service
+from server.wire.errors import ErrorShape
 
 logger = logging.getLogger("oneloop.http")
 

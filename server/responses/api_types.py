@@ -18,7 +18,7 @@ from server.responses.wire import (
     NamespaceTool,
     ResponsesRequest,
 )
-from server.schema import Json
+from server.wire.schema import Json
 
 AnyTool = FunctionTool | CustomTool | NamespaceTool
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from runtime.api import TokenStream
 from server.responses.body import render
 from server.responses.events import ResponseEvents, frame
-from server.schema import Json
+from server.wire.schema import Json
 
 
 class BackgroundRun:

@@ -16,7 +16,7 @@ from server.generate.generation import Generation
 from server.openai.frames import usage as chat_usage
 from server.responses.tools import Tool, Tools
 from server.responses.wire import ResponsesRequest
-from server.schema import Json
+from server.wire.schema import Json
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -12,7 +12,6 @@ from typing import Final
 from msgspec import structs
 from starlette.requests import Request as HttpRequest
 
-from server.errors import ContextLengthExceeded
 from server.generate.collect import collect_transcripts
 from server.generate.start import start
 from server.http.body import note_ignored
@@ -27,8 +26,9 @@ from server.responses.requests import NAMES
 from server.responses.sealed import seal
 from server.responses.store import ResponseStore
 from server.responses.wire import CompactRequest
-from server.schema import Json
 from server.service import Service
+from server.wire.errors import ContextLengthExceeded
+from server.wire.schema import Json
 
 MIN_SUMMARY_TOKENS: Final = 64
 MAX_SUMMARY_TOKENS: Final = 4096

@@ -17,13 +17,13 @@ from typing import TypeVar
 from orjson import dumps
 
 from runtime.api import FinishReason, Output
-from server.errors import Aborted, ApiError, InvalidRequest
 from server.generate.generation import Generation
 from server.generate.logprobs import chat_writer
 from server.responses.body import Head, Status, usage
 from server.responses.output_items import CallItem, CustomCallItem, ItemStatus, MessageItem, OutputItem, ReasoningItem
-from server.schema import Json
 from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.wire.errors import Aborted, ApiError, InvalidRequest
+from server.wire.schema import Json
 
 logger = logging.getLogger("oneloop.http")
 

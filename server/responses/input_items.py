@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from server.errors import InvalidRequest, UnknownParameter, UnsupportedParameter, clip
 from server.responses.sealed import unseal
-from server.schema import Json, Name, refusal_of
+from server.wire.errors import InvalidRequest, UnknownParameter, UnsupportedParameter, clip
+from server.wire.schema import Json, Name, refusal_of
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

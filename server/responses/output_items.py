@@ -10,7 +10,7 @@ from server.generate.custom_tools import InputReader
 from server.responses.body import rendered
 from server.responses.input_items import new_id
 from server.responses.sealed import seal
-from server.schema import Json
+from server.wire.schema import Json
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -10,7 +10,6 @@ from functools import partial
 
 from starlette.requests import Request as HttpRequest
 
-from server.errors import ContextLengthExceeded, InvalidRequest
 from server.generate.conversation import chat_ids
 from server.generate.generation import Generation
 from server.generate.request import Chat, GenerateRequest
@@ -31,6 +30,7 @@ from server.responses.tools import read as read_tools
 from server.responses.truncation import longest
 from server.responses.wire import CountRequest, ResponsesRequest
 from server.service import Service
+from server.wire.errors import ContextLengthExceeded, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)

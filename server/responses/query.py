@@ -8,10 +8,10 @@ from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
 from server.config import ServerConfig
-from server.errors import UnsupportedParameter
 from server.http import query
 from server.responses.wire import Includable
-from server.schema import Name
+from server.wire.errors import UnsupportedParameter
+from server.wire.schema import Name
 
 
 class RetrieveQuery(Struct, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from server.errors.field_names import FieldNames
 from server.generate.matchers import one_constraint
 from server.generate.request import (
     Chat,
@@ -16,8 +15,9 @@ from server.generate.request import (
 )
 from server.responses.tools import Tools
 from server.responses.wire import FormatSchema, ResponsesRequest
-from server.schema import JsonObject
 from server.structured.grammar import ANY_OBJECT, JsonSchema
+from server.wire.field_names import FieldNames
+from server.wire.schema import JsonObject
 
 _SAMPLING: Final = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.errors import PreviousResponseNotFound, ResponseNotFound
+from server.wire.errors import PreviousResponseNotFound, ResponseNotFound
 
 MAX_NOTES = 10_000  # of entries that are gone
 ENTRY_BYTES = 1024  # what an entry costs beside its contents

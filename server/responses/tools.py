@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from server.errors import InvalidRequest, UnsupportedParameter, clip
 from server.generate.custom_tools import custom_function
 from server.generate.request import Function, OnlyFunction, ToolChoice
 from server.responses.wire import (
@@ -24,7 +23,8 @@ from server.responses.wire import (
     ThisCustomTool,
     ThisTool,
 )
-from server.schema import MAX_TOOLS, Json, refusal_of
+from server.wire.errors import InvalidRequest, UnsupportedParameter, clip
+from server.wire.schema import MAX_TOOLS, Json, refusal_of
 
 LEFT_OUT: Final = frozenset({
     "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "file_search", "mcp",

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from server.errors import InvalidRequest
-from server.schema import (
+from server.wire.errors import InvalidRequest
+from server.wire.schema import (
     INT64,
     MAX_BIASES,
     MAX_LOGPROBS,

@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from server.errors import clip
 from server.loaded.json_style import JsonStyle
 from server.loaded.tokenizer import Tokenizer
 from server.structured.grammar import MAX_CHARS, GrammarError, Regex, Rules, check_length, check_schema
@@ -20,6 +19,7 @@ from server.structured.rules import COMBINING, RuleWriter
 from server.text.tools.registry import named
 from server.text.tools.schemas import Schema
 from server.text.tools.tool_parser import ToolParser
+from server.wire.errors import clip
 
 # Of objects that may hold what is not listed.
 _OPEN_ENDED = COMBINING | {"additionalProperties", "patternProperties", "unevaluatedProperties"}

@@ -23,7 +23,6 @@ import msgspec
 
 from runtime.api import ConstraintError, MatcherFactory, TokenMatcher
 from server.arrival import CALLER
-from server.errors import TooManyRequests, clip
 from server.loaded.json_style import JsonStyle
 from server.loaded.model import Grammar
 from server.loaded.tokenizer import Tokenizer
@@ -31,6 +30,7 @@ from server.offload import GiveBack
 from server.structured.closing import may_repeat
 from server.structured.grammar import GrammarError, JsonSchema
 from server.structured.unique_keys import TokenIndex, UniqueKeys
+from server.wire.errors import TooManyRequests, clip
 
 MAX_COMPILE_S = 5.0
 MAX_FIRST_MASK_S = (

@@ -15,8 +15,8 @@ from re import _constants as codes  # type: ignore[attr-defined]  # the parser o
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, Final
 
-from server.errors import clip
 from server.structured.grammar import MAX_RULE_CHARS, GrammarError, check_length
+from server.wire.errors import clip
 
 Ranges = list[tuple[int, int]]  # of code points, both ends included
 

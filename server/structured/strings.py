@@ -11,9 +11,9 @@ from typing import Final
 
 import llguidance
 
-from server.errors import clip
 from server.structured.grammar import GrammarError, check_length
 from server.text.tools.schemas import Schema
+from server.wire.errors import clip
 
 MAX_PATTERN_CHARS = 1000
 

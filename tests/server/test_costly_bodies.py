@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server import schema
 from server.http import body, json_values
 from server.http.json_values import has_more_values
+from server.wire import schema
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER
 from tests.server.test_refusals import error_of

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.anthropic import wire as anthropic
-from server.errors import ApiError
 from server.llamacpp import wire as llamacpp
 from server.ollama import wire as ollama
 from server.openai import wire
 from server.pooling import cohere
 from server.pooling import wire as pooling
 from server.responses.wire import RESPONSES
+from server.wire.errors import ApiError
 from tests.server.conftest import MESSAGES
 from tests.server.test_costly_bodies import ANTHROPIC, BODIES, served
 

@@ -10,11 +10,11 @@ import pytest
 from server.anthropic import wire
 from server.anthropic.history import FAILED, tool_use_id
 from server.anthropic.prepare import PreparedMessages, generate_request, prepare
-from server.errors import InvalidRequest
 from server.generate.conversation import messages_json
 from server.generate.request import GenerateRequest, OnlyFunction
 from server.loaded.prompt import ChatTemplate
 from server.structured.grammar import JsonSchema
+from server.wire.errors import InvalidRequest
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
 SWITCHED = ChatTemplate("{% if enable_thinking %}{{ messages }}{% endif %}")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.errors import ApiError
 from server.responses import input_items
 from server.responses.messages import messages_of
 from server.responses.requests import generate_request
 from server.responses.tools import Tools
 from server.responses.tools import read as read_tools
 from server.responses.wire import RESPONSES
+from server.wire.errors import ApiError
 
 _WORDS = [
     "text",

@@ -12,11 +12,11 @@ import pytest
 
 from runtime.api import ConstraintError
 from server.arrival import CALLER
-from server.errors import TooManyRequests
 from server.offload import GiveBack
 from server.structured import compiler
 from server.structured.compiler import Grammars
 from server.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules
+from server.wire.errors import TooManyRequests
 from tests.server.smollm2 import ours
 from tests.server.structured.reading import TOKENIZER, has, reads
 from tests.server.tiny import EOS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from server.errors import InvalidRequest
+from server.wire.errors import InvalidRequest
 
 
 class FieldNames:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from server.errors import InvalidRequest, TextOnly, UnknownParameter, UnreadableBody, UnsupportedParameter, clip
+from server.wire.errors import InvalidRequest, TextOnly, UnknownParameter, UnreadableBody, UnsupportedParameter, clip
 
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
