@@ -204,7 +204,7 @@ def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
 
     import uvloop
 
-    from server import logs
+    from server.context import logs
     from server.process.load import load
     from server.process.serve import Process
 

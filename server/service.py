@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from server.config import ServerConfig
+from server.context.offload import Offload
 from server.http.metrics import HttpStats
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.probe import TokenProbe
-from server.offload import Offload
 
 T = TypeVar("T")
 

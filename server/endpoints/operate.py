@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import logs
+from server.context import logs
 from server.http.body import json_response, read_request
 from server.loaded import engines
 from server.route import BODY_REFUSALS, JSON, Operation, route

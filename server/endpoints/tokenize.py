@@ -8,12 +8,12 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.context.offload import Pieces
 from server.generate.conversation import chat_ids
 from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_text, text_ids
 from server.http.body import body_cost, json_response, read_request
 from server.http.sse import while_waited_for
 from server.loaded.model import LoadedModel
-from server.offload import Pieces
 from server.openai import requests, wire
 from server.route import BODY_REFUSALS, JSON, Operation, route
 from server.service import Service

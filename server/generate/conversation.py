@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
+from server.context.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces
 from server.generate.preprocess import encode_pieces, max_tokens_of_text
 from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, PastCall
 from server.loaded.chat_format import ChatFormat, OutputParser
@@ -17,7 +18,6 @@ from server.loaded.model import LoadedModel
 from server.loaded.prompt import ChatTemplate, EndlessTemplate, PromptError
 from server.loaded.template_bounds import rendering_within
 from server.loaded.text_pieces import PIECE_CHARS
-from server.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces
 from server.text.tools import prompted
 from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
 from server.wire.schema import Json

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
+from server.context.offload import Offload, Pieces, to_the_end
 from server.generate.logprobs import Echo
 from server.generate.request import GenerateRequest, Infill, Prompts, Truncation
 from server.generate.sampling import check_token_ids
 from server.loaded.model import LoadedModel
 from server.loaded.text_pieces import PIECE_CHARS
 from server.loaded.tokenizer import Tokenizer, TooManyTokens
-from server.offload import Offload, Pieces, to_the_end
 from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest
 
 MAX_TOKENS = 1 << 18  # of a text that need not fit the context, if four times the context is less

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from runtime import api
-from server.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.config import ServerConfig
+from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.context.offload import Offload
 from server.generate.beams import BeamParams
 from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
@@ -25,7 +26,6 @@ from server.generate.sampling import sampling_params
 from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
-from server.offload import Offload
 from server.wire.errors import Field, InvalidRequest
 
 logger = logging.getLogger("oneloop.http")

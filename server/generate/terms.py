@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from runtime.api import PreparedPrompt
-from server.arrival import Arrival
 from server.config import ServerConfig
+from server.context.arrival import Arrival
+from server.context.offload import SHORT_CHARS, Offload
 from server.loaded.model import LoadedModel
-from server.offload import SHORT_CHARS, Offload
 from server.wire.errors import Field, InvalidRequest
 
 PRIORITY = Field("priority")

@@ -11,11 +11,11 @@ from orjson import dumps
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.arrival import CURRENT_ID
 from server.config import ServerConfig
+from server.context.arrival import CURRENT_ID
+from server.context.offload import Offload
 from server.http import admission
 from server.http.json_values import has_more_values
-from server.offload import Offload
 from server.wire.errors import TooManyValues, UnsupportedParameter, clip
 from server.wire.schema import T, Wire
 

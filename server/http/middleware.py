@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
-from server.arrival import CURRENT_ID, Arrival
+from server.context.arrival import CURRENT_ID, Arrival
 from server.http.admission import refusal_of
 from server.http.auth import tenant
 from server.http.metrics import HttpStats

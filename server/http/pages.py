@@ -16,7 +16,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.offload import Offload
+from server.context.offload import Offload
 from server.wire.errors import RouteNotFound
 
 _NUM_CHARS = 100_000  # of all files: 10 ms, once

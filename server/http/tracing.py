@@ -18,8 +18,8 @@ from starlette.types import Scope
 
 from runtime.api import Finished, FinishReason, PoolingParams, Request, RequestRecord
 from server import __version__
-from server.arrival import TRACE_HEADERS
 from server.config import ConfigError, ServerConfig
+from server.context.arrival import TRACE_HEADERS
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 import tokenizers
 
+from server.context.offload import Pieces
 from server.loaded.control_tokens import ControlTokens
 from server.loaded.framing import Framing
 from server.loaded.text_pieces import PIECE_CHARS, TextPieces
-from server.offload import Pieces
 from server.text.detokenize import Detokenizer, TokenTable
 from server.text.gguf import TokenizerError, Vocabulary, build_backend
 

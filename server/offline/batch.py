@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from server import logs
 from server.batches.lines import (
     LINE_EXTRA_BYTES,
     URLS,
@@ -37,6 +36,7 @@ from server.batches.lines import (
     record_of,
 )
 from server.config import ConfigError, ServerConfig, flag_of, parse
+from server.context import logs
 from server.wire.errors import ApiError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -203,10 +203,10 @@ async def _answer_all(
     target: BinaryIO,
     load: Load,
 ) -> int:
+    from server.context.offload import Offload
     from server.loaded import engines
     from server.loaded.lifecycle import Lifecycle, LoadError
     from server.offline.progress import Progress
-    from server.offload import Offload
     from server.process.app import line_apps
     from server.process.terminal import StartupDisplay
     from server.service import Service

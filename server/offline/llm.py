@@ -26,8 +26,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from runtime.api import EngineError, Output, PoolingTask, SleepLevel, TokenLogprobs
-from server.arrival import Arrival
 from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
+from server.context.arrival import Arrival
+from server.context.offload import Offload
 from server.generate.generation import EngineFailed, Generation, PromptChoice
 from server.generate.request import Chat, GenerateRequest
 from server.generate.start import start
@@ -58,7 +59,6 @@ from server.offline.progress import Progress
 from server.offline.prompts import Prompt, plain, several
 from server.offline.refusals import as_value_error, decoded
 from server.offline.tokenizer import as_transformers
-from server.offload import Offload
 from server.openai import requests, wire
 from server.pooling.answers import ranked
 from server.pooling.run import Pooled

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.context.offload import Offload, Pieces
 from server.loaded.pooling import Scoring
-from server.offload import Offload, Pieces
 from server.pooling.request import PoolingRequest
 from server.pooling.run import Pooled
 from server.pooling.vectors import as_array

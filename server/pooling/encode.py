@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from server.context.offload import Offload, Pieces
 from server.generate.conversation import chat_ids
 from server.generate.preprocess import CHARS_PER_PROMPT, TRUNCATE, check_ids, encode_pieces
 from server.generate.request import Chat
 from server.loaded.model import LoadedModel
 from server.loaded.text_pieces import PIECE_CHARS
-from server.offload import Offload, Pieces
 from server.pooling.request import Input, Pair, PoolingRequest, Text
 from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from runtime import api
 from runtime.api import FinishReason, TokenStream
-from server.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.config import ServerConfig
+from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
+from server.context.offload import Offload
 from server.generate.generation import FAILED, failure_of
 from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
 from server.loaded.model import LoadedModel
-from server.offload import Offload
 from server.pooling.encode import Encoded, cost_of, encoded
 from server.pooling.request import MAX_NUMBERS, PoolingRequest
 from server.wire.errors import Aborted, InvalidRequest

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orjson import OPT_SERIALIZE_NUMPY
 from orjson import dumps as _dumps
 
-from server.offload import Pieces
+from server.context.offload import Pieces
 
 if TYPE_CHECKING:
     from numpy import float32

@@ -26,13 +26,13 @@ import uvicorn
 
 from runtime.api import LoadProgress
 from server.config import ServerConfig
+from server.context.offload import MAX_WAITING, Offload, limit_arenas
 from server.http import tls
 from server.http.clients import Clients, raise_file_limit
 from server.http.protocol import HttpProtocol
 from server.loaded import engines
 from server.loaded.lifecycle import Lifecycle, Load, LoadError
 from server.loaded.model import LoadedModel
-from server.offload import MAX_WAITING, Offload, limit_arenas
 from server.process import terminal
 from server.process.app import create_app
 from server.process.ending import (

@@ -22,11 +22,11 @@ import llguidance
 import msgspec
 
 from runtime.api import ConstraintError, MatcherFactory, TokenMatcher
-from server.arrival import CALLER
+from server.context.arrival import CALLER
+from server.context.offload import GiveBack
 from server.loaded.json_style import JsonStyle
 from server.loaded.model import Grammar
 from server.loaded.tokenizer import Tokenizer
-from server.offload import GiveBack
 from server.structured.closing import may_repeat
 from server.structured.grammar import GrammarError, JsonSchema
 from server.structured.unique_keys import TokenIndex, UniqueKeys

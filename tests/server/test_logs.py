@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server import logs
-from server.arrival import CURRENT_ID
+from server.context import logs
+from server.context.arrival import CURRENT_ID
 from tests.fake_runner import FakeRunner
 from tests.runtime.test_engine import engine_on, request, turns
 from tests.server.conftest import MESSAGES
@@ -84,7 +84,7 @@ async def test_what_the_engine_says_of_a_request_has_the_id_of_who_asked(lines):
 
 def test_the_command_line_takes_it():
     ended = subprocess.run(
-        [sys.executable, "-c", "from server import logs; import logging; logs.begin('info', 'json'); logging.info('x %d', 5)"],
+        [sys.executable, "-c", "from server.context import logs; import logging; logs.begin('info', 'json'); logging.info('x %d', 5)"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert json.loads(ended.stderr)["message"] == "x 5"

@@ -11,12 +11,12 @@ from functools import partial
 
 import pytest
 
-from server import offload as module
-from server.arrival import CALLER
+from server.context import offload as module
+from server.context.arrival import CALLER
+from server.context.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
 from server.generate import preprocess
 from server.generate.sampling import check_token_ids
 from server.loaded import text_pieces
-from server.offload import LONG_CHARS, SHORT_CHARS, GiveBack, Offload
 from server.wire.errors import TooManyRequests
 
 MIDDLING = SHORT_CHARS + 1

@@ -11,8 +11,8 @@ import weakref
 import pytest
 
 from runtime.api import ConstraintError
-from server.arrival import CALLER
-from server.offload import GiveBack
+from server.context.arrival import CALLER
+from server.context.offload import GiveBack
 from server.structured import compiler
 from server.structured.compiler import Grammars
 from server.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules

@@ -9,7 +9,7 @@ import json
 import logging
 from datetime import UTC, datetime
 
-from server.arrival import CURRENT_ID
+from server.context.arrival import CURRENT_ID
 
 LINE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from server.arrival import CALLER
+from server.context.arrival import CALLER
 from server.wire.errors import TooManyRequests
 
 T = TypeVar("T")
