@@ -15,11 +15,10 @@ SERVER_ROOMS = (
     ("offline",),
     ("process",),
     ("endpoints",),
-    ("openapi",),
     ("responses", "pooling"),
-    ("openai", "anthropic", "ollama", "llamacpp", "route"),
+    ("openai", "anthropic", "ollama", "llamacpp"),
     ("generate",),
-    ("structured", "service", "batches"),
+    ("structured", "routes", "batches"),
     ("loaded", "http"),
     ("config", "context"),
     ("text", "wire"),
@@ -145,7 +144,7 @@ def test_every_room_of_the_server_has_its_floor():
 
 def test_the_server_stays_a_house_of_few_floors_and_arrows():
     assert len(SERVER_ROOMS) <= 12
-    assert len(arrows("server")) <= 114  # an API of its own is a room, and some ten arrows
+    assert len(arrows("server")) <= 108  # an API of its own is a room, and some ten arrows
 
 
 def test_text_codecs_know_neither_http_nor_engine():

@@ -14,8 +14,8 @@ from server.batches.wire import BATCH, CreateBatch, ListQuery
 from server.endpoints.files import folder_of, owner_of
 from server.http.body import json_response, read_request
 from server.http.query import read_query
-from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import BODY_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import BatchesOff, InvalidRequest
 
 BATCH_ID = {"batch_id": "The id of a batch"}

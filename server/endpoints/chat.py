@@ -14,8 +14,8 @@ from server.http.sse import while_waited_for
 from server.openai import api_types, requests, wire
 from server.openai.answer import answer
 from server.openai.chat_shape import SHAPE, ChatShape
-from server.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 
 
 @route(

@@ -9,8 +9,8 @@ from server.http.body import body_cost, read_request
 from server.pooling import answers, api_types, wire
 from server.pooling.answer import pooled_for, written
 from server.pooling.prepare import of_classify
-from server.route import GENERATION_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 
 
 @route(

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 from server.http.body import body_cost, note_ignored, read_request
 from server.pooling import api_types, cohere
 from server.pooling.answer import pooled_for, written
-from server.route import GENERATION_REFUSALS, JSON, Operation, Route
-from server.service import Service
+from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.routes.service import Service
 from server.wire.field_names import FieldNames
 
 NAMES = FieldNames({"truncate_prompt_tokens": "max_tokens"})

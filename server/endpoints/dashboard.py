@@ -16,8 +16,8 @@ from server.http.body import json_response
 from server.http.query import read_query
 from server.loaded.feed import Feed
 from server.loaded.texts import Texts
-from server.route import EVENTS, HTML, JSON, Operation, route
-from server.service import Service
+from server.routes.route import EVENTS, HTML, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import TextsNotFound, clip
 
 CHARS_PER_ID = 4

@@ -10,8 +10,8 @@ from server.pooling import answers, api_types, wire
 from server.pooling.answer import pooled_for, written
 from server.pooling.prepare import of_embeddings
 from server.pooling.vectors import base64_of, json_of
-from server.route import GENERATION_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 
 
 @route(

@@ -20,8 +20,8 @@ from server.http.auth import caller_key, is_admin
 from server.http.body import json_response, note_ignored
 from server.http.query import read_query
 from server.http.upload import Upload, read_upload
-from server.route import FORM, JSON, Operation, route
-from server.service import Service
+from server.routes.route import FORM, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import BatchesOff, InvalidRequest, clip
 
 MAX_FILENAME = 255

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.body import json_response
-from server.route import JSON, Operation, route
-from server.service import Service
+from server.routes.route import JSON, Operation, route
+from server.routes.service import Service
 
 
 class Health(Struct):

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message
 
 from server.endpoints import chat, completions
 from server.http.admission import read_body
-from server.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import InvalidRequest
 from server.wire.schema import Json, readable
 

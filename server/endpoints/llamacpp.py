@@ -20,8 +20,8 @@ from server.llamacpp.frames import ContentFrames
 from server.llamacpp.prepare import INFILL_NAMES, NAMES, Prepared, of_completion, of_infill
 from server.llamacpp.state import props, slots
 from server.loaded.model import LoadedModel
-from server.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, Route, route
-from server.service import Service
+from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, Route, route
+from server.routes.service import Service
 from server.wire.errors import Unavailable
 from server.wire.field_names import FieldNames
 

@@ -11,8 +11,8 @@ from server.pooling import answers
 from server.pooling.answer import pooled_for, written
 from server.pooling.request import PoolingRequest, texts_of
 from server.pooling.vectors import json_of
-from server.route import GENERATION_REFUSALS, JSON, Operation, Route
-from server.service import Service
+from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.routes.service import Service
 
 
 async def embed(service: Service, http: Request) -> ASGIApp:

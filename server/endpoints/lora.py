@@ -16,8 +16,8 @@ from runtime.api import AdapterClient, AdapterRefused
 from server.http.body import json_response, read_request
 from server.loaded.adapters import MAX_NAME, folder_below
 from server.loaded.model import LoadedModel
-from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import BODY_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import AdaptersOff, InvalidRequest, ModelNotFound, clip
 from server.wire.schema import Wire
 

@@ -18,8 +18,8 @@ from server.http.body import body_cost, json_response, note_ignored, read_reques
 from server.http.middleware import arrival, request_id
 from server.http.sse import ClientWatch, EventStream, while_waited_for
 from server.loaded.model import LoadedModel
-from server.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 
 
 @route(

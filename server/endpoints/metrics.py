@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.metrics import registry
-from server.route import TEXT, Operation, route
-from server.service import Service
+from server.routes.route import TEXT, Operation, route
+from server.routes.service import Service
 
 
 @route("GET", "/metrics", Operation("metrics", "Server", "Counters in Prometheus' text format", {TEXT: None}))

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from runtime.api import Adapter
 from server.http.body import json_response
 from server.loaded.model import LoadedModel
-from server.route import JSON, Operation, route
-from server.service import Service
+from server.routes.route import JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import ModelNotFound
 from server.wire.schema import Json
 

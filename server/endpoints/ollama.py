@@ -19,8 +19,8 @@ from server.ollama.answers import LOAD, ChatShape, GenerateShape, Shape, nothing
 from server.ollama.frames import LineFrames
 from server.ollama.models import named
 from server.ollama.prepare import CHAT_NAMES, GENERATE_NAMES, Prepared, of_chat, of_generate
-from server.route import GENERATION_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import InvalidRequest
 from server.wire.field_names import FieldNames
 

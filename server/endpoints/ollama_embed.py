@@ -16,8 +16,8 @@ from server.pooling import answers
 from server.pooling.answer import pooled_for, written
 from server.pooling.request import PoolingRequest, Text, texts_of
 from server.pooling.vectors import dumps, json_of
-from server.route import GENERATION_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import Field
 
 

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from server.http.body import json_response, read_request
 from server.ollama import api_types, wire
 from server.ollama.models import VERSION, listed, named, running, shown
-from server.route import BODY_REFUSALS, JSON, Operation, Route, route
-from server.service import Service
+from server.routes.route import BODY_REFUSALS, JSON, Operation, Route, route
+from server.routes.service import Service
 from server.wire.errors import InvalidRequest
 
 

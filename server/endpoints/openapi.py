@@ -7,10 +7,10 @@ from functools import cache
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import openapi
 from server.http import pages
-from server.route import HTML, JSON, Operation, Route, route
-from server.service import Service
+from server.routes import openapi
+from server.routes.route import HTML, JSON, Operation, Route, route
+from server.routes.service import Service
 from server.wire.schema import Json
 
 _NUM_CHARS = 30_000  # of the document: 8 ms, once

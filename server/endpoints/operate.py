@@ -13,8 +13,8 @@ from starlette.responses import Response
 from server.context import logs
 from server.http.body import json_response, read_request
 from server.loaded import engines
-from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import BODY_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import InvalidRequest, WrongContentType
 from server.wire.schema import RequestId, Wire
 

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from server.endpoints.health import Health
 from server.http.body import json_response
-from server.route import JSON, Operation, Route
-from server.service import Service
+from server.routes.route import JSON, Operation, Route
+from server.routes.service import Service
 
 
 async def _ping(service: Service, http: Request) -> Response:

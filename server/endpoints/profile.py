@@ -16,8 +16,8 @@ from runtime.api import ProfileError
 from server.config import ServerConfig
 from server.endpoints.operate import check_origin
 from server.http.body import json_response, read_request
-from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import BODY_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import Conflict
 from server.wire.schema import Wire
 

@@ -12,8 +12,8 @@ from server.pooling import answers, api_types, wire
 from server.pooling.answer import pooled_for
 from server.pooling.cohere import meta
 from server.pooling.prepare import of_rerank
-from server.route import GENERATION_REFUSALS, JSON, Operation, Route
-from server.service import Service
+from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.routes.service import Service
 from server.wire.schema import Json
 
 DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised

@@ -23,8 +23,8 @@ from server.responses.replay import Replay
 from server.responses.store import Entry, ResponseStore
 from server.responses.streaming import AnnouncedStream, EventFrames
 from server.responses.wire import COMPACT, COUNT, RESPONSES
-from server.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
-from server.service import Service
+from server.routes.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Handler, Operation, Route
+from server.routes.service import Service
 from server.wire.errors import InvalidRequest, clip
 
 ENDED = "it ended before it was complete: its client left, or the server failed"

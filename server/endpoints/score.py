@@ -9,8 +9,8 @@ from server.http.body import body_cost, read_request
 from server.pooling import answers, api_types, wire
 from server.pooling.answer import pooled_for, written
 from server.pooling.prepare import of_score
-from server.route import GENERATION_REFUSALS, JSON, Operation, Route
-from server.service import Service
+from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
+from server.routes.service import Service
 
 
 async def score(service: Service, http: Request) -> ASGIApp:

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from server.http.body import json_response
 from server.loaded import engines
-from server.route import JSON, Operation, route
-from server.service import Service
+from server.routes.route import JSON, Operation, route
+from server.routes.service import Service
 
 
 class ServerLoad(Struct):

@@ -15,8 +15,8 @@ from server.http.body import json_response
 from server.http.query import read_query
 from server.http.sse import while_waited_for
 from server.loaded import engines
-from server.route import JSON, Operation, route
-from server.service import Service
+from server.routes.route import JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import Unavailable
 
 

@@ -15,8 +15,8 @@ from server.http.body import body_cost, json_response, read_request
 from server.http.sse import while_waited_for
 from server.loaded.model import LoadedModel
 from server.openai import requests, wire
-from server.route import BODY_REFUSALS, JSON, Operation, route
-from server.service import Service
+from server.routes.route import BODY_REFUSALS, JSON, Operation, route
+from server.routes.service import Service
 from server.wire.errors import Field, InvalidRequest
 from server.wire.schema import Json
 

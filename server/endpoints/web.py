@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http import pages
-from server.route import HTML, TEXT, Operation, route
-from server.service import Service
+from server.routes.route import HTML, TEXT, Operation, route
+from server.routes.service import Service
 
 
 @route("GET", "/", Operation("chatPage", "Pages", "The built-in chat page", {HTML: None}))

@@ -209,7 +209,7 @@ async def _answer_all(
     from server.offline.progress import Progress
     from server.process.app import line_apps
     from server.process.terminal import StartupDisplay
-    from server.service import Service
+    from server.routes.service import Service
 
     display, cancel = StartupDisplay(sys.stderr), threading.Event()
     try:

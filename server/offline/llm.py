@@ -64,7 +64,7 @@ from server.pooling.answers import ranked
 from server.pooling.run import Pooled
 from server.process.load import load
 from server.process.terminal import StartupDisplay
-from server.service import Service
+from server.routes.service import Service
 from server.text.events import Malformed, Reasoning, Text
 from server.wire.errors import ApiError, UnsupportedParameter
 

@@ -29,7 +29,7 @@ from server.pooling.prepare import of_embeddings, of_rerank, of_score
 from server.pooling.request import PoolingRequest, Text
 from server.pooling.run import Pooled, pooled
 from server.pooling.vectors import as_array
-from server.service import Service
+from server.routes.service import Service
 from server.wire.errors import ApiError, Field
 
 if TYPE_CHECKING:

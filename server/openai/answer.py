@@ -16,7 +16,7 @@ from server.http.sse import ClientWatch, EventStream
 from server.loaded.model import LoadedModel
 from server.openai.frames import ChunkFrames, Envelope, ResponseShape
 from server.openai.wire import GenerationRequest
-from server.service import Service
+from server.routes.service import Service
 
 
 async def answer(

@@ -15,7 +15,7 @@ from server.pooling.answers import Envelope, Parts, cost_of
 from server.pooling.request import PoolingRequest
 from server.pooling.run import Pooled, pooled
 from server.pooling.vectors import chunks
-from server.service import Service
+from server.routes.service import Service
 
 
 async def pooled_for(

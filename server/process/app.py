@@ -33,8 +33,8 @@ from server.loaded import engines
 from server.loaded.feed import Feed, Snapshots
 from server.loaded.texts import Texts
 from server.ollama.errors import OllamaErrors
-from server.route import Route
-from server.service import Service
+from server.routes.route import Route
+from server.routes.service import Service
 from server.wire.errors import ErrorShape
 
 logger = logging.getLogger("oneloop.http")

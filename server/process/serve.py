@@ -47,7 +47,7 @@ from server.process.ending import (
     leave_within,
 )
 from server.process.listening import tell_manager
-from server.service import Service
+from server.routes.service import Service
 
 if TYPE_CHECKING:
     from server.http.tracing import Tracing

@@ -26,7 +26,7 @@ from server.responses.requests import NAMES
 from server.responses.sealed import seal
 from server.responses.store import ResponseStore
 from server.responses.wire import CompactRequest
-from server.service import Service
+from server.routes.service import Service
 from server.wire.errors import ContextLengthExceeded
 from server.wire.schema import Json
 

@@ -29,7 +29,7 @@ from server.responses.tools import Tools
 from server.responses.tools import read as read_tools
 from server.responses.truncation import longest
 from server.responses.wire import CountRequest, ResponsesRequest
-from server.service import Service
+from server.routes.service import Service
 from server.wire.errors import ContextLengthExceeded, InvalidRequest
 
 

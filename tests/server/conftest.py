@@ -25,7 +25,7 @@ from server.loaded.tokenizer import Tokenizer
 from server.process.app import stop_batches
 from server.process.listening import listen
 from server.process.serve import HttpServer, http_server
-from server.service import Service
+from server.routes.service import Service
 from server.structured import compiler
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer

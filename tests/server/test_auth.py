@@ -16,7 +16,7 @@ from server.http import auth
 from server.http.auth import InvalidApiKey, Keys, MissingApiKey, RequireKey, is_loopback, is_open
 from server.loaded.lifecycle import Lifecycle
 from server.process.app import ROUTES, create_app
-from server.service import Service
+from server.routes.service import Service
 from tests.server.conftest import MESSAGES
 
 ROOT = Path(__file__).parents[2]

@@ -83,8 +83,9 @@ async def test_what_the_engine_says_of_a_request_has_the_id_of_who_asked(lines):
 
 
 def test_the_command_line_takes_it():
+    code = "import logging; from server.context import logs; logs.begin('info', 'json'); logging.info('x %d', 5)"
     ended = subprocess.run(
-        [sys.executable, "-c", "from server.context import logs; import logging; logs.begin('info', 'json'); logging.info('x %d', 5)"],
+        [sys.executable, "-c", code],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert json.loads(ended.stderr)["message"] == "x 5"

@@ -12,7 +12,7 @@ from server.config import ServerConfig
 from server.http.auth import OPERATOR_PATHS, Keys, RequireKey
 from server.loaded.lifecycle import Lifecycle
 from server.process.app import create_app
-from server.service import Service
+from server.routes.service import Service
 from server.wire.errors import AdminOnly
 from tests.server.conftest import MESSAGES
 from tests.server.test_auth import ADMIN, USER, bearer

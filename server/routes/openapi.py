@@ -15,7 +15,7 @@ from orjson import dumps
 
 from server import __version__
 from server.http.auth import is_open, needs_admin
-from server.route import JSON, ErrorBody, Operation, Route
+from server.routes.route import JSON, ErrorBody, Operation, Route
 from server.wire import errors
 from server.wire.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server.service import Service
+from server.routes.service import Service
 
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
