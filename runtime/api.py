@@ -130,7 +130,8 @@ class PoolerInfo:
     `embedding_size`: D, of "embed" and "token_embed". `matryoshka_dimensions`: those that the model was trained to be cut to, ()
     for any, None where its files say nothing. `labels`: the names of its head's classes, by index, none without a head, which
     one that classifies tokens has in place of one for whole texts: `labels_tokens`. `activation`: of what the head gives.
-    `num_token_types`: 0 where there are none."""
+    `num_token_types`: 0 where there are none. `label_token_ids`: tokens by whose logits a model that generates was trained to judge
+    a text, the last of which says yes."""
 
     embedding_size: int
     pooling: SequencePooling = "last"
@@ -140,6 +141,7 @@ class PoolerInfo:
     labels_tokens: bool = False
     activation: Literal["softmax", "sigmoid", "none"] = "none"
     num_token_types: int = 0
+    label_token_ids: tuple[int, ...] = ()
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:

@@ -64,7 +64,11 @@ class ServerConfig(EngineOptions):
     )
     revision: str | None = option(None, "branch, tag or commit of a hub id", group=MODEL, metavar="REVISION")
     chat_template: str | None = option(
-        None, "file with a Jinja chat template to use instead of the model's", group=MODEL, metavar="FILE"
+        None,
+        "file with a Jinja chat template to use instead of the model's; of a reranker, the prompt of messages of the roles query "
+        "and document, for which there are names, too: qwen3-reranker, bge-reranker-v2-gemma, mxbai-rerank-v2",
+        group=MODEL,
+        metavar="FILE",
     )
     tool_parser: str = option(
         "auto",
@@ -349,7 +353,8 @@ class ServerConfig(EngineOptions):
             return f"--load-format gguf contradicts --model {self.model}, which is a folder; name the .gguf file"
         if self.revision is not None and (is_file or Path(self.model).exists()):
             return f"--revision {self.revision} contradicts --model {self.model}: files on this disk have no revisions"
-        if self.chat_template is not None and not Path(self.chat_template).is_file():
+        named = self.chat_template is None or not re.search("[./]", self.chat_template)
+        if self.chat_template is not None and not named and not Path(self.chat_template).is_file():
             return f"--chat-template {self.chat_template}: no such file"
         if any(not name.strip() for name in self.served_model_name):
             return "--served-model-name is empty"
@@ -791,8 +796,7 @@ _VLLM_KEYWORDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "pipeline_parallel_size": ((1,), "a model runs on one device here"),
     "trust_remote_code": ((False,), "code that comes with a model is never run; models that need it cannot be served"),
     "disable_log_stats": ((True, False), ""),
-    "task": (("auto", "generate"), "only models that generate text are served"),
-    "runner": (("auto", "generate"), "only models that generate text are served"),
+    "task": (("auto", "generate"), "runner='pooling' serves a model to be pooled, and convert says what for"),
 }
 
 

@@ -108,7 +108,9 @@ class Pooling:
         params = asked.work.params
         logits = self._model.compute_logits(hidden, index_on(device, [asked.stop - 1]))
         scores = logits[:, index_on(device, list(params.label_token_ids))].float()
-        return _Group((asked.row.row,), (1,), False, scores.softmax(dim=1) if params.use_activation else scores)
+        if params.use_activation:
+            scores = scores.softmax(dim=1) if scores.shape[1] > 1 else scores.sigmoid()
+        return _Group((asked.row.row,), (1,), False, scores)
 
     def _pooled(self, asked: Sequence[_Asked], hidden: Any, device: torch.device) -> list[_Group]:
         tokens = [each.tokens for each in asked]

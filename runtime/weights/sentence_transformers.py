@@ -16,11 +16,16 @@ from typing import Any, Literal
 from runtime.weights.rules import WeightsError
 
 MODULES = "modules.json"
+_PACKAGE = "config_sentence_transformers.json"
 _LENGTHS = "sentence_bert_config.json"
 _MODES = {
     "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
+}  # fmt: skip
+_ACTIVATIONS: dict[str, Literal["softmax", "sigmoid", "none"]] = {
+    "torch.nn.modules.linear.Identity": "none", "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
 }  # fmt: skip
 _POOLINGS: dict[str, Literal["cls", "mean", "last"]] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 
@@ -39,13 +44,16 @@ class DenseModule:
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
     """`transformer`: the folder of the model itself, "" for the same. `pooling` None: they say nothing of it. `max_seq_length`:
-    of a text, its special tokens included, None for what the model can."""
+    of a text, its special tokens included, None for what the model can. `label_token_ids`: of a cross-encoder that judges by the
+    logits of tokens, that of yes last. `activation`: what a cross-encoder makes of its scores, None where that is not written."""
 
     transformer: str
     pooling: Literal["cls", "mean", "last"] | None
     dense: tuple[DenseModule, ...]
     normalize: bool
     max_seq_length: int | None
+    label_token_ids: tuple[int, ...] = ()
+    activation: Literal["softmax", "sigmoid", "none"] | None = None
 
 
 def files_of_modules(folder: Path) -> list[str]:
@@ -59,6 +67,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
     if not (folder / MODULES).exists():
         return None
     transformer, pooling, dense, normalize = "", None, [], False
+    label_token_ids: tuple[int, ...] = ()
     for index, (name, kind) in enumerate(_listed(folder)):
         config = _config(folder / name) if name else {}
         match kind:
@@ -66,6 +75,8 @@ def read_modules(folder: Path) -> SentenceModules | None:
                 transformer = name
             case "Pooling" if index == 1:
                 pooling = _pooling(folder / name, config)
+            case "LogitScore" if index == 1:
+                label_token_ids = _label_token_ids(folder / name, config)
             case "Dense" if index > 1 and not normalize:
                 dense.append(_dense(folder / name, name, config))
             case "Normalize" if index > 1:
@@ -78,7 +89,9 @@ def read_modules(folder: Path) -> SentenceModules | None:
     length = _read(lengths).get("max_seq_length") if lengths.exists() else None
     if length is not None and (type(length) is not int or length < 1):
         raise WeightsError(f"{lengths}: max_seq_length is {length!r}")
-    return SentenceModules(transformer, pooling, tuple(dense), normalize, length)
+    return SentenceModules(
+        transformer, pooling, tuple(dense), normalize, length, label_token_ids, _activation(folder / transformer)
+    )
 
 
 def _listed(folder: Path) -> Iterator[tuple[str, str]]:
@@ -109,6 +122,27 @@ def _pooling(folder: Path, config: Mapping[str, Any]) -> Literal["cls", "mean", 
     if config.get("include_prompt", True) is not True:
         raise WeightsError(f"{folder}: pooling without the prompt (include_prompt) is not supported")
     return _POOLINGS[modes[0]]
+
+
+def _label_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of no, where it counts, and of yes."""
+    if config.get("module_input_name", "causal_logits") != "causal_logits":
+        raise WeightsError(f"{folder}: module_input_name {config['module_input_name']!r} is not supported")
+    ids = tuple(id for id in (config.get("false_token_id"), config.get("true_token_id")) if id is not None)
+    if config.get("true_token_id") is None or not all(type(id) is int and 0 <= id < 1 << 31 for id in ids):
+        raise WeightsError(f"{folder}: true_token_id and false_token_id are no ids")
+    return ids
+
+
+def _activation(folder: Path) -> Literal["softmax", "sigmoid", "none"] | None:
+    """Raises WeightsError for one that is not known."""
+    path = folder / _PACKAGE
+    written = _read(path).get("activation_fn") if path.exists() else None
+    if written is None:
+        return None
+    if written not in _ACTIVATIONS:
+        raise WeightsError(f"{path}: activation_fn {written!r} is not one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[written]
 
 
 def _dense(folder: Path, name: str, config: Mapping[str, Any]) -> DenseModule:

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Struct
 
 from runtime.api import ModelInfo, PoolerInfo, PoolingParams, PoolingTask, SequencePooling
+from server.loaded.score_template import ScoreTemplate
 from server.loaded.tokenizer import Tokenizer
 from server.wire.errors import Field, InvalidRequest, TaskNotSupported, clip
 
@@ -23,11 +24,16 @@ Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
 Scoring = Literal["bi-encoder", "late-interaction", "cross-encoder"]
 DIMENSIONS = Field("dimensions")
+# Among what sentence-transformers gives a chat template: arguments of the call, and a switch of its own.
+_NO_VARIABLES = frozenset(
+    {"restore_suffix", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length"}
+)
 
 
 class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """`--pooler-config`: vLLM's object, as JSON. `pooling_type` is either of the other two. `classifier_from_token`: the words that
-    a model which generates answers with, as vLLM's hf_overrides have them; the last is yes, whose probability is the score."""
+    a model which generates answers with, as vLLM's hf_overrides have them; the last is yes, whose probability is the score, against
+    the others, or by itself where there is no other."""
 
     task: PoolingTask | None = None
     pooling_type: Literal["CLS", "LAST", "MEAN", "ALL"] | None = None
@@ -35,7 +41,7 @@ class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
     tok_pooling_type: Literal["ALL"] | None = None
     use_activation: bool | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    classifier_from_token: Annotated[list[str], Meta(min_length=2, max_length=128)] | None = None
+    classifier_from_token: Annotated[list[str], Meta(min_length=1, max_length=128)] | None = None
 
     @classmethod
     def read(cls, text: str | None) -> PoolerConfig:
@@ -66,25 +72,23 @@ class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """What sentence-transformers puts before a text, by name (`config_sentence_transformers.json`). `default`: the name of the one
-    that stands before every text where none is named."""
+    that stands before every text where none is named. `template_kwargs`: what it gives a chat template
+    (`sentence_bert_config.json`)."""
 
     by_name: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def read(cls, folder: Path) -> Prompts:
-        """Those of the model in `folder`; none where it has no such file. Raises ValueError for a file that is broken."""
-        path = folder / "config_sentence_transformers.json"
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
-        named = found.get("prompts") if isinstance(found, dict) else None
-        by_name = {name: text for name, text in (named or {}).items() if isinstance(text, str)}
-        default = found.get("default_prompt_name") if isinstance(found, dict) else None
-        return cls(MappingProxyType(by_name), default if default in by_name else None)
+        """Those of the model in `folder`; none where it has no such files. Raises ValueError for a file that is broken."""
+        found = _object(folder / "config_sentence_transformers.json")
+        by_name = {name: text for name, text in (found.get("prompts") or {}).items() if isinstance(text, str)}
+        default = found.get("default_prompt_name")
+        processing = _object(folder / "sentence_bert_config.json").get("processing_kwargs")
+        given = processing.get("chat_template") if isinstance(processing, dict) else None
+        kwargs = {name: value for name, value in (given or {}).items() if name not in _NO_VARIABLES}
+        return cls(MappingProxyType(by_name), default if default in by_name else None, MappingProxyType(kwargs))
 
     def text(self, name: str | None, param: str) -> str:
         """What stands before a text. Raises InvalidRequest for a name there is not."""
@@ -96,10 +100,22 @@ class Prompts:
         return self.by_name[name]
 
 
+def _object(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; nothing where there is none. Raises ValueError for a file that is broken."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
 @dataclass(frozen=True, slots=True)
 class ServedPooling:
     """`tasks`: what may be asked, first what is meant where nobody says. `pooling`, `use_activation`, `dimensions`: as the server
-    was told, None as the model has it. `labels`: the names of the classes; `label_token_ids`: their tokens, where they are such."""
+    was told, None as the model has it. `labels`: the names of the classes; `label_token_ids`: their tokens, where they are such.
+    `score_template`: the prompt in which two texts are compared; without one they stand as the tokenizer joins them."""
 
     architecture: str
     info: PoolerInfo
@@ -110,11 +126,13 @@ class ServedPooling:
     label_token_ids: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     prompts: Prompts = field(default_factory=Prompts)
+    score_template: ScoreTemplate | None = None
 
     @classmethod
     def of(
-        cls, model: ModelInfo, tokenizer: Tokenizer, config: PoolerConfig, convert: Convert, prompts: Prompts
-    ) -> ServedPooling:
+        cls, model: ModelInfo, tokenizer: Tokenizer, config: PoolerConfig, convert: Convert, prompts: Prompts,
+        score_template: ScoreTemplate | None = None,
+    ) -> ServedPooling:  # fmt: skip
         """Raises ValueError where the model cannot do what it is to be served for."""
         words = tuple(config.classifier_from_token or ())
         ids = [tokenizer.id_of(word) for word in words]
@@ -124,16 +142,22 @@ class ServedPooling:
             raise ValueError(
                 f"--pooler-config: classifier_from_token needs a model that generates; {model.architecture} does not"
             )
+        label_ids, use_activation = tuple(id for id in ids if id is not None), config.use_activation
+        if not words:
+            label_ids = model.pooler.label_token_ids
+            if label_ids and use_activation is None:
+                use_activation = model.pooler.activation != "none"
         served = cls(
             architecture=model.architecture,
             info=model.pooler,
-            tasks=_tasks(model, config, convert, by_tokens=bool(words)),
+            tasks=_tasks(model, config, convert, by_tokens=bool(label_ids)),
             pooling=config.pooling,
-            use_activation=config.use_activation,
+            use_activation=use_activation,
             dimensions=config.dimensions,
-            label_token_ids=tuple(id for id in ids if id is not None),
-            labels=words or model.pooler.labels,
+            label_token_ids=label_ids,
+            labels=tuple(tokenizer.token_strings(label_ids)) or model.pooler.labels,
             prompts=prompts,
+            score_template=score_template,
         )
         try:
             served.check_dimensions(config.dimensions)
@@ -174,6 +198,14 @@ class ServedPooling:
             dimensions=None if dimensions == self.info.embedding_size else dimensions,
             label_token_ids=self.label_token_ids if task == "classify" else (),
         )
+
+    def instruction(self, wanted: str | None) -> str | None:
+        """What a score template is told of the task: `wanted`, or the model's default prompt. Raises InvalidRequest where something
+        is wanted and has no place."""
+        takes = self.score_template is not None and self.score_template.takes_instruction
+        if wanted and not takes:
+            raise InvalidRequest("instruction: this model's prompt has no place for one", param="instruction")
+        return (wanted or self.prompts.text(None, "instruction") or None) if takes else None
 
     def check_dimensions(self, wanted: int | None) -> None:
         """Raises InvalidRequest for numbers to which the model's embeddings cannot be cut."""

@@ -41,6 +41,7 @@ POOLING_FIELDS = (
 )  # fmt: skip
 COMPARING_FIELDS = (
     "use_activation", "truncate_prompt_tokens", "truncation_side", "max_tokens_per_query", "max_tokens_per_doc", "priority",
+    "instruction",
 )  # fmt: skip
 
 

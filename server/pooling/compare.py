@@ -19,17 +19,19 @@ PIECE_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`request`: the pairs, or all of the first texts and then all of the second. One of the first is for all of the second."""
+    """`request`: the pairs, or all of the first texts and then all of the second. One of the first is for all of the second.
+    `by_odds`: a pair's numbers are the logits of no and of yes, and its score by how much that of yes is larger."""
 
     scoring: Scoring
     request: PoolingRequest
     num_first: int
     num_second: int
+    by_odds: bool = False
 
     async def scores(self, offload: Offload, pooled: Sequence[Pooled]) -> list[float]:
         """One for each of the second texts. `pooled`: what the inputs of `request` became."""
         if self.scoring == "cross-encoder":
-            return [each.numbers[-1] for each in pooled]
+            return [each.numbers[-1] - (each.numbers[0] if self.by_odds else 0.0) for each in pooled]
         pairs = [(one.numbers, other.numbers) for one, other in self.sides(pooled)]
         return await offload.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
 

@@ -12,10 +12,13 @@ from server.context.offload import Offload, Pieces
 from server.generate.conversation import chat_ids
 from server.generate.preprocess import CHARS_PER_PROMPT, TRUNCATE, check_ids, encode_pieces
 from server.generate.request import Chat
+from server.loaded.control_tokens import Shield
 from server.loaded.model import LoadedModel
+from server.loaded.prompt import PromptError
+from server.loaded.score_template import ScoreTemplate
 from server.loaded.text_pieces import PIECE_CHARS
 from server.pooling.request import Input, Pair, PoolingRequest, Text
-from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest
+from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
 
 BATCH = 64  # short texts that go to the tokenizer in one call
 
@@ -75,6 +78,7 @@ class _Encoder:
         self._plain = not request.allow_special_tokens
         self._context = loaded.engine.model.max_model_len
         self._limit = _limit(loaded, request)
+        self._score_template = None if loaded.pooling is None else loaded.pooling.score_template
 
     def pieces(self, inputs: Sequence[Input]) -> Pieces[list[Encoded]]:
         found: list[Encoded] = []
@@ -132,6 +136,8 @@ class _Encoder:
         return self.checked(self._framing.framed(ids), given.name)
 
     def _pair(self, pair: Pair) -> Pieces[Encoded]:
+        if self._score_template is not None:
+            return (yield from self._templated(pair, self._score_template))
         first = yield from self._content(pair.first, self._request.prefix)
         second = yield from self._content(pair.second, "")
         if self._request.truncation is not None:
@@ -140,6 +146,47 @@ class _Encoder:
         ids, types = self._framing.framed_pair(first, second)
         known = self._loaded.engine.model.pooler.num_token_types > 1
         return self.checked(ids, pair.name)._replace(token_type_ids=types if known else None)
+
+    def _templated(self, pair: Pair, template: ScoreTemplate) -> Pieces[Encoded]:
+        """Both texts in the model's prompt, which stays whole: what is too long is cut from the texts."""
+        cuts = self._request.truncation is not None
+        first, second = str(pair.first.content), str(pair.second.content)
+        ids: tuple[list[int], list[int]] = ([], [])
+        if cuts or pair.first.max_tokens is not None or pair.second.max_tokens is not None:
+            query = yield from self._content(pair.first, "")
+            document = yield from self._content(pair.second, "")
+            ids = query, document
+            first, second = self._texts(ids)
+        while True:
+            found = yield from self._rendered(template, first, second, pair.name)
+            if not cuts or len(found) <= self._limit:
+                return self.checked(found, pair.name)
+            room = sum(map(len, ids)) - (len(found) - self._limit)
+            if room <= 0:
+                raise InvalidRequest(
+                    TRUNCATE, f" {self._limit} leaves no token of a text in this model's prompt", param=TRUNCATE
+                )
+            ids = self._cut_longest(*ids, room)
+            first, second = self._texts(ids)
+
+    def _texts(self, ids: tuple[list[int], list[int]]) -> tuple[str, str]:
+        """Of the ids of two texts, without what was cut off in the middle of a character."""
+        first, second = (self._tokenizer.decode(each, skip_special_tokens=False).strip("\ufffd") for each in ids)
+        return first, second
+
+    def _rendered(self, template: ScoreTemplate, first: str, second: str, name: Field) -> Pieces[list[int]]:
+        """What the texts hold of control tokens is text, unless the server was told otherwise."""
+        shield = None if self._loaded.allow_special_tokens else Shield(self._tokenizer.control)
+        try:
+            text, escaped = template.render(shield, first, second, self._request.instruction)
+        except PromptError as error:
+            raise InvalidRequest(clip(error), param=name) from None
+        return (
+            yield from encode_pieces(
+                self._loaded, text if escaped is None else escaped, add_special_tokens=template.add_special_tokens,
+                param=name, fits=self._request.truncation is None, plain=escaped is not None,
+            )
+        )  # fmt: skip
 
     def _content(self, text: Text, prefix: str) -> Pieces[list[int]]:
         """The ids of one text, nothing around them, cut to what it may have."""

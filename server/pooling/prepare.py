@@ -66,8 +66,11 @@ def _compared(
     shared = _shared(given)
     if cut and shared["truncation"] is None:
         shared["truncation"] = Truncation(-1, "right")
-    request = PoolingRequest(inputs=inputs, params=params, field=_stem(second[0][1]), **shared)
-    return Comparison(scoring, request, len(firsts), len(seconds))
+    request = PoolingRequest(
+        inputs=inputs, params=params, field=_stem(second[0][1]), instruction=served.instruction(given.instruction), **shared
+    )  # fmt: skip
+    by_odds = scoring == "cross-encoder" and len(params.label_token_ids) == 2 and params.use_activation is False
+    return Comparison(scoring, request, len(firsts), len(seconds), by_odds)
 
 
 def _stem(name: str) -> str:

@@ -41,7 +41,8 @@ Input = Text | Pair | Chat
 class PoolingRequest(Struct, frozen=True, kw_only=True):
     """`inputs`: each becomes one result. `params`: of all of them, without the types of their tokens. `field`: what an error about
     all of them names. `prefix`: what stands before each text that is no ids. `allow_special_tokens` False: those in texts are
-    text. `truncation` None: what is too long is refused; -1 keeps as many tokens as the context holds."""
+    text. `truncation` None: what is too long is refused; -1 keeps as many tokens as the context holds. `instruction`: for a model's
+    score template."""
 
     inputs: Sequence[Input]
     params: PoolingParams
@@ -50,6 +51,7 @@ class PoolingRequest(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = True
     allow_special_tokens: bool = True
     truncation: Truncation | None = None
+    instruction: str | None = None
     priority: int = 0
     cache_salt: str | None = None
     timeout_s: float | None = None

@@ -118,6 +118,7 @@ def texts_written(given: ScoreTexts, where: str) -> list[tuple[str, str]]:
 class ComparingFields(PoolingFields, kw_only=True):
     max_tokens_per_query: MAX_TOKENS | None = None
     max_tokens_per_doc: MAX_TOKENS | None = None
+    instruction: str | None = None  # of a model whose prompt has a place for one
 
 
 _PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
@@ -170,7 +171,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 }
 _OF_INPUTS = _REFUSED | {"chat_template": (), "media_io_kwargs": ()}
 _OF_VECTORS = _OF_INPUTS | {"embed_dtype": ("float32",), "endianness": ("native", "little"), "late_chunking_params": ()}
-_OF_PAIRS = _REFUSED | {"instruction": ("",), "rank_fields": ([], ["text"]), "max_chunks_per_doc": ()}
+_OF_PAIRS = _REFUSED | {"rank_fields": ([], ["text"]), "max_chunks_per_doc": ()}
 _REPLACED = dict.fromkeys(("normalize", "softmax", "activation"), "use_activation")
 
 EMBEDDINGS: Wire[EmbeddingsRequest] = Wire(EmbeddingsRequest, _OF_VECTORS, replaced=_REPLACED)

@@ -13,16 +13,20 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo
 from server.config import ServerConfig
 from server.loaded.adapters import AdapterModule, Resolver
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.json_style import JsonStyle
+from server.loaded.known_score_templates import KNOWN_RERANKERS
 from server.loaded.lifecycle import LoadError, Report
 from server.loaded.model import LoadedModel
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
 from server.loaded.prompt import ChatTemplate, PromptError
+from server.loaded.score_template import ScoreTemplate
 from server.loaded.tokenizer import Tokenizer, TokenizerError
 from server.structured.compiler import Grammars
 
@@ -114,7 +118,7 @@ async def _load_one(
             "they do not belong together"
         )
     try:
-        pooling = served_pooling(config, files, engine.model, tokenizer)
+        pooling = served_pooling(config, files, engine.model, tokenizer, template)
     except ValueError as error:
         await engine.close()
         raise LoadError(str(error)) from error
@@ -165,7 +169,7 @@ def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
 
 
 def served_pooling(
-    config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer
+    config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate
 ) -> ServedPooling | None:
     """What the model is served for in place of generating; None where it generates.
 
@@ -178,8 +182,18 @@ def served_pooling(
             raise ValueError("--convert and --pooler-config are for models that are pooled: add --runner pooling")
         return None
     prompts = Prompts() if folder is None else Prompts.read(folder)
-    served = ServedPooling.of(model, tokenizer, chosen, config.convert, prompts)
-    logger.info("served to %s", ", ".join(served.tasks))
+    known = KNOWN_RERANKERS.get(config.chat_template or "")
+    if known is not None and model.generates and chosen.classifier_from_token is None:
+        chosen = msgspec.structs.replace(chosen, classifier_from_token=list(known.answers))
+    if config.chat_template is not None:
+        score_template = ScoreTemplate.of_option(template)
+    else:
+        score_template = ScoreTemplate.of_files(template, prompts.template_kwargs)
+    served = ServedPooling.of(model, tokenizer, chosen, config.convert, prompts, score_template)
+    logger.info(
+        "served to %s%s", ", ".join(served.tasks),
+        "" if score_template is None else "; a query and a document are compared in the model's prompt for them",
+    )  # fmt: skip
     return served
 
 
@@ -292,11 +306,15 @@ def load_text(
         gguf = source.gguf
         tokenizer = Tokenizer.from_folder(source.tokenizer_path) if gguf is None else Tokenizer.from_gguf(gguf.metadata)
     template = tokenizer.chat_template
-    if config.chat_template is not None:
+    if config.chat_template in KNOWN_RERANKERS:
+        template = KNOWN_RERANKERS[config.chat_template].template
+    elif config.chat_template is not None:
         try:
             template = Path(config.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise PromptError(f"--chat-template {config.chat_template} cannot be read: {error}") from error
+            raise PromptError(
+                f"--chat-template {config.chat_template} cannot be read: {error}; known by name are {', '.join(KNOWN_RERANKERS)}"
+            ) from error
     compiled = ChatTemplate(template, tokenizer.named_tokens)
     try:
         chat_format = ChatFormat.choose(

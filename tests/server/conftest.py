@@ -21,6 +21,7 @@ from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
 from server.loaded.prompt import ChatTemplate
+from server.loaded.score_template import ScoreTemplate
 from server.loaded.tokenizer import Tokenizer
 from server.process.app import stop_batches
 from server.process.listening import listen
@@ -257,8 +258,8 @@ def lasting_server(tokenizer: Tokenizer, pooler: PoolerInfo | None = None) -> It
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
     """`await serve(says="...")`: a server whose model says that and ends. `script` for more, `loaded=False` for less, `speaks`
-    for another tokenizer and its chat template, `template` for another one of these, `pooler` for a model that is pooled; other
-    options are the server's."""
+    for another tokenizer and its chat template, `template` for another one of these, `pooler` for a model that is pooled,
+    `score_template` for its prompt of pairs; other options are the server's."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -275,6 +276,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             prompts: Prompts | None = None,
             speaks: Tokenizer | None = None,
             template: ChatTemplate | None = None,
+            score_template: ScoreTemplate | None = None,
             **options: Any,
         ) -> Running:
             spoken = speaks or tokenizer
@@ -298,7 +300,9 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
                 pooling = None
                 if pooler is not None:
                     asked = PoolerConfig.read(config.pooler_config)
-                    pooling = ServedPooling.of(model, spoken, asked, config.convert, prompts or Prompts())
+                    pooling = ServedPooling.of(
+                        model, spoken, asked, config.convert, prompts or Prompts(), score_template
+                    )
                 lifecycle.ready(dataclasses.replace(loaded, allow_special_tokens=allowed, pooling=pooling))
             return await stack.enter_async_context(running(engine, spoken, lifecycle, config))
 

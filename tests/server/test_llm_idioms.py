@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server import LLM, BeamSearchParams, SamplingParams
+from server.config import from_keywords
 from tests.server.test_llm import fake, llm, texts  # noqa: F401
 from tests.server.tiny import EOS
 
@@ -65,3 +66,7 @@ def test_keywords_of_vllm_are_taken_where_they_ask_for_nothing_more(fake):  # no
     for keyword in ({"tensor_parallel_size": 2}, {"trust_remote_code": True}, {"task": "embed"}):
         with pytest.raises(ValueError, match=f"{next(iter(keyword))}=.* is not supported: "):
             LLM("tiny", **keyword)
+
+
+def test_what_a_model_is_served_for_is_the_servers_own_option():
+    assert from_keywords({"model": "tiny", "runner": "pooling"}).runner == "pooling"

@@ -21,6 +21,15 @@ def with_modules(spec: DecoderSpec, modules: SentenceModules) -> DecoderSpec:
     UnsupportedModel."""
     if spec.generates:
         spec = with_bare_names(spec)
+    if modules.label_token_ids:
+        if not spec.generates:
+            raise UnsupportedModel(f"a LogitScore needs a model that generates; {spec.architecture} does not")
+        judged = replace(
+            spec.pooler, label_token_ids=modules.label_token_ids, activation=modules.activation or "sigmoid"
+        )
+        return replace(spec, pooler=judged)
+    if spec.pooler.labels and modules.activation is not None:
+        spec = replace(spec, pooler=replace(spec.pooler, activation=modules.activation))
     if modules.pooling is None:
         return spec
     dense = tuple(_dense(each) for each in modules.dense)

@@ -33,7 +33,7 @@ class Dense:
 class PoolerSpec:
     """`pooling` and `normalize`: how an embedding is made of hidden states where a request leaves that open; `dense` is computed of
     it in between. `head`: of a pooled vector, or of each token where it `labels_tokens`, one number for each of `labels`; what
-    makes probabilities of these is `activation`. `matryoshka_dimensions`: see `PoolerInfo`."""
+    makes probabilities of these is `activation`. `matryoshka_dimensions`, `label_token_ids`: see `PoolerInfo`."""
 
     pooling: SequencePooling = "last"
     normalize: bool = True
@@ -43,6 +43,7 @@ class PoolerSpec:
     labels: tuple[str, ...] = ()
     labels_tokens: bool = False
     activation: Literal["softmax", "sigmoid", "none"] = "none"
+    label_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.labels) != (self.head[-1].linear.out_features if self.head else 0):
@@ -66,6 +67,7 @@ class PoolerSpec:
             labels_tokens=self.labels_tokens,
             activation=self.activation,
             num_token_types=num_token_types,
+            label_token_ids=self.label_token_ids,
         )
 
 

@@ -144,6 +144,7 @@ async def test_prompts_are_pooled_each_as_it_asks_whole_or_in_pieces(lane, pair,
         PoolingParams(pooling="cls", use_activation=False, dimensions=7): states[0, :7],
         PoolingParams("token_embed", "last", True): unit(states, dim=1),
         PoolingParams("classify", "last", True, label_token_ids=(9, 4, 50)): logits[[9, 4, 50]].softmax(dim=0),
+        PoolingParams("classify", "last", True, label_token_ids=(9,)): logits[[9]].sigmoid(),
         PoolingParams(pooling="last", use_activation=True, dimensions=8): unit(states[-1, :8], dim=0),
         PoolingParams(pooling="mean", use_activation=True): unit(states.mean(dim=0), dim=0),
     }

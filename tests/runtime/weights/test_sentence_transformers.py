@@ -25,6 +25,11 @@ BERT = {
     "num_attention_heads": 2,
 }  # fmt: skip
 
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 50, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
 
 def write(folder, *modules, **configs):
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -42,6 +47,59 @@ def test_modules_are_read_in_their_order(tmp_path):
     dense = DenseModule("2_Dense", 8, 4, True, "torch.nn.modules.activation.Tanh")
     assert read_modules(tmp_path) == SentenceModules("", "cls", (dense,), True, 77)
     assert "2_Dense/*.safetensors" in files_of_modules(tmp_path)
+
+
+JUDGE = {"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}
+
+
+@pytest.mark.parametrize(
+    ("config", "ids"),
+    [
+        ({"true_token_id": 9, "false_token_id": 4}, (4, 9)),
+        ({"true_token_id": 9, "false_token_id": None}, (9,)),
+    ],
+)
+def test_a_cross_encoder_may_judge_by_the_logits_of_tokens(config, ids, tmp_path):
+    write(tmp_path, TRANSFORMER, JUDGE, _1_LogitScore=config)
+    modules = read_modules(tmp_path)
+    assert (modules.label_token_ids, modules.activation, modules.pooling) == (ids, None, None)
+    spec = with_modules(spec_from_config(LLAMA), modules)
+    assert spec.generates
+    info = spec.pooler_info
+    assert (info.label_token_ids, info.activation) == (ids, "sigmoid")
+    with pytest.raises(UnsupportedModel, match="a LogitScore needs a model that generates"):
+        with_modules(spec_from_config(BERT), modules)
+
+
+@pytest.mark.parametrize(
+    ("written", "activation"),
+    [("linear.Identity", "none"), ("activation.Sigmoid", "sigmoid"), ("activation.Softmax", "softmax")],
+)
+def test_what_a_cross_encoder_makes_of_its_scores_is_read(written, activation, tmp_path):
+    write(tmp_path, TRANSFORMER)
+    (tmp_path / "config_sentence_transformers.json").write_text(
+        json.dumps({"activation_fn": f"torch.nn.modules.{written}"})
+    )
+    modules = read_modules(tmp_path)
+    assert modules.activation == activation
+    judges = BERT | {"architectures": ["BertForSequenceClassification"], "num_labels": 1}
+    assert with_modules(spec_from_config(judges), modules).pooler.activation == activation
+
+
+def test_an_activation_that_is_not_known_is_refused(tmp_path):
+    write(tmp_path, TRANSFORMER)
+    (tmp_path / "config_sentence_transformers.json").write_text('{"activation_fn": "my.Own"}')
+    with pytest.raises(WeightsError, match=r"activation_fn 'my\.Own' is not one of"):
+        read_modules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"true_token_id": -1}, {"true_token_id": "yes"}, {"true_token_id": 1, "module_input_name": "other"}]
+)
+def test_a_logit_score_that_says_nothing_is_refused(config, tmp_path):
+    write(tmp_path, TRANSFORMER, JUDGE, _1_LogitScore=config)
+    with pytest.raises(WeightsError, match="1_LogitScore"):
+        read_modules(tmp_path)
 
 
 @pytest.mark.parametrize(

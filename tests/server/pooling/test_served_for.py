@@ -9,12 +9,15 @@ import pytest
 from runtime.api import PoolerInfo, PoolingParams
 from server.config import ServerConfig
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
+from server.loaded.prompt import ChatTemplate
 from server.process.load import served_pooling
 from tests.fakes import fake_model
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER, RERANKER
 from tests.server.test_refusals import error_of
 from tests.server.tiny import tiny_tokenizer
+
+NO_TEMPLATE = ChatTemplate(None)
 
 
 def served(pooler: PoolerInfo, config: str | None = None, convert="auto", **facts) -> ServedPooling:
@@ -55,7 +58,7 @@ class Files:
 
 def test_sentence_transformers_files_make_a_decoder_one_that_embeds(tmp_path):
     model, tokenizer = fake_model(pooler=EMBEDDER), tiny_tokenizer()
-    assert served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer) is None
+    assert served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer, NO_TEMPLATE) is None
     (tmp_path / "modules.json").write_text("[]")
     config = {
         "prompts": {"query": "q: ", "document": ""},
@@ -63,19 +66,19 @@ def test_sentence_transformers_files_make_a_decoder_one_that_embeds(tmp_path):
         "similarity_fn_name": "cosine",
     }
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
-    found = served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer)
+    found = served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer, NO_TEMPLATE)
     assert found is not None
     assert found.tasks == ("embed", "token_embed")
     assert found.prompts.text(None, "prompt_name") == "q: "
     (tmp_path / "config_sentence_transformers.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):
-        served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer)
+        served_pooling(ServerConfig(), Files(tmp_path), model, tokenizer, NO_TEMPLATE)
 
 
 @pytest.mark.parametrize("options", [{"convert": "embed"}, {"pooler_config": "{}"}])
 def test_how_to_pool_is_no_option_of_a_model_that_generates(tmp_path, options):
     with pytest.raises(ValueError, match="add --runner pooling"):
-        served_pooling(ServerConfig(**options), Files(tmp_path), fake_model(), tiny_tokenizer())
+        served_pooling(ServerConfig(**options), Files(tmp_path), fake_model(), tiny_tokenizer(), NO_TEMPLATE)
 
 
 # --- --pooler-config and --convert ----------------------------------------------------------------------------------
