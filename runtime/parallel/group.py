@@ -1,0 +1,124 @@
+"""Group: where the ranks of one step exchange tensors, when each computes on a host thread of its own.
+
+Ranks compute the same steps in the same order, so the k-th step of each has the k-th meeting. One that fails there leaves it, and
+the others fail with it instead of waiting; the meetings of other steps know nothing of that. Sums are taken in the order of the
+ranks, by each rank for itself: they have the same bits everywhere, or ranks would drift apart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Apart(RuntimeError):
+    """Another rank has failed in this step, or will compute no step any more."""
+
+
+class Peers(Protocol):
+    """The ranks of a model as one of them, `number` of `size`, knows them. All call the same methods in the same order."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x, of one shape on every rank -> the sum over them, a fresh tensor."""
+        ...
+
+    def concat(self, x: Tensor) -> Tensor:
+        """x [T, N] -> [T, size * N]: the columns of all ranks in their order."""
+        ...
+
+
+class Meeting:
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+        self._given: list[Tensor | None] = [None] * size
+
+    def exchange(self, number: int, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
+        """What `made_of` makes of every rank's x. Nobody's x is left before all have made theirs.
+
+        Raises Apart."""
+        self._given[number] = x
+        try:
+            self._barrier.wait()
+            made = made_of([each for each in self._given if each is not None])
+            self._barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise Apart("another rank has failed in this step") from error
+        return made
+
+    def leave(self) -> None:
+        """Nobody waits here any more."""
+        self._barrier.abort()
+
+
+class Group:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._lock = threading.Lock()
+        self._steps = [0] * size  # claimed by each rank
+        self._under_way: dict[int, Meeting] = {}
+        self._ended = False
+
+    def claim(self, number: int) -> Meeting:
+        """That of the rank's next step. Raises Apart."""
+        with self._lock:
+            if self._ended:
+                raise Apart("another rank will compute no step any more")
+            step = self._steps[number]
+            self._steps[number] += 1
+            meeting = self._under_way.setdefault(step, Meeting(self.size))
+            if min(self._steps) > step:
+                del self._under_way[step]  # those who have claimed it keep it
+            return meeting
+
+    def end(self) -> None:
+        """A rank has gone for good: whoever waits for it, and whoever would, fails."""
+        with self._lock:
+            self._ended = True
+            for meeting in self._under_way.values():
+                meeting.leave()
+
+
+class HostRank:
+    """Rank `number` of a group, whose steps run on one thread. See `Peers`."""
+
+    def __init__(self, group: Group, number: int) -> None:
+        self.group, self.number, self.size = group, number, group.size
+        self._meeting: Meeting | None = None
+
+    def within(self, meeting: Meeting, work: Callable[[], T]) -> T:
+        """Run a step, or whatever else all ranks run, which meets there."""
+        self._meeting = meeting
+        try:
+            return work()
+        except BaseException:
+            meeting.leave()
+            raise
+        finally:
+            self._meeting = None
+
+    def sum(self, x: Tensor) -> Tensor:
+        return self._exchange(x, _sum)
+
+    def concat(self, x: Tensor) -> Tensor:
+        return self._exchange(x, lambda every: torch.cat([*every], dim=1))
+
+    def _exchange(self, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
+        assert self._meeting is not None, "ranks exchange tensors within a step"
+        return self._meeting.exchange(self.number, x, made_of)
+
+
+def _sum(every: Sequence[Tensor]) -> Tensor:
+    total = every[0] + every[1]
+    for each in every[2:]:
+        total += each
+    return total
