@@ -76,6 +76,7 @@ class Decoder:
         adapters: AdapterRoom | None = None,
     ) -> Decoder:  # fmt: skip
         """Blocks around the weights that `spec` names. `max_positions`: the longest context it will be asked for."""
+        whole = spec if spec.shard_of is None else spec.shard_of.whole
         room = None
         if adapters is not None:
             weights, room = ModelAdapters.around(weights, spec, adapters, dtype=dtype, device=device)
@@ -96,7 +97,7 @@ class Decoder:
             PoolerBlock(spec.pooler, weights, getattr(torch, dtype)),
             dtype=dtype,
             device=device,
-            num_parameters=sum(prod(parameter.shape) for parameter in spec.parameters()),
+            num_parameters=sum(prod(parameter.shape) for parameter in whole.parameters()),
             weights_bytes=weights.nbytes,
             adapters=room,
         )

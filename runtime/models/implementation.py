@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.models.adapters import AdapterRoom
     from runtime.models.model import Model
     from runtime.models.through_transformers.spec import TransformersSpec
+    from runtime.parallel.group import Peers
 
 log = logging.getLogger("oneloop.start")
 
@@ -68,7 +69,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceM
 
 def load(
     spec: ModelSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
-    max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None,
+    max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None, peers: Peers | None = None,
 ) -> Model:  # fmt: skip
     """The model that `describe` has described, as `models.load.load_model` loads one.
 
@@ -85,7 +86,7 @@ def load(
 
         return load_model(
             files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, max_model_len=max_model_len,
-            device=device, weights=weights, spec=spec, adapters=adapters,
+            device=device, weights=weights, spec=spec, adapters=adapters, peers=peers,
         )  # fmt: skip
     if adapters is not None:
         raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no adapters are served")

@@ -14,12 +14,14 @@ from torch import Tensor
 import ops
 from runtime.config import WeightPolicy
 from runtime.models.adapters import AdapterRoom
+from runtime.models.blocks.shared_out import put_together
 from runtime.models.blocks.weights import Weights, expert_halves
 from runtime.models.decoder import Decoder
 from runtime.models.reading import DTYPES, TABLE, ParameterReader
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.decoder import EMBEDDING, DecoderSpec
 from runtime.models.spec.moe import ClampedSwiglu, Experts
+from runtime.parallel.group import Peers
 from runtime.weights.rules import Checkpoint, Report, WeightsError, stored_as
 
 
@@ -35,16 +37,20 @@ def load_model(
     weights: WeightPolicy | None = None,
     spec: DecoderSpec | None = None,
     adapters: AdapterRoom | None = None,
+    peers: Peers | None = None,
 ) -> Decoder:
     """`spec`: of the files' config, unless it is to be read here. `dtype`: of activations, and of weights unless `weights` says
     how those are kept. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: positions that will be asked for, by default all
     that the model was made for; it sizes the rotary tables. `progress` counts stored bytes. Each tensor goes to `device` as
-    soon as it is read, so the host holds a few at a time. `adapters`: the room that layers are to have for some.
+    soon as it is read, so the host holds a few at a time. `adapters`: the room that layers are to have for some. `peers`: those
+    with whom this rank computes, where `spec` is a shard.
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where they ask for too much."""
     spec = spec or spec_from_config(files.config)
     with opened(spec, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:
         read = read_weights(spec, reader, dtype=dtype, device=device, progress=progress)
+    if peers is not None:
+        read = put_together(spec, read, peers)
     longest = max_model_len or spec.max_model_len
     return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=longest, adapters=adapters)
 

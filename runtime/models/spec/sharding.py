@@ -2,8 +2,9 @@
 holds.
 
 Heads, the inner sizes of MLPs and of every expert, and the vocabulary are shared out (Megatron-LM, Shoeybi et al. 2019); what
-follows a sharing of columns is a part of a sum (`Linear.reduce`), and its bias belongs to the first device. Where there are
-fewer kv heads than devices, neighbours hold the same one. Pure functions on data; who adds the sums up is the caller's affair."""
+follows a sharing of columns is a part of a sum (`reduced_linears`), and its bias belongs to the first device. Where there are
+fewer kv heads than devices, neighbours hold the same one. A mixer whose inner parts mix all heads, or go on from token to token, is
+computed whole on every device (`kept_whole`). Pure functions on data; who adds the sums up is the caller's affair."""
 
 from __future__ import annotations
 
@@ -69,16 +70,38 @@ def _span(count: int, held: int, rank: int, size: int) -> Span:
     return Span(start, start + held)
 
 
+def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
+    """Names of the linear layers of `spec`, made by `sharded`, whose outputs are parts of a sum; experts' own are not among them."""
+    if spec.shard_of is not None:
+        whole = {linear.name: linear for linear in spec.shard_of.whole.linears()}
+        for linear in spec.linears():
+            if linear.reduce and linear.in_features != whole[linear.name].in_features:
+                yield linear.name
+
+
+def kept_whole(spec: DecoderSpec) -> frozenset[str]:
+    """What `spec`, made by `sharded`, computes on every device, by the names of the kinds."""
+    if spec.shard_of is None:
+        return frozenset()
+    layers = zip(spec.shard_of.whole.layers, spec.layers, strict=True)
+    return frozenset(
+        type(own).__name__
+        for whole_layer, layer in layers
+        for whole, own in zip(whole_layer.mixers, layer.mixers, strict=True)
+        if whole == own
+    )
+
+
 def _reduced_biases(spec: DecoderSpec) -> Iterator[str]:
+    yield from (f"{name}.bias" for name in reduced_linears(spec))
     halves = (half for each in spec.experts() for number in range(each.num_experts) for half in each.halves(number))
-    for linears in (spec.linears(), halves):
-        yield from (f"{linear.name}.bias" for linear in linears if linear.reduce)
+    yield from (f"{half.name}.bias" for half in halves if half.reduce)
 
 
 def _layer(layer: AnyLayer, size: int) -> AnyLayer:
     match layer:
         case HybridLayer():
-            raise UnsupportedModel("transformers that several layers share")
+            return layer
         case SingleLayer(GatedMLP() | PlainMLP() | MoE() as mlp):
             return replace(layer, block=_mlp(mlp, size))
         case SingleLayer(mixer):
@@ -97,10 +120,10 @@ def _one_mixer(mixer: OnlyBlock, size: int) -> Mixer:
     match mixer:
         case LatentAttention():
             return replace(mixer, num_heads=_share(mixer.num_heads, size, "attention heads"))
-        case Attention():
+        case Attention() if _by_heads(mixer):
             return _attention(mixer, size)
         case _:
-            raise UnsupportedModel(f"layers of the kind {type(mixer).__name__}")
+            return mixer
 
 
 def _mlp(mlp: MLP, size: int) -> MLP:
@@ -116,13 +139,14 @@ def _plain_or_gated(mlp: GatedMLP | PlainMLP, size: int) -> GatedMLP | PlainMLP:
     return replace(mlp, intermediate_size=_share(mlp.intermediate_size, size, "columns of an MLP"))
 
 
+def _by_heads(attention: Attention) -> bool:
+    """Whether each head can be computed by itself, knowing nothing of its number: it has no gate in q's matrix, no slope of its
+    own, and no norm over all of them."""
+    over_all = attention.qk_norm is not None and attention.qk_norm.over is NormScope.ALL_HEADS
+    return not attention.output_gate and attention.alibi is None and not over_all
+
+
 def _attention(attention: Attention, size: int) -> Attention:
-    if attention.output_gate:
-        raise UnsupportedModel("attention with a gate behind it")
-    if attention.alibi is not None:  # whose slopes differ by head, and this knows no rank
-        raise UnsupportedModel("attention with linear biases")
-    if attention.qk_norm is not None and attention.qk_norm.over is NormScope.ALL_HEADS:
-        raise UnsupportedModel("norms of q and k over all heads")
     num_heads, num_kv_heads = _share(attention.num_heads, size, "attention heads"), attention.num_kv_heads
     if num_kv_heads % size and size % num_kv_heads:
         raise UnsupportedModel(f"{num_kv_heads} kv heads")

@@ -1,0 +1,100 @@
+"""Weights that are shared out over ranks: a rank multiplies by its own part, and what it gives is put together with the others'."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import ops
+from ops.moe.weights import Half
+from ops.symbols import NotTraceable, Symbol
+from runtime.models.blocks.weights import Weights
+from runtime.models.spec.decoder import EMBEDDING, DecoderSpec
+from runtime.models.spec.sharding import reduced_linears
+from runtime.parallel.group import Peers
+
+
+def put_together(spec: DecoderSpec, weights: Weights, peers: Peers) -> Weights:
+    """Weights of `spec`, made by `sharded`, with which blocks compute what they would with those of the whole."""
+    tensors, linears = dict(weights.tensors), dict(weights.linears)
+    for name in reduced_linears(spec):
+        linears[name] = SummedLinear(linears[name], peers)
+    table = tensors.pop(f"{EMBEDDING}.weight", None)
+    if spec.generates:
+        linears[spec.head.name] = SharedRows(linears[spec.head.name], peers)
+    if table is not None or spec.head.name != EMBEDDING:
+        linears[EMBEDDING] = SharedRows(
+            linears[EMBEDDING] if table is None else ops.prepare_linear(_dense(table)), peers
+        )
+    experts = {each.name: SummedExperts(weights.experts[each.name], peers) for each in spec.experts()}
+    return weights._replace(linears=linears, tensors=tensors, experts=experts)
+
+
+def _dense(table: Tensor) -> ops.StoredWeight:
+    return ops.StoredWeight.dense(table)
+
+
+class _Part(ops.LinearWeight):
+    def __init__(self, part: ops.LinearWeight, peers: Peers) -> None:
+        self.out_features, self.in_features, self.nbytes = part.out_features, part.in_features, part.nbytes
+        self._part, self._peers = part, peers
+
+    def refill(self, stored: ops.Stored) -> bool:
+        return self._part.refill(stored)
+
+    def _own(self, x: Tensor) -> Tensor:
+        if isinstance(x, Symbol):
+            raise NotTraceable("a layer whose sums are taken over several devices")
+        return ops.linear(x, self._part)
+
+
+class SummedLinear(_Part):
+    """Its columns are shared out: what each rank gives is a part of a sum. The bias is the first rank's."""
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """x [T, in_features], the rank's own columns -> [T, out_features]."""
+        return self._peers.sum(self._own(x))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise TypeError("a matrix whose columns are shared out is no embedding")
+
+
+class SharedRows(_Part):
+    """The rows of a vocabulary: of the embedding, of the head, or of both."""
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """x [T, in_features] -> [T, ranks * out_features]."""
+        return self._peers.concat(self._own(x))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        own = ids - self._peers.number * self.out_features
+        elsewhere = (own < 0) | (own >= self.out_features)
+        rows = ops.embedding(own.masked_fill(elsewhere, 0), self._part)
+        return self._peers.sum(rows.masked_fill(elsewhere[:, None], 0))
+
+
+class SummedExperts(ops.ExpertWeights):
+    """Of every expert, a share of its inner columns."""
+
+    def __init__(self, part: ops.ExpertWeights, peers: Peers) -> None:
+        self.shape = part.shape
+        self._part, self._peers = part, peers
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self._part.nbytes
+
+    def fill(self, half: Half, expert: int, stored: ops.Stored) -> None:
+        self._part.fill(half, expert, stored)
+
+    def mix(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        routing: ops.Routing,
+        e_score_correction_bias: Tensor | None,
+        plus: Tensor | None,
+    ) -> Tensor:
+        if isinstance(x, Symbol):
+            raise NotTraceable("experts whose sums are taken over several devices")
+        mixed = self._peers.sum(self._part.mix(x, logits, routing, e_score_correction_bias, None))
+        return mixed if plus is None else mixed.add_(plus)
