@@ -92,6 +92,14 @@ class EngineOptions:
         group=ENGINE,
         metavar="NAME",
     )
+    tensor_parallel_size: int = option(
+        1,
+        "devices that share the model out, each with a part of every layer; on a CPU, threads of this process",
+        group=ENGINE,
+        minimum=1,
+        maximum=64,
+        aliases=("-tp",),
+    )
     max_model_len: int | None = option(
         None, "tokens of prompt and answer together (default: what the model was made for)", group=ENGINE, minimum=2
     )

@@ -11,7 +11,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.admission import AdmissionLimits
 from runtime.api import LoadProgress, ModelInfo, SleepLevel
@@ -22,9 +22,15 @@ from runtime.kv.prefix_cache import PrefixCache
 from runtime.lora.adapters import Adapters
 from runtime.models.implementation import describe, load
 from runtime.models.registry import add_plugins
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.pair import PairSpec
+from runtime.models.spec.sharding import kept_whole, sharded
+from runtime.parallel.group import Group, HostRank
+from runtime.parallel.runners import RankRunners
 from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.profiling.recorder import TorchRecorder
+from runtime.runner.rank_worker import RankWorker, on_every_rank
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.step import Runner
@@ -107,12 +113,43 @@ async def start_engine(
 async def _built(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
 ) -> EngineParts:
+    if config.tensor_parallel_size > 1:
+        return await _built_on_ranks(config, files, report, draft, device)
     worker = device.worker()
     try:
         return await worker.run(lambda: _build(config, files, worker, report, draft, device))
     except BaseException:
         await worker.close()
         raise
+
+
+async def _built_on_ranks(
+    config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
+) -> EngineParts:
+    """Each rank has a thread of its own, on which it loads its shard and computes its part of every step."""
+    group = Group(config.tensor_parallel_size)
+    workers = [RankWorker(HostRank(group, number)) for number in range(group.size)]
+
+    def rank(planned: Planned, worker: RankWorker) -> Running:
+        reports = report if worker.rank.number == 0 else lambda progress: None
+        return _running(planned, files, worker, reports, draft, worker.rank)
+
+    try:
+        planned = await workers[0].run(lambda: plan_engine(config, files, report, draft, device))
+        planned.platform.compile_ahead(planned.plan)
+        every = await on_every_rank(workers, lambda worker: rank(planned, worker))
+    except BaseException:
+        group.end()
+        await asyncio.gather(*(worker.close() for worker in workers))
+        raise
+    runners = RankRunners([each.runner for each in every], group.end)
+    parts = every[0]._replace(runner=runners).assembled(report)
+    facts = replace(
+        parts.model,
+        weights_bytes=sum(each.model.weights_bytes for each in every),
+        kv_cache_bytes=parts.model.kv_cache_bytes * group.size,
+    )
+    return replace(parts, model=facts)
 
 
 class ModelBed:
@@ -203,14 +240,37 @@ def plan_engine(
     add_plugins(config.model_plugins)
     spec = describe(files.config, config.model_impl, files.modules)  # what cannot be served is said before loading
     spec = _with_draft(config, spec, draft)
+    if config.tensor_parallel_size > 1:
+        _refuse_sharing(config)
+        spec = shard(spec, 0, config.tensor_parallel_size)  # they are all of a size
+        for kind in sorted(kept_whole(spec)):
+            log.info("layers of the kind %s are computed whole on every device", kind)
     config = _with_length(config, spec, files.modules)
     report(LoadProgress("import"))
     platform = (device or SharedDevice()).platform(config.device)
     platform.force_kernels(config)
     platform.refuse(config)
-    stored_bytes = None if config.load_format == "dummy" else sum(each.stored_bytes for each in (files, draft) if each)
+    stored_bytes = None
+    if config.load_format != "dummy":
+        stored_bytes = sum(each.stored_bytes for each in (files, draft) if each) // config.tensor_parallel_size
     weights_bytes = platform.weights_bytes(config, spec, stored_bytes)
     return Planned(config, spec, platform, platform.plan(config, spec, stored_bytes), weights_bytes)
+
+
+def shard(spec: ModelSpec, number: int, size: int) -> DecoderSpec:
+    """What rank `number` of `size` computes. Raises UnsupportedModel."""
+    if isinstance(spec, PairSpec):
+        raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: a draft model stands beside it")
+    if not isinstance(spec, DecoderSpec):
+        raise UnsupportedModel(f"{spec.architecture} cannot be cut for {size} devices: it runs through transformers")
+    return sharded(spec if spec.shard_of is None else spec.shard_of.whole, number, size)
+
+
+def _refuse_sharing(config: EngineConfig) -> None:
+    if config.enable_lora:
+        raise PlanError(
+            "adapters are not shared out over several devices: leave --enable-lora or --tensor-parallel-size alone"
+        )
 
 
 def _with_draft(config: EngineConfig, spec: ModelSpec, draft: ModelFiles | None) -> ModelSpec:
@@ -237,23 +297,45 @@ def _build(
     device: SharedDevice,
 ) -> EngineParts:  # fmt: skip
     planned = plan_engine(config, files, report, draft, device)
-    config, platform, plan = planned.config, planned.platform, planned.plan
-    import ops
+    planned.platform.compile_ahead(planned.plan)
+    return _running(planned, files, worker, report, draft).assembled(report)
 
-    platform.compile_ahead(plan)
+
+class Running(NamedTuple):
+    """A model that has computed its first steps."""
+
+    plan: EnginePlan
+    model: Model
+    eos_token_ids: frozenset[int]
+    runner: Runner
+
+    def assembled(self, report: Report) -> EngineParts:
+        import ops
+
+        parts = assemble(*self)
+        report(LoadProgress("ready"))
+        for line in (*ops.describe(usual=False), *self.plan.notes):
+            log.info(line)
+        return parts
+
+
+def _running(
+    planned: Planned, files: ModelFiles, worker: Worker, report: Report, draft: ModelFiles | None,
+    rank: HostRank | None = None,
+) -> Running:  # fmt: skip
+    """Load and warm up, on the thread that will compute. `rank`: whose shard of the model it is."""
+    platform = planned.platform
     with platform.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
-        model = _loaded(planned, files, report, draft)
-    eos_token_ids = files.eos_token_ids | config.end_token_ids
+        model = _loaded(planned, files, report, draft, rank)
+    eos_token_ids = files.eos_token_ids | planned.config.end_token_ids
     report(LoadProgress("warm-up"))
-    runner, plan = platform.build_runner(config, plan, model, eos_token_ids, worker, report)
-    parts = assemble(plan, model, eos_token_ids, runner)
-    report(LoadProgress("ready"))
-    for line in (*ops.describe(usual=False), *plan.notes):
-        log.info(line)
-    return parts
+    runner, plan = platform.build_runner(planned.config, planned.plan, model, eos_token_ids, worker, report)
+    return Running(plan, model, eos_token_ids, runner)
 
 
-def _loaded(planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None) -> Model:
+def _loaded(
+    planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None, rank: HostRank | None = None
+) -> Model:
     """The model, and the draft model where there is one: kept alike, for contexts of the same length."""
     from runtime.models.adapters import AdapterRoom
 
@@ -272,8 +354,11 @@ def _loaded(planned: Planned, files: ModelFiles, report: Report, draft: ModelFil
             device=planned.platform.device,
             weights=plan.weights,
             adapters=room,
+            peers=rank,
         )
 
+    if rank is not None:
+        spec = shard(spec, rank.number, rank.size)
     if not isinstance(spec, PairSpec) or draft is None:
         return loaded(spec, files, config.load_format, room)
     from runtime.models.pair import ModelPair

@@ -64,7 +64,7 @@ class CpuPlatform:
         return dense if stored_bytes is None or not weights.keep_quantized else min(dense, stored_bytes)
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
-        weights_bytes = self.weights_bytes(config, spec, stored_bytes)
+        weights_bytes = self.weights_bytes(config, spec, stored_bytes)  # of one rank, of which each has as much
         weights, dtype = _weights(config), DEFAULTS.dtype
         if weights.dense_dtype != "stored" and not _native():
             dtype = weights.dense_dtype  # references compute in the type of the weights
@@ -72,7 +72,7 @@ class CpuPlatform:
             config = replace(config, kv_cache_dtype=config.dtype)
         return EnginePlan.resolve(
             config, dtype=dtype, layers=spec.memory_kinds(), model_len=spec.max_model_len, defaults=DEFAULTS,
-            free_bytes=max(0, self.memory().free - weights_bytes), weights=weights,
+            free_bytes=max(0, self.memory().free // config.tensor_parallel_size - weights_bytes), weights=weights,
         )  # fmt: skip
 
     def compile_ahead(self, plan: EnginePlan) -> None:

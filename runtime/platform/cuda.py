@@ -68,6 +68,10 @@ class CudaPlatform:
     def refuse(self, config: EngineConfig) -> None:
         if config.kernels == "native":
             raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
+        if config.tensor_parallel_size > 1:
+            raise PlanError(
+                "no model is shared out over GPUs yet; use --device cpu, or leave --tensor-parallel-size alone"
+            )
         if config.quantization == "int8":
             raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
         if config.kv_cache_dtype == INT8_CACHE:

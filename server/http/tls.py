@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from server.config.options import ConfigError
-from server.config.server_config import ServerConfig
+from server.config import ConfigError, ServerConfig
 
 
 def context(config: ServerConfig) -> ssl.SSLContext | None:

@@ -35,9 +35,7 @@ from server.batches.lines import (
     read_line,
     record_of,
 )
-from server.config.options import ConfigError, flag_of
-from server.config.parse import parse
-from server.config.server_config import ServerConfig
+from server.config import ConfigError, ServerConfig, flag_of, parse
 from server.context import logs
 from server.wire.errors import ApiError, InvalidRequest
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from server.config.command_line import COMMANDS
-from server.config.option import Flag, did_you_mean, flags
-from server.config.options import ConfigError
+from server.config import COMMANDS, ConfigError, Flag, did_you_mean, flags
 
 SHELLS = ("bash", "zsh", "fish")
 USAGE = (

@@ -12,9 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from server.config.options import ConfigError
-from server.config.parse import parse
-from server.config.server_config import ServerConfig
+from server.config import ConfigError, ServerConfig, parse
 
 if TYPE_CHECKING:
     import ssl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 
-from server.config.server_config import ServerConfig
+from server.config import ServerConfig
 from server.loaded.model import LoadedModel
 from server.ollama.wire import LATEST
 from server.wire.schema import Json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -76,11 +76,12 @@ class Outcome:
 async def our_greedy(
     model: Model, config: EngineConfig, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: bool,
     rounds: int = 1, preempting: bool = False, proposer: Proposer | None = None, planned: bool = False,
+    parts_of: Callable[[Model, EngineConfig], Awaitable[EngineParts]] | None = None,
 ) -> Outcome:  # fmt: skip
     """The last of `rounds` runs of the same prompts over one engine: later ones find the earlier ones' blocks. `preempting`: the
     last in line starts over again and again, as if there were not blocks enough. All guesses of `proposer` are checked; `planned`:
-    they are those that `config` asks for."""
-    parts = await engine_parts(model, config)
+    they are those that `config` asks for. `parts_of`: what makes an engine's parts, in place of `engine_parts`."""
+    parts = await (parts_of or engine_parts)(model, config)
     if not planned:
         parts.scheduler.speculation = None if proposer is None else Speculation(proposer, MAX_DRAFTS)
     speculation = parts.scheduler.speculation

@@ -13,8 +13,7 @@ import torch
 import transformers
 
 import ops
-from ops.lora.triton_index import index
-from ops.lora.triton_lora import TritonLoraSlots
+from ops.lora.triton_lora import TritonLoraSlots, index
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig, WeightPolicy
 from runtime.engine import Engine

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config.command_line import command_of
-from server.config.options import ConfigError
-from server.config.parse import parse
+from server.config import ConfigError, command_of, parse
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,14 +12,11 @@ from typing import get_args
 import pytest
 
 from runtime.config import CACHE_TYPES, ELEMENT_BYTES, EngineConfig
-from runtime.options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy, parse_size
+from runtime.options import Dtype, EngineOptions, KVCacheDtype, SchedulingPolicy
 from runtime.policy import POLICIES
 from runtime.speculate.config import SpeculativeConfig
-from server.config.option import variable_of
-from server.config.options import ConfigError, flag_of
-from server.config.parse import from_keywords, parse
-from server.config.server_config import ServerConfig
-from server.config.version import __version__
+from server import __version__
+from server.config import ConfigError, ServerConfig, flag_of, from_keywords, parse, parse_size, variable_of
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "starlette", "uvicorn", "tokenizers", "transformers", "jinja2", "msgspec", "yaml", "numpy", "asyncio")
@@ -85,7 +82,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "runner": "generate", "convert": "embed", "pooler_config": "{}", "profile_dir": "/", "sleep_after": 0.5,
         "log_format": "json", "otlp_traces_endpoint": "http://localhost:4318",
         "ssl_certfile": config_file("c"), "ssl_keyfile": config_file("k"),
-        "ssl_ca_certs": config_file("a"), "ssl_cert_reqs": 1, "embedding_model": "org/embedder",
+        "ssl_ca_certs": config_file("a"), "ssl_cert_reqs": 1, "tensor_parallel_size": 2, "embedding_model": "org/embedder",
     }  # fmt: skip
     fields = {spec.metadata["name"] or spec.name: spec.name for spec in dataclasses.fields(ServerConfig)}
     assert set(values) | {"config"} == set(fields)

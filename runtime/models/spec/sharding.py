@@ -71,7 +71,7 @@ def _span(count: int, held: int, rank: int, size: int) -> Span:
 
 
 def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
-    """Names of the linear layers of `spec`, made by `sharded`, whose outputs are parts of a sum; experts' own are not among them."""
+    """Names of linear layers of `spec`, made by `sharded`, whose outputs are parts of a sum; not those of experts."""
     if spec.shard_of is not None:
         whole = {linear.name: linear for linear in spec.shard_of.whole.linears()}
         for linear in spec.linears():
@@ -123,6 +123,7 @@ def _one_mixer(mixer: OnlyBlock, size: int) -> Mixer:
         case Attention() if _by_heads(mixer):
             return _attention(mixer, size)
         case _:
+            assert not isinstance(mixer, GatedMLP | PlainMLP | MoE)
             return mixer
 
 

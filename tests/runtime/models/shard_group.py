@@ -35,7 +35,7 @@ class Shards:
                     max_model_len=128,
                     spec=part,
                     peers=rank,
-                )  # fmt: skip
+                )
             )
 
         self.parts = [load(rank) for rank in self._ranks]

@@ -1,4 +1,4 @@
-"""Ranks that exchange tensors: the same bits for all, and one that fails takes nobody along but the others' part of its own step."""
+"""Ranks that exchange tensors: the same bits for all, and one that fails takes others along in its own step alone."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Tool parsers, one a file: how a family of models writes its calls."""

@@ -1,0 +1,125 @@
+"""An engine over several ranks: a step that fails on one of them ends its own requests alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+import transformers
+
+from runtime.api import Request, SamplingParams
+from runtime.config import EngineConfig, PlanError
+from runtime.models.spec.model import UnsupportedModel
+from runtime.parallel.group import Apart
+from runtime.parallel.runners import EveryEvent
+from runtime.runner.runner import ModelRunner
+from runtime.start import plan_engine, start_engine
+from runtime.weights.fetch import resolve
+
+SIZES = {
+    "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(path)
+    return resolve(str(path), None, quiet)
+
+
+def quiet(progress) -> None:
+    pass
+
+
+def options(**more) -> EngineConfig:
+    return EngineConfig(device="cpu", num_kv_blocks=64, tensor_parallel_size=2, **more)
+
+
+async def answer(engine, ids, **params) -> tuple[list[int], list, str | None]:
+    """Its ids, log-probabilities, and what error ended it."""
+    found, logprobs, error = [], [], None
+    request = Request("r", ids, SamplingParams(20, ignore_eos=True, **params))
+    async with engine.submit([request]) as stream:
+        async for outputs in stream:
+            for output in outputs:
+                found += output.token_ids
+                logprobs += output.logprobs or ()
+                error = output.error or error
+    return found, logprobs, error
+
+
+async def test_draws_log_probabilities_and_facts_are_those_of_one_device(files):
+    alone = await start_engine(EngineConfig(device="cpu", num_kv_blocks=64), files, quiet)
+    ranks = await start_engine(options(), files, quiet)
+    try:
+        assert ranks.model.num_parameters == alone.model.num_parameters
+        for params in ({"temperature": 0.0, "logprobs": 3}, {"temperature": 1.0, "seed": 5, "presence_penalty": 1.0}):
+            expected, theirs, _ = await answer(alone, [3, 4, 5], **params)
+            found, ours, error = await answer(ranks, [3, 4, 5], **params)
+            assert (found, error) == (expected, None)
+            assert [[id for id, _ in each.top] for each in ours] == [[id for id, _ in each.top] for each in theirs]
+    finally:
+        await alone.close()
+        await ranks.close()
+
+
+async def test_a_step_that_fails_on_one_rank_ends_its_requests_and_no_others(files, monkeypatch):
+    engine = await start_engine(options(), files, quiet)
+    compute, failing = ModelRunner.compute, []
+
+    def on_one_rank(self, step, rows):
+        if failing and self is failing[0]:
+            failing.pop()
+            raise RuntimeError("a kernel failed")
+        return compute(self, step, rows)
+
+    monkeypatch.setattr(ModelRunner, "compute", on_one_rank)
+    try:
+        expected = await answer(engine, [3, 4, 5], temperature=0.0)
+        failing.append(engine._runner._runners[1])
+        _, _, error = await answer(engine, [6, 7, 8], temperature=0.0)
+        assert error is not None
+        assert await answer(engine, [3, 4, 5], temperature=0.0) == expected
+    finally:
+        await engine.close()
+
+
+async def test_a_rank_that_cannot_be_loaded_is_what_starting_fails_with(files, monkeypatch):
+    from runtime.models import load
+
+    together = load.put_together
+
+    def broken(spec, weights, peers):
+        if peers.number == 1:
+            raise MemoryError("no room on the second")
+        return together(spec, weights, peers)
+
+    monkeypatch.setattr(load, "put_together", broken)
+    with pytest.raises(MemoryError, match="no room on the second"):
+        await start_engine(options(), files, quiet)
+
+
+def test_what_is_not_shared_out_is_refused_by_name(files):
+    with pytest.raises(PlanError, match="adapters are not shared out"):
+        plan_engine(options(enable_lora=True), files, quiet)
+    with pytest.raises(UnsupportedModel, match="cannot be cut for 2 devices: it runs through transformers"):
+        plan_engine(options(model_impl="transformers"), files, quiet)
+
+
+async def test_the_error_of_the_rank_that_failed_is_told_not_that_of_those_left_alone():
+    class Event:
+        def __init__(self, error: Exception | None) -> None:
+            self.error = error
+
+        async def wait(self) -> None:
+            await asyncio.sleep(0)
+            if self.error is not None:
+                raise self.error
+
+    with pytest.raises(KeyError):
+        await EveryEvent([Event(Apart("alone")), Event(None), Event(KeyError("broken"))]).wait()
+    await EveryEvent([Event(None), Event(None)]).wait()
