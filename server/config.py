@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self, get_args, get_origin, get_type_hints
 
 from runtime.options import ENGINE, HTTP, MODEL, EngineOptions, option, parse_size
 from server import __version__
@@ -47,15 +47,30 @@ _GROUPS = (MODEL, ENGINE, HTTP, _LOG)  # in the order of --help
 class ServerConfig(EngineOptions):
     """Everything a user can ask for, as asked: None and "auto" are resolved by whoever owns the matter."""
 
-    model: str = option(
-        "smollm2-135m-instruct",
-        "folder in Hugging Face format, .gguf file, hub id, or built-in alias",
+    models: tuple[str, ...] = option(
+        ("smollm2-135m-instruct",),
+        "folder in Hugging Face format, .gguf file, hub id, or built-in alias; given several times, the first is loaded, and the "
+        "others when requests name them",
         group=MODEL,
         metavar="MODEL",
+        name="model",
+    )
+    max_loaded_models: int = option(
+        1,
+        "of several --model, so many are loaded at a time; the one that was used least lately makes room",
+        group=MODEL,
+        minimum=1,
+    )
+    unloaded_weights: Literal["host", "dropped"] = option(
+        "host",
+        "what becomes of the weights of the one that makes room: host leaves their files in the system's memory, as far as it has "
+        "room, dropped does not",
+        group=MODEL,
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "name clients use, may be given several times; the first is the one in answers (default: --model)",
+        "name clients use, may be given several times; the first is the one in answers (default: --model); of several --model "
+        "each has one, in their order",
         group=MODEL,
         metavar="NAME",
     )
@@ -318,6 +333,11 @@ class ServerConfig(EngineOptions):
     )
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 
+    # Options that say nothing of several --model.
+    _OF_ONE_MODEL: ClassVar[tuple[str, ...]] = (
+        "tokenizer", "revision", "chat_template", "enable_lora", "speculative_model", "speculative_config", "dry_run",
+    )  # fmt: skip
+
     # Options named in one of these pairs cannot be given together, whatever their values.
     EXCLUSIVE: ClassVar[tuple[tuple[str, str], ...]] = (
         ("kv_cache_bytes", "num_kv_blocks"),
@@ -334,7 +354,6 @@ class ServerConfig(EngineOptions):
 
     def _contradiction(self) -> str | None:
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
-        is_file = self.model.endswith(".gguf")
         for one, other in self.EXCLUSIVE:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 names = {spec.name: spec.metadata["name"] or spec.name for spec in dataclasses.fields(self)}
@@ -347,19 +366,23 @@ class ServerConfig(EngineOptions):
             )
         if (self.speculative_model is not None) != (self.speculative_method == "draft_model"):
             return "--speculative-method draft_model and --speculative-model NAME belong together"
-        if self.load_format in ("safetensors", "dummy") and is_file:
-            return f"--load-format {self.load_format} contradicts --model {self.model}, which is a GGUF file"
-        if self.load_format == "gguf" and Path(self.model).is_dir():
-            return f"--load-format gguf contradicts --model {self.model}, which is a folder; name the .gguf file"
-        if self.revision is not None and (is_file or Path(self.model).exists()):
-            return f"--revision {self.revision} contradicts --model {self.model}: files on this disk have no revisions"
+        for model in self.models:
+            is_file = model.endswith(".gguf")
+            if self.load_format in ("safetensors", "dummy") and is_file:
+                return f"--load-format {self.load_format} contradicts --model {model}, which is a GGUF file"
+            if self.load_format == "gguf" and Path(model).is_dir():
+                return f"--load-format gguf contradicts --model {model}, which is a folder; name the .gguf file"
+            if self.revision is not None and (is_file or Path(model).exists()):
+                return f"--revision {self.revision} contradicts --model {model}: files on this disk have no revisions"
         named = self.chat_template is None or not re.search("[./]", self.chat_template)
         if self.chat_template is not None and not named and not Path(self.chat_template).is_file():
             return f"--chat-template {self.chat_template}: no such file"
         if any(not name.strip() for name in self.served_model_name):
             return "--served-model-name is empty"
+        if complaint := self._bad_models():
+            return complaint
         if self.embedding_model is not None:
-            if self.embedding_model in self.served_names:
+            if self.embedding_model in (name for each in self.each_model() for name in each.served_names):
                 return f"--embedding-model {self.embedding_model} has a name of --model: give that another --served-model-name"
             if self.runner == "pooling":
                 return "--runner pooling contradicts --embedding-model, beside which --model generates"
@@ -379,6 +402,24 @@ class ServerConfig(EngineOptions):
             or self._bad_hosts()
             or self._bad_adapters()
         )
+
+    def _bad_models(self) -> str | None:
+        num = len(self.models)
+        if num == 1:
+            if self.max_loaded_models > 1:
+                return f"--max-loaded-models {self.max_loaded_models} needs as many --model"
+            return None
+        if self.served_model_name and len(self.served_model_name) != num:
+            return f"there are {num} --model and {len(self.served_model_name)} --served-model-name: give each one, or none of them"
+        names = self.served_model_name or self.models
+        if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+            return f"two models are called {twice[0]}: give each another --served-model-name"
+        for name in self._OF_ONE_MODEL:
+            if getattr(self, name):
+                return f"{flag_of(name)} is about one model, and there are {num} --model"
+        if self.max_loaded_models > 1 and self.kv_cache_bytes is None and self.num_kv_blocks is None:
+            return f"--max-loaded-models {self.max_loaded_models} needs --kv-cache-memory: what each of them has"
+        return None
 
     def _bad_adapters(self) -> str | None:
         for flag, given in (
@@ -473,9 +514,34 @@ class ServerConfig(EngineOptions):
         return DEFAULT_PORT if self.port is None else self.port
 
     @property
+    def model(self) -> str:
+        """The first, which is served from the start."""
+        return self.models[0]
+
+    @property
     def served_names(self) -> tuple[str, ...]:
-        """Names clients may use; the first is the one answers carry."""
+        """Names clients may use for the first model; the first is the one answers carry."""
+        if len(self.models) > 1:
+            return (self.served_model_name or self.models)[:1]
         return tuple(dict.fromkeys(self.served_model_name)) or (self.model,)
+
+    def of_one_model(self, what: str) -> Self:
+        """Itself. Raises ConfigError where it has several models and `what` is answered by one."""
+        if len(self.models) > 1:
+            raise ConfigError(f"{what} is answered by one model: give one --model")
+        return self
+
+    def each_model(self) -> list[ServerConfig]:
+        """What this says of each of its models."""
+        if len(self.models) == 1:
+            return [self]
+        names = self.served_model_name or self.models
+        return [
+            dataclasses.replace(
+                self, models=(model,), served_model_name=(name,), max_loaded_models=1, embedding_model=None
+            )
+            for model, name in zip(self.models, names, strict=True)
+        ]
 
 
 # --- one option ---------------------------------------------------------------------------------------------------
@@ -574,6 +640,8 @@ class _Option:
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ", ".join(map(_shown, value))
     if isinstance(value, int) and value >= 1024**2 and value % 1024**2 == 0:
         return f"{value // 1024**2}MiB"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -816,7 +884,7 @@ def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
     Raises ConfigError, which names the option as the program does."""
     groups, hidden = (
         (MODEL, ENGINE),
-        ("served_model_name", "embedding_model"),
+        ("served_model_name", "embedding_model", "max_loaded_models", "unloaded_weights"),
     )  # a program's objects tell its models apart
     options = {n: o for n, o in _options().items() if o.metadata["group"] in groups and n not in hidden}
     values = {name: value for name, value in values.items() if not _says_nothing(name, value)}

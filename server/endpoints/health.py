@@ -19,12 +19,13 @@ from server.routes.service import Service
 
 class Health(Struct):
     """`running` and `waiting` once a model is loaded; `sleep_level` while it sleeps, until the next request; `phase` to `unit`
-    while it loads; `reason` when it failed."""
+    while it loads; `reason` when it failed; `models`: of several that take turns, where each stands."""
 
     status: Literal["ok", "loading", "draining", "failed"]
     running: int | UnsetType = UNSET
     waiting: int | UnsetType = UNSET
     sleep_level: int | UnsetType = UNSET
+    models: dict[str, Literal["unloaded", "loading", "loaded"]] | UnsetType = UNSET
     reason: str | UnsetType | None = UNSET
     phase: str | UnsetType = UNSET
     done: int | UnsetType = UNSET
@@ -61,7 +62,9 @@ async def generate(service: Service, http: Request) -> Response:
     lifecycle = service.lifecycle
     status, body = lifecycle.health()
     if (status == 200 and "sleep_level" not in body) or lifecycle.steps_fail():
-        reason = await service.token_probe.failure(lifecycle.require_model().engine)
+        reason = None
+        for each in lifecycle.require_model().resident[:1]:  # nobody loads a model by it
+            reason = await service.token_probe.failure(each.engine)
         status, body = lifecycle.health()
         if reason is not None and status == 200:
             status, body = 503, {**body, "status": "failed", "reason": reason}
@@ -71,6 +74,7 @@ async def generate(service: Service, http: Request) -> Response:
 def _readiness(service: Service) -> Response:
     lifecycle = service.lifecycle
     if lifecycle.steps_fail():
-        service.token_probe.begin(lifecycle.require_model().engine)
+        for each in lifecycle.require_model().resident[:1]:
+            service.token_probe.begin(each.engine)
     status, body = lifecycle.health()
     return json_response(body, status)

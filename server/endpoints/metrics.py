@@ -16,6 +16,11 @@ async def metrics(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.loaded
     numbers = [*(loaded.engine.metrics() if loaded else ()), *service.http_stats.metrics()]
     encode, content_type = choose_encoder(http.headers.get("accept", ""))
-    beside = {each.name: each.engine.metrics() for each in (loaded.all[1:] if loaded else ())}
-    body = encode(registry(numbers, service.config.served_names[0], beside))
+    own, first = (loaded.swapped if loaded else None), service.config.served_names[0]
+    others = {each.name: [*each.engine.metrics()] for each in (loaded.all[1:] if loaded else ())}
+    if own is not None:
+        numbers += own.swaps.metrics(own)
+        for each in loaded.others if loaded else ():
+            others.setdefault(each.name, []).extend(own.swaps.metrics(each))
+    body = encode(registry(numbers, first, others))
     return Response(body, headers={"content-type": content_type})

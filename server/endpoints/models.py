@@ -12,10 +12,19 @@ from starlette.responses import Response
 from runtime.api import Adapter
 from server.http.body import json_response
 from server.loaded.model import LoadedModel
+from server.loaded.swaps import Status, SwappedModel
 from server.routes.route import JSON, Operation, route
 from server.routes.service import Service
 from server.wire.errors import ModelNotFound
 from server.wire.schema import Json
+
+
+class ModelStatus(Struct):
+    """As llama.cpp has it. `value`: "sleeping" and "unloaded" models are loaded by the next request. `failed`: the last try was in
+    vain."""
+
+    value: Literal["loaded", "sleeping", "loading", "unloaded"]
+    failed: bool
 
 
 class ModelCard(Struct):
@@ -25,13 +34,14 @@ class ModelCard(Struct):
     owned_by: str
     root: str
     parent: str | None
-    max_model_len: int
-    tasks: list[str]  # "generate", or what its prompts are pooled to: "embed", "classify" …
+    max_model_len: int | None  # null, as tasks are, of one of several models that has never been loaded
+    tasks: list[str] | None  # "generate", or what its prompts are pooled to: "embed", "classify" …
+    status: ModelStatus
     type: Literal["model"]  # from here on as Anthropic has it
     display_name: str
     created_at: str
     lifecycle: Literal["active"]
-    max_input_tokens: int
+    max_input_tokens: int | None
 
 
 class ModelList(Struct):
@@ -45,21 +55,44 @@ class ModelList(Struct):
 def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json:
     """`adapter`: that the name stands for, if it does."""
     created = loaded.created if adapter is None else adapter.created
+    length = loaded.engine.model.max_model_len
+    return {
+        **_named(name, created),
+        "root": loaded.name,
+        "parent": None if adapter is None else loaded.name,
+        "max_model_len": length,
+        "max_input_tokens": length,
+        "tasks": ["generate"] if loaded.pooling is None else list(loaded.pooling.tasks),
+        "status": _status(loaded),
+    }
+
+
+def card_of_unloaded(model: SwappedModel) -> Json:
+    """Of one that has never been loaded."""
+    unknown = dict.fromkeys(("max_model_len", "max_input_tokens", "tasks"))
+    status = {"value": model.status.value, "failed": model.failure is not None}
+    return {**_named(model.name, model.created), "root": model.name, "parent": None, **unknown, "status": status}
+
+
+def _named(name: str, created: int) -> Json:
+    """What is the same of all, in both APIs' words."""
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "oneloop",
-        "root": loaded.name,
-        "parent": None if adapter is None else loaded.name,
-        "max_model_len": loaded.engine.model.max_model_len,
-        "tasks": ["generate"] if loaded.pooling is None else list(loaded.pooling.tasks),
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(created, UTC),
         "lifecycle": "active",
-        "max_input_tokens": loaded.engine.model.max_model_len,
     }
+
+
+def _status(loaded: LoadedModel) -> Json:
+    own = loaded.swapped
+    if own is not None and own.status is not Status.LOADED:
+        return {"value": own.status.value, "failed": own.failure is not None}
+    return {"value": "sleeping" if loaded.engine.health().sleep_level else "loaded", "failed": False}
 
 
 @route(
@@ -71,6 +104,7 @@ async def list_all(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
     adapters = () if loaded.engine.adapters is None else loaded.engine.adapters.all()
     cards = [card(each, name) for each in loaded.all for name in each.names]
+    cards += [card_of_unloaded(each) for each in loaded.others if each.loaded is None]
     cards += [card(loaded, each.name, each) for each in adapters]
     ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
     return json_response({"object": "list", "data": cards, **ends})
@@ -90,6 +124,9 @@ async def retrieve(service: Service, http: Request) -> Response:
     for each in loaded.all:
         if name in each.names:
             return json_response(card(each, name))
+    for other in loaded.others:
+        if name == other.name:
+            return json_response(card_of_unloaded(other))
     adapter = None if loaded.engine.adapters is None else loaded.engine.adapters.find(name)
     if adapter is None:
         raise ModelNotFound(name, loaded.all_names)

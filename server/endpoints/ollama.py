@@ -41,7 +41,7 @@ async def chat(service: Service, http: Request) -> ASGIApp:
     given = await read_request(http, wire.CHAT, service.config, service.offload, from_any_program=True)
     loaded = await named(loaded, given.model)
     if not given.messages:
-        return _load(given, ChatShape())
+        return await _load(loaded, given, ChatShape())
     with CHAT_NAMES.spoken():
         prepared = await service.offload.run(body_cost(http), lambda: of_chat(given, loaded))
     return await _answer(service, loaded, http, given, prepared, ChatShape(), CHAT_NAMES)
@@ -61,17 +61,18 @@ async def generate(service: Service, http: Request) -> ASGIApp:
     given = await read_request(http, wire.GENERATE, service.config, service.offload, from_any_program=True)
     loaded = await named(loaded, given.model)
     if not given.prompt and not given.suffix:
-        return _load(given, GenerateShape())
+        return await _load(loaded, given, GenerateShape())
     prepared = of_generate(given, loaded)
     return await _answer(service, loaded, http, given, prepared, GenerateShape(), GENERATE_NAMES)
 
 
-def _load(given: wire.OllamaRequest, shape: Shape) -> ASGIApp:
-    """There is nothing to answer: a client wants the model to be loaded, which it is, or to be gone, which it will not be."""
+async def _load(loaded: LoadedModel, given: wire.OllamaRequest, shape: Shape) -> ASGIApp:
+    """There is nothing to answer: a client wants the model to be loaded, which it is then, or to be gone, which it will not be."""
     if given.unloads:
         raise InvalidRequest(
-            "this server keeps the model it was started with; it cannot be unloaded", param="keep_alive"
+            "this server keeps a model until another one needs its room; it cannot be unloaded", param="keep_alive"
         )
+    await loaded.enter()
     return json_response(nothing(given.model, shape, LOAD))
 
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from server.http.body import json_response, read_request
 from server.ollama import api_types, wire
-from server.ollama.models import VERSION, listed, named, running, shown
+from server.ollama.models import VERSION, listed, named, running, shown, unloaded
 from server.routes.route import BODY_REFUSALS, JSON, Operation, Route, route
 from server.routes.service import Service
 from server.wire.errors import InvalidRequest
@@ -22,20 +22,21 @@ from server.wire.errors import InvalidRequest
 )  # fmt: skip
 async def tags(service: Service, http: Request) -> Response:
     loaded = service.lifecycle.require_model()
-    return json_response({"models": [listed(each, name) for each in loaded.all for name in each.names]})
+    known = [listed(each, name) for each in loaded.all for name in each.names]
+    return json_response({"models": [*known, *(unloaded(each) for each in loaded.others if each.loaded is None)]})
 
 
 @route(
     "GET",
     "/api/ps",
     Operation(
-        "ollamaPs", "Ollama", "The model that is loaded", {JSON: api_types.OllamaRunningModels}, error=api_types.OllamaError
+        "ollamaPs", "Ollama", "The models that are loaded", {JSON: api_types.OllamaRunningModels}, error=api_types.OllamaError
     ),
 )  # fmt: skip
 async def ps(service: Service, http: Request) -> Response:
     """What there is runs; while it loads there is nothing."""
     loaded = service.lifecycle.loaded
-    return json_response({"models": [] if loaded is None else [running(each, each.name) for each in loaded.all]})
+    return json_response({"models": [] if loaded is None else [running(each, each.name) for each in loaded.resident]})
 
 
 @route(
@@ -66,14 +67,14 @@ async def version(service: Service, http: Request) -> Response:
 
 async def _manage(service: Service, http: Request) -> Response:
     raise InvalidRequest(
-        "this server has the one model it was started with: it fetches, makes, copies and deletes none; "
-        "start it with --model for another"
+        "this server has what it was started with: it fetches, makes, copies and deletes no models; "
+        "start it with another --model"
     )
 
 
 def _managing(method: str, name: str) -> Route:
     operation = Operation(
-        f"ollama{name.title()}", "Ollama", "Refused: this server has the model it was started with",
+        f"ollama{name.title()}", "Ollama", "Refused: this server has the models it was started with",
         {JSON: api_types.OllamaStatus}, wire.OllamaManageRequest if method == "POST" else None, (400,), api_types.OllamaError,
     )  # fmt: skip
     return Route(method, f"/api/{name}", _manage, operation)

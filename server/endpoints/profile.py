@@ -66,7 +66,7 @@ class ProfileFolder:
     ),
 )  # fmt: skip
 async def start(service: Service, http: Request) -> Response:
-    engine = service.lifecycle.require_model().engine
+    engine = service.lifecycle.require_resident()[0].engine
     check_origin(http)
     given = StartProfile()
     if http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers:  # vLLM's needs no body
@@ -88,9 +88,10 @@ async def start(service: Service, http: Request) -> Response:
 )  # fmt: skip
 async def stop(service: Service, http: Request) -> Response:
     check_origin(http)
-    engine = service.lifecycle.require_model().engine
-    try:
-        path = await engine.stop_profile()
-    except ProfileError as error:
-        raise Conflict(str(error)) from error
-    return json_response({"path": str(path)})
+    refusal: ProfileError | None = None
+    for engine in service.lifecycle.require_model().engines:  # the one it was begun with may have made room for another
+        try:
+            return json_response({"path": str(await engine.stop_profile())})
+        except ProfileError as error:
+            refusal = refusal or error
+    raise Conflict(str(refusal))

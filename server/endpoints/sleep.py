@@ -42,7 +42,7 @@ class IsSleeping(Struct):
 async def sleep(service: Service, http: Request) -> Response:
     check_origin(http)
     asked = read_query(http, SleepQuery, service.config)
-    serving = service.lifecycle.require_model().engines
+    serving = [each.engine for each in service.lifecycle.require_resident()]
     for engine in serving:
         if asked.mode == "abort":
             engine.abort()
@@ -59,7 +59,7 @@ async def sleep(service: Service, http: Request) -> Response:
 )  # fmt: skip
 async def wake_up(service: Service, http: Request) -> Response:
     check_origin(http)
-    serving = service.lifecycle.require_model().engines
+    serving = [each.engine for each in service.lifecycle.require_resident()]
     for engine in serving:
         await _told(http, engine.wake_up())
     return _answer(serving)
@@ -70,7 +70,7 @@ async def wake_up(service: Service, http: Request) -> Response:
     Operation("isSleeping", "Operate", "Whether weights and KV cache are given back", {JSON: IsSleeping}, refusals=(403, 503)),
 )  # fmt: skip
 async def is_sleeping(service: Service, http: Request) -> Response:
-    return _answer(service.lifecycle.require_model().engines)
+    return _answer([each.engine for each in service.lifecycle.require_resident()])
 
 
 async def _told(http: Request, work: Coroutine[Any, Any, None]) -> None:

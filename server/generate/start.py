@@ -43,6 +43,8 @@ async def start(
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
     loaded.check_generates()
     _check(config, loaded, request)
+    ends_s = deadline_s(config, request.timeout_s, arrival)
+    await loaded.enter(ends_s)
     fits = request.truncation is None
     output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
@@ -64,7 +66,6 @@ async def start(
             ignored = (*ignored, PREDICTION)
     matchers = await matchers_for(loaded, request, output_parser)
     beams = _beams(request, loaded.engine.model)
-    ends_s = deadline_s(config, request.timeout_s, arrival)
     salt = cache_salt(config, request.cache_salt, arrival)
     requests: list[api.Request] = []
     echoes: list[Echo] = []

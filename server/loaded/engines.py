@@ -33,17 +33,6 @@ def check_room(engines: Sequence[EngineClient], caller: bytes | None) -> None:
     last.check_room(caller)
 
 
-async def death(engines: Sequence[EngineClient]) -> str:
-    """Returns when one of them has died, and says why."""
-    waiting = [asyncio.create_task(engine.death()) for engine in engines]
-    try:
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
-    finally:
-        for task in waiting:
-            task.cancel()
-
-
 async def drain(engines: Sequence[EngineClient], limit_s: float) -> int:
     """How many requests were aborted when the limit was used up."""
     return sum(await asyncio.gather(*(engine.drain(limit_s) for engine in engines)))

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 
-from runtime.api import LoadProgress
+from runtime.api import EngineClient, LoadProgress
 from server.config import ServerConfig
 from server.loaded import engines
 from server.loaded.model import LoadedModel
+from server.loaded.swaps import RETRY_WHILE_SWAPPING_S
 from server.wire.errors import Unavailable
 
 RETRY_WHILE_LOADING_S = 5
@@ -52,8 +53,11 @@ class Lifecycle:
 
     def ready(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        for call in self._when_loaded:
-            call(loaded)
+        for each in loaded.all:
+            self._joins(each)
+        if loaded.swapped is not None:
+            loaded.swapped.swaps.when_loaded(self._joins)
+            self.when_draining(loaded.swapped.swaps.close)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 
@@ -61,6 +65,10 @@ class Lifecycle:
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _joins(self, loaded: LoadedModel) -> None:
+        for call in self._when_loaded:
+            call(loaded)
 
     async def until_loaded(self) -> None:
         """Waits for a model; for ever, where none is loaded."""
@@ -70,10 +78,10 @@ class Lifecycle:
             await waiter
 
     def when_loaded(self, call: Callable[[LoadedModel], object]) -> None:
-        """`call` is made before requests may enter; at once, where there is a model already."""
+        """`call` is made of each model before requests may enter it; at once, where there are some already."""
         self._when_loaded.append(call)
-        if self._loaded is not None:
-            call(self._loaded)
+        for each in () if self._loaded is None else self._loaded.all:
+            call(each)
 
     def when_draining(self, call: Callable[[], object]) -> None:
         """`call` is made when requests may not enter any more."""
@@ -102,6 +110,34 @@ class Lifecycle:
             raise Unavailable("The server is shutting down", retry_after_s=RETRY_AFTER_DRAIN_S)
         raise Unavailable(f"The model is still loading ({self.progress.phase})", retry_after_s=RETRY_WHILE_LOADING_S)
 
+    def require_resident(self) -> tuple[LoadedModel, ...]:
+        """Those that are loaded now. Raises Unavailable where there are none."""
+        resident = self.require_model().resident
+        if not resident:
+            raise Unavailable("One model makes room for another", retry_after_s=RETRY_WHILE_SWAPPING_S)
+        return resident
+
+    async def death(self) -> str:
+        """Return when an engine has died, also one that was loaded meanwhile, and say why."""
+        joined = asyncio.Event()
+        self.when_loaded(lambda loaded: joined.set())
+        deaths: dict[EngineClient, asyncio.Task[str]] = {}
+        news: asyncio.Task[bool] | None = None
+        try:
+            while True:
+                joined.clear()
+                for engine in () if self._loaded is None else self._loaded.engines:
+                    if engine not in deaths:
+                        deaths[engine] = asyncio.create_task(engine.death(), name="death")
+                news = asyncio.create_task(joined.wait())
+                done, _ = await asyncio.wait({news, *deaths.values()}, return_when=asyncio.FIRST_COMPLETED)
+                if (dead := next((task for task in deaths.values() if task in done), None)) is not None:
+                    return dead.result()
+        finally:
+            for task in (news, *deaths.values()):
+                if task is not None:
+                    task.cancel()
+
     def health(self) -> tuple[int, Mapping[str, object]]:
         """HTTP status and body of /health. 200 only while requests may enter and steps settle as they usually do."""
         if self.phase is Phase.LOADING:
@@ -116,9 +152,11 @@ class Lifecycle:
             return 503, {"status": "failed", "reason": engine.reason, **counts}
         if self.phase is Phase.DRAINING:
             return 503, {"status": "draining", **counts}
-        if engine.sleep_level:
+        if engine.sleep_level and self._loaded.resident:
             counts["sleep_level"] = int(engine.sleep_level)
-        return 200, {"status": "ok", **counts}
+        own = self._loaded.swapped
+        models = {} if own is None else {"models": {each.name: each.status.value for each in own.swaps.models}}
+        return 200, {"status": "ok", **counts, **models}
 
     def liveness(self) -> tuple[int, Mapping[str, object]]:
         """HTTP status and body of /health/live. 503 only where no waiting helps."""

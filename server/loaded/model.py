@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import time
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from runtime.api import Adapter, AdapterRefused, EngineClient, MatcherFactory, ModelInfo
@@ -19,6 +19,7 @@ from server.loaded.infill import InfillFormat, infill_format
 from server.loaded.json_style import JsonStyle
 from server.loaded.pooling import ServedPooling
 from server.loaded.prompt import ChatTemplate
+from server.loaded.swaps import Status, SwappedModel
 from server.loaded.tokenizer import Tokenizer
 from server.wire.errors import InvalidRequest, ModelNotFound, TaskNotSupported
 
@@ -48,7 +49,8 @@ class LoadedModel:
     `allow_special_tokens`: those in what clients write into chats are meant, where they do not say otherwise. `pooling`: what it is
     served for in place of generating, None where it generates. `resolver`: loads adapters that requests name; `adapter`: the one
     that a request has, of the model as that request sees it. `gguf_quantization`: of the file that its weights came in, None
-    where that was no GGUF. `beside`: another model, which this process serves to be pooled."""
+    where that was no GGUF. `beside`: another model, which this process serves to be pooled. `swapped`: its place among several of
+    which some are loaded at a time; None where it always is."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -61,6 +63,7 @@ class LoadedModel:
     pooling: ServedPooling | None = field(default=None, kw_only=True)
     gguf_quantization: str | None = field(default=None, kw_only=True)
     beside: LoadedModel | None = field(default=None, kw_only=True)
+    swapped: SwappedModel | None = field(default=None, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     resolver: Resolver | None = field(default=None, kw_only=True)
@@ -73,8 +76,25 @@ class LoadedModel:
 
     @property
     def all(self) -> tuple[LoadedModel, ...]:
-        """It, and the one beside it."""
-        return (self,) if self.beside is None else (self, self.beside)
+        """It, the one beside it, and the others that are loaded or have been: of which there is an engine."""
+        beside = () if self.beside is None else (self.beside,)
+        return (self, *beside, *(each.loaded for each in self.others if each.loaded is not None))
+
+    @property
+    def others(self) -> tuple[SwappedModel, ...]:
+        """Those with which it takes turns."""
+        own = self.swapped
+        return () if own is None else tuple(each for each in own.swaps.models if each is not own)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether requests may use it without another one's making room."""
+        return self.swapped is None or self.swapped.status is Status.LOADED
+
+    @property
+    def resident(self) -> tuple[LoadedModel, ...]:
+        """Those of `all`; none for as long as a swap takes."""
+        return tuple(each for each in self.all if each.is_resident)
 
     @property
     def engines(self) -> tuple[EngineClient, ...]:
@@ -82,7 +102,18 @@ class LoadedModel:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        return tuple(name for each in self.all for name in each.names)
+        beside = () if self.beside is None else self.beside.names
+        return (*self.names, *beside, *(each.name for each in self.others))
+
+    def in_turns(self, place: SwappedModel | None) -> LoadedModel:
+        """It, with a place among several."""
+        return replace(self, swapped=place)
+
+    async def enter(self, deadline_s: float | None = None) -> None:
+        """What uses the engine comes here first: it is loaded then, for as long as the request takes. `deadline_s`: by the
+        monotonic clock. Raises as `SwappedModel.enter` does."""
+        if self.swapped is not None:
+            await self.swapped.enter(deadline_s)
 
     def knows(self, name: str) -> bool:
         """Whether it is a name of the model, of the one beside it, or of an adapter that is loaded."""
@@ -92,13 +123,16 @@ class LoadedModel:
 
     async def named(self, wanted: str | None) -> LoadedModel:
         """The model as a request for `wanted` has it: itself, for one of its names or None; the one beside it, for one of those;
-        or with the adapter of that name, which may have to be loaded.
+        another one, which is loaded if it has never been; or with the adapter of that name, which may have to be loaded.
 
-        Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served."""
+        Raises ModelNotFound, or InvalidRequest for an adapter that cannot be served, or as `SwappedModel.enter` does."""
         if wanted is None or wanted in self.names:
             return self
         if self.beside is not None and wanted in self.beside.names:
             return self.beside
+        for other in self.others:
+            if other.name == wanted:
+                return await other.once_loaded()
         adapters = self.engine.adapters
         if adapters is None:
             raise ModelNotFound(wanted, self.all_names)
@@ -134,6 +168,8 @@ class LoadedModel:
             hint = "; start the server with --runner pooling for that, or with --embedding-model for another model beside it"
             if self.beside is not None:
                 hint = f"; {self.beside.name} is to be pooled"
+            elif self.swapped is not None:
+                hint = f"; this server also has {', '.join(each.name for each in self.others)}"
             raise TaskNotSupported(self.engine.model.architecture, task, ("generate",), hint=hint)
         return self.pooling
 

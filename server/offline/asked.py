@@ -95,7 +95,9 @@ def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]
         key = given.api_key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
         return Asked(prompt, system, fields, given.url, key, given.model, None)
     model = [] if given.model is None else ["--model", given.model]
-    return Asked(prompt, system, fields, None, None, None, parse([*model, *rest], environment))
+    return Asked(
+        prompt, system, fields, None, None, None, parse([*model, *rest], environment).of_one_model("what is asked here")
+    )
 
 
 def read_value(name: str, text: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Job:
             raise ConfigError("--resume needs a file to go on with, not standard output")
         if source is not None and target is not None and source.resolve() == target.resolve():
             raise ConfigError(f"{source} cannot be input and output at once")
-        return cls(source, target, resume, parse(options, environ))
+        return cls(source, target, resume, parse(options, environ).of_one_model("a file of requests"))
 
 
 def main(argv: Sequence[str], load: Load | None = None) -> int:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from server.config import ServerConfig
 from server.loaded.model import LoadedModel
+from server.loaded.swaps import SwappedModel
 from server.ollama.wire import LATEST
 from server.wire.schema import Json
 
@@ -40,6 +41,22 @@ def listed(loaded: LoadedModel, name: str) -> Json:
     }
 
 
+def unloaded(model: SwappedModel) -> Json:
+    """Of several, one that has never been loaded."""
+    details = {
+        "parent_model": "",
+        "format": "",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    return {
+        "name": full_name(model.name), "model": full_name(model.name), "modified_at": _time(model.created), "size": 0,
+        "digest": hashlib.sha256(model.name.encode()).hexdigest(), "details": details,
+    }  # fmt: skip
+
+
 def running(loaded: LoadedModel, name: str) -> Json:
     model = loaded.engine.model
     size = model.weights_bytes + model.kv_cache_bytes
@@ -56,6 +73,7 @@ def running(loaded: LoadedModel, name: str) -> Json:
 
 def shown(loaded: LoadedModel, config: ServerConfig) -> Json:
     model, family = loaded.engine.model, _family(loaded)
+    source = config.model if loaded.swapped is None else loaded.name
     defaults = loaded.defaults
     parameters = {
         "temperature": defaults.temperature,
@@ -65,7 +83,7 @@ def shown(loaded: LoadedModel, config: ServerConfig) -> Json:
         "repeat_penalty": defaults.repetition_penalty,
     }
     return {
-        "modelfile": f"# served by oneloop; there is no Modelfile\nFROM {config.model}\n",
+        "modelfile": f"# served by oneloop; there is no Modelfile\nFROM {source}\n",
         "parameters": "\n".join(f"{name:<30} {value:g}" for name, value in parameters.items()),
         "template": loaded.chat_template.source,
         "details": details(loaded),
@@ -124,4 +142,8 @@ def _count(number: int) -> str:
 
 
 def _modified_at(loaded: LoadedModel) -> str:
-    return datetime.fromtimestamp(loaded.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _time(loaded.created)
+
+
+def _time(since_epoch_s: int) -> str:
+    return datetime.fromtimestamp(since_epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

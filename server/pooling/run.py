@@ -84,6 +84,7 @@ class _Run:
         self._is_admitted = False
 
     async def results(self) -> list[Pooled]:
+        await self._loaded.enter(self._deadline_s)
         spans = list(self._spans())
         if len(spans) == 1:  # the usual case needs no tasks
             await self._run(spans[0])

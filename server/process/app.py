@@ -10,6 +10,7 @@ import pkgutil
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 
@@ -28,9 +29,11 @@ from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.middleware import RequestMiddleware
+from server.http.sse import while_waited_for
 from server.http.tracing import note_trace
 from server.loaded import engines
 from server.loaded.feed import Feed, Snapshots
+from server.loaded.swaps import visiting
 from server.loaded.texts import Texts
 from server.ollama.errors import OllamaErrors
 from server.routes.route import Route
@@ -73,6 +76,14 @@ class Endpoint:
             note_trace(scope)
         if 429 in self._route.operation.refusals:  # before a body is read that nobody has room for
             engines.check_room(self._service.lifecycle.require_model().engines, asks)
+        loaded = self._service.lifecycle.loaded
+        if loaded is None or loaded.swapped is None:
+            await self._answer(scope, receive, send)
+            return
+        with visiting(partial(while_waited_for, receive)):
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._route.handler(self._service, Request(scope, receive, send))
         await response(scope, receive, send)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo
+from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo, SleepLevel
 from server.config import ServerConfig
 from server.loaded.adapters import AdapterModule, Resolver
 from server.loaded.chat_format import ChatFormat
@@ -27,6 +27,7 @@ from server.loaded.model import LoadedModel
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
 from server.loaded.prompt import ChatTemplate, PromptError
 from server.loaded.score_template import ScoreTemplate
+from server.loaded.swaps import SwappedModel, Swaps
 from server.loaded.tokenizer import Tokenizer, TokenizerError
 from server.structured.compiler import Grammars
 
@@ -47,42 +48,99 @@ _FOR_ALL_MODELS = (
 
 
 async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedModel:
-    """The model, and the one that is to be pooled beside it, if there is one: that first, since the other one takes what memory is
-    left. `cancel`, once set, ends a download.
+    """The first model, and the one that is to be pooled beside it, if there is one: that first, since the other one takes what
+    memory is left. `cancel`, once set, ends a download.
 
     Raises LoadError."""
     report(LoadProgress("import"))
     await asyncio.to_thread(import_engine)
     from runtime.start import SharedDevice
 
-    device = SharedDevice()
-    if config.embedding_model is None:
-        return await _load_one(config, report, cancel, device)
-    beside = await _load_one(embedding_config(config, config.embedding_model), report, cancel, device, beside=True)
-    generating = dataclasses.replace(config, runner="generate", convert="auto", pooler_config=None)
+    device, beside = SharedDevice(), None
+    if config.embedding_model is not None:
+        source = ModelSource(embedding_config(config, config.embedding_model), report, cancel, device, beside=True)
+        beside = await source.loaded()
+        config = dataclasses.replace(config, runner="generate", convert="auto", pooler_config=None)
     try:
-        loaded = await _load_one(generating, report, cancel, device)
+        loaded = await _load_turns(config, report, cancel, device)
     except BaseException:
-        await beside.engine.close()
+        if beside is not None:
+            await beside.engine.close()
         raise
-    return dataclasses.replace(loaded, beside=beside)
+    return loaded if beside is None else dataclasses.replace(loaded, beside=beside)
+
+
+async def _load_turns(config: ServerConfig, report: Report, cancel: Event, device: SharedDevice) -> LoadedModel:
+    """The first of its models, and how it takes turns with the others, if there are any."""
+    configs = config.each_model()
+    sources = [ModelSource(each, report, cancel, device) for each in configs]
+    loaded = await sources[0].loaded()
+    if len(sources) == 1:
+        return loaded
+    swaps = Swaps(
+        [(each.served_names[0], source) for each, source in zip(configs, sources, strict=True)],
+        max_loaded=config.max_loaded_models,
+        level=SleepLevel.HOST if config.unloaded_weights == "host" else SleepLevel.DROPPED,
+        max_waiting=config.max_queue,
+        max_wait_s=config.max_queue_time,
+    )
+    for model, source in zip(swaps.models, sources, strict=True):
+        source.place = model
+    loaded = loaded.in_turns(swaps.models[0])
+    swaps.begin_with(swaps.models[0], loaded)
+    return loaded
 
 
 def embedding_config(config: ServerConfig, model: str) -> ServerConfig:
     """What `config` says of a model that is pooled beside another."""
     kept = {name: getattr(config, name) for name in _FOR_ALL_MODELS}
     drawn: Literal["auto", "dummy"] = "dummy" if config.load_format == "dummy" else "auto"
-    return ServerConfig(model=model, runner="pooling", load_format=drawn, **kept)
+    return ServerConfig(models=(model,), runner="pooling", load_format=drawn, **kept)
 
 
-async def _load_one(
-    config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, *, beside: bool = False
-) -> LoadedModel:
-    """Files, tokenizer, engine. `beside`: it is pooled while another one's answers are read.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """What of a model takes none of the device's memory."""
 
-    Raises LoadError."""
-    from runtime.config import EngineConfig, PlanError
-    from runtime.start import start_engine
+    files: ModelFiles
+    draft: ModelFiles | None
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    chat_format: ChatFormat
+
+
+class ModelSource:
+    """A `swaps.Source`: a model's files. `beside`: it is pooled while another one's answers are read. `place`: among several, if it
+    has one."""
+
+    def __init__(
+        self, config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, *, beside: bool = False
+    ) -> None:
+        self.place: SwappedModel | None = None
+        self._config = config
+        self._report = report
+        self._cancel = cancel
+        self._device = device
+        self._beside = beside
+        self._prepared: Prepared | None = None
+
+    async def loaded(self) -> LoadedModel:
+        """Raises LoadError."""
+        await self.prepare()
+        return await self.load()
+
+    async def prepare(self) -> None:
+        self._prepared = await _prepare(self._config, self._report, self._cancel)
+
+    async def load(self) -> LoadedModel:
+        assert self._prepared is not None, "it was prepared"
+        loaded = await _load_one(self._config, self._report, self._prepared, self._device, beside=self._beside)
+        self._prepared = None
+        return loaded.in_turns(self.place)
+
+
+async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepared:
+    """Raises LoadError."""
     from runtime.weights.fetch import resolve
     from runtime.weights.rules import WeightsError
 
@@ -92,7 +150,21 @@ async def _load_one(
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
         draft = await asyncio.to_thread(draft_files, config, fetch)
         # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
-        tokenizer, template, chat_format = await asyncio.to_thread(load_text, config, files, fetch, report)
+        return Prepared(files, draft, *await asyncio.to_thread(load_text, config, files, fetch, report))
+    except (WeightsError, TokenizerError, PromptError) as error:
+        raise LoadError(str(error)) from error
+
+
+async def _load_one(
+    config: ServerConfig, report: Report, prepared: Prepared, device: SharedDevice, *, beside: bool
+) -> LoadedModel:
+    """Raises LoadError."""
+    from runtime.config import EngineConfig, PlanError
+    from runtime.start import start_engine
+    from runtime.weights.rules import WeightsError
+
+    files, tokenizer, chat_format = prepared.files, prepared.tokenizer, prepared.chat_format
+    try:
         ends = files.eos_token_ids | tokenizer.eos_token_ids | chat_format.stop_ids
         style = JsonStyle(config.structured_outputs_whitespace, config.structured_outputs_closed)
         grammars = Grammars(tokenizer, ends, style)
@@ -103,7 +175,7 @@ async def _load_one(
         end_token_ids = tokenizer.eos_token_ids | chat_format.stop_ids
         options = EngineConfig.of(config, end_token_ids=end_token_ids, beside=beside)
         try:
-            engine = await start_engine(options, files, _noting_weights(report, imported), draft, device)
+            engine = await start_engine(options, files, _noting_weights(report, imported), prepared.draft, device)
             imported.set()
             report(LoadProgress("grammars"))
             await warming
@@ -118,7 +190,7 @@ async def _load_one(
             "they do not belong together"
         )
     try:
-        pooling = served_pooling(config, files, engine.model, tokenizer, template)
+        pooling = served_pooling(config, files, engine.model, tokenizer, prepared.template)
     except ValueError as error:
         await engine.close()
         raise LoadError(str(error)) from error
@@ -133,7 +205,7 @@ async def _load_one(
     generation_config = files.generation_config if config.generation_config == "auto" else {}
     defaults = SamplingDefaults.from_generation_config(generation_config)
     return LoadedModel(
-        engine, tokenizer, template, defaults, config.served_names, chat_format,
+        engine, tokenizer, prepared.template, defaults, config.served_names, chat_format,
         grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,
         gguf_quantization=None if files.gguf is None else files.gguf.quantization,
         resolver=resolver,

@@ -184,7 +184,7 @@ class Process:
         loaded = self._lifecycle.loaded
         if not loading.result() or loaded is None:
             return EXIT_NOTHING_TO_SERVE
-        death = asyncio.create_task(engines.death(loaded.engines), name="death")
+        death = asyncio.create_task(self._lifecycle.death(), name="death")
         try:
             await asyncio.wait({stopped, serving, death}, return_when=asyncio.FIRST_COMPLETED)
             code = EXIT_DRAINED if death.done() else await self._drain(loaded, server, serving)
@@ -226,8 +226,7 @@ class Process:
 
     def _trace(self, loaded: LoadedModel) -> None:
         assert self._tracing is not None, "it was asked for"
-        for each in loaded.all:
-            each.engine.when_finished(partial(self._tracing.finished, each.name))
+        loaded.engine.when_finished(partial(self._tracing.finished, loaded.name))
 
     def _report(self, progress: LoadProgress) -> None:
         self._lifecycle.report(progress)

@@ -90,6 +90,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
         ),
         *((("drafts", model.speculative),) if model.speculative else ()),
         *((("beside it", _beside(loaded.beside)),) if loaded.beside is not None else ()),
+        *((("others", _others(loaded)),) if loaded.others else ()),
         ("responses", _stored_responses(config))
         if loaded.pooling is None
         else ("served to", ", ".join(loaded.pooling.tasks)),
@@ -106,6 +107,11 @@ def _beside(loaded: LoadedModel) -> str:
     """The model that is pooled beside the one that generates."""
     model, tasks = loaded.engine.model, "" if loaded.pooling is None else ", ".join(loaded.pooling.tasks)
     return f"{loaded.name}: {model.architecture}, {size_of(model.weights_bytes)}, {model.max_model_len:,} tokens; to {tasks}"
+
+
+def _others(loaded: LoadedModel) -> str:
+    """Models with which it takes turns."""
+    return f"{', '.join(each.name for each in loaded.others)}: loaded when requests name them"
 
 
 def _stored_responses(config: ServerConfig) -> str:

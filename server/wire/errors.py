@@ -33,7 +33,8 @@
     ├── HeadTooLarge               431  request line and headers, trailers
     ├── InternalError              500  our fault; the log knows, the body does not
     ├── Unavailable                503  loading, draining, failed, too many clients, or too long in the queue: Retry-After
-    │   └── Aborted                503  it shuts down, or whoever runs it ended the request
+    │   ├── Aborted                503  it shuts down, or whoever runs it ended the request
+    │   └── ModelFailed            503  one of several models that cannot be loaded, and why
     └── DeadlineExceeded           504  the answer was not complete when its client's time was over
 
 The shape is OpenAI's, {"error": {"message", "type", "param", "code"}}, with `code` a word or null; Anthropic's is made of the
@@ -44,6 +45,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
@@ -369,6 +371,20 @@ class Aborted(Unavailable):
         super().__init__(
             "The server ended the request before its answer was complete", retry_after_s=RETRY_WHEN_ABORTED_S
         )
+
+
+class ModelFailed(Unavailable):
+    code = "model_load_failed"
+
+    def __init__(self, model: str, why: str, retry_after_s: float) -> None:
+        super().__init__(
+            f"The model {clip(model)!r} could not be loaded: {why}",
+            param="model",
+            retry_after_s=math.ceil(retry_after_s),
+        )
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "x-should-retry": "false"}  # not by clients that would at once
 
 
 class DeadlineExceeded(ApiError):

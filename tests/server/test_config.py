@@ -73,7 +73,8 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "ping_interval": 0.5, "max_total_body_size": 2**30, "max_connections": 7, "max_connections_per_address": 6,
         "allowed_host": ("a.example",), "timeout_head": 1.0, "timeout_body": 2.0, "timeout_keep_alive": 3.0,
         "timeout_write": 4.0,
-        "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False, "model": "m",
+        "drain_timeout": 1.5, "log_level": "debug", "log_requests": True, "access_log": False,
+            "model": ("m",), "max_loaded_models": 2, "unloaded_weights": "dropped",
         "api_key": ("k",), "api_key_file": config_file("k2"), "admin_api_key": "a", "cors_origin": ("https://a.example",),
         "cors_credentials": True, "max_stored_responses": 5, "max_stored_bytes": 4096,
         "structured_outputs_whitespace": "any", "structured_outputs_closed": False,
@@ -95,6 +96,7 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         else:
             flags = [flag_of(name), text]
         needed = {
+            "max_loaded_models": ["--model", "a", "--model", "b", "--kv-cache-memory", "1GiB"],
             "cors_credentials": ["--cors-origin", "https://a.example"],
             "speculative_model": ["--speculative-method", "draft_model"],
             "num_speculative_tokens": ["--speculative-method", "ngram"],
@@ -290,3 +292,37 @@ def test_the_engine_is_asked_for_every_option_of_its_own_by_the_users_words():
 def test_only_the_users_words_are_flags(word):
     with pytest.raises(ConfigError, match="unknown option"):
         parse([word, "1"], {})
+
+
+def test_several_models_are_one_after_another_called_as_they_are_given_or_as_somebody_wants():
+    config = parse(["--model", "a/b", "--model", "c", "--max-model-len", "99"], {})
+    assert (config.model, config.models, config.served_names) == ("a/b", ("a/b", "c"), ("a/b",))
+    assert [(each.model, each.served_names, each.max_model_len) for each in config.each_model()] == [
+        ("a/b", ("a/b",), 99), ("c", ("c",), 99),
+    ]  # fmt: skip
+    named = parse(["--model", "a/b", "--model", "c", "--served-model-name", "x", "--served-model-name", "y"], {})
+    assert [each.served_names for each in named.each_model()] == [("x",), ("y",)]
+    assert [parse([], {"ONELOOP_MODEL": "m"}).model, from_keywords({"model": "m"}).model] == ["m", "m"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--model", "a", "--model", "a"], "two models are called a"),
+        (["--model", "a", "--model", "b", "--served-model-name", "x"], "2 --model and 1 --served-model-name"),
+        (["--model", "a", "--model", "b", "--tokenizer", "t"], "--tokenizer is about one model, and there are 2"),
+        (["--model", "a", "--model", "b", "--enable-lora"], "--enable-lora is about one model"),
+        (["--model", "a", "--model", "b", "--max-loaded-models", "2"], "needs --kv-cache-memory"),
+        (["--model", "a", "--model", "b", "--embedding-model", "b"], "has a name of --model"),
+        (["--max-loaded-models", "2"], "needs as many --model"),
+    ],
+)
+def test_what_contradicts_several_models_is_refused(flags, reason):
+    with pytest.raises(ConfigError, match=reason):
+        parse(flags, {})
+
+
+def test_what_is_answered_by_one_model_takes_no_several():
+    config = parse(["--model", "a", "--model", "b"], {})
+    with pytest.raises(ConfigError, match="a file of requests is answered by one model"):
+        config.of_one_model("a file of requests")

@@ -53,7 +53,7 @@ def test_help_and_options_there_are_not(argv, code, capsys):
 
 def test_a_dry_run_tells_what_an_engine_would_be_and_loads_nothing(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    config = ServerConfig(model=str(tmp_path), device="cpu", num_kv_blocks=20, max_num_seqs=3, max_model_len=128)
+    config = ServerConfig(models=(str(tmp_path),), device="cpu", num_kv_blocks=20, max_num_seqs=3, max_model_len=128)
     assert dry_run.main(config, plan) == 0
     *table, last = capsys.readouterr().out.splitlines()
     told = json.loads(last)
@@ -64,11 +64,11 @@ def test_a_dry_run_tells_what_an_engine_would_be_and_loads_nothing(tmp_path, cap
 
 def test_a_dry_run_of_what_does_not_fit_says_so(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    config = ServerConfig(model=str(tmp_path), device="cpu", max_model_len=100_000)
+    config = ServerConfig(models=(str(tmp_path),), device="cpu", max_model_len=100_000)
     assert dry_run.main(config, plan) == 1
     assert "--max-model-len 100000 is more than the model's 512" in capsys.readouterr().err
 
 
 def test_a_dry_run_of_no_model_says_so(tmp_path):
     with pytest.raises(LoadError, match="no such file"):
-        plan(ServerConfig(model=str(tmp_path / "none")), lambda progress: None)
+        plan(ServerConfig(models=(str(tmp_path / "none"),)), lambda progress: None)

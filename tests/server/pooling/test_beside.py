@@ -12,6 +12,7 @@ from server.__main__ import main
 from server.config import ConfigError, ServerConfig, from_keywords, parse
 from server.loaded import engines
 from server.loaded.defaults import SamplingDefaults
+from server.loaded.lifecycle import Lifecycle
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
 from server.process.load import embedding_config
 from tests.fakes import FakeEngine, fake_model
@@ -152,7 +153,13 @@ async def test_a_full_queue_of_one_keeps_nobody_from_the_other(both, monkeypatch
 
 async def test_the_first_that_dies_ends_both_and_all_are_drained_and_closed():
     one, other = FakeEngine(), FakeEngine()
-    dying = asyncio.create_task(engines.death([one, other]))
+    tokenizer, lifecycle = framing_tokenizer(), Lifecycle()
+    beside, loaded = (
+        loaded_model(engine, tokenizer, chatml(tokenizer), SamplingDefaults(), (name,))
+        for engine, name in ((other, "other"), (one, "one"))
+    )
+    lifecycle.ready(dataclasses.replace(loaded, beside=beside))
+    dying = asyncio.create_task(lifecycle.death())
     await asyncio.sleep(0)
     assert not dying.done()
     other.die("lost its device")
@@ -168,7 +175,7 @@ async def test_the_first_that_dies_ends_both_and_all_are_drained_and_closed():
 
 def test_the_other_model_has_the_machines_options_and_none_of_the_models():
     config = ServerConfig(
-        model="chat", embedding_model="mini", num_threads=3, max_model_len=99, kv_cache_bytes=1 << 20, quantization="int8",
+        models=("chat",), embedding_model="mini", num_threads=3, max_model_len=99, kv_cache_bytes=1 << 20, quantization="int8",
         chat_template=None, convert="embed", pooler_config='{"pooling_type": "CLS"}', max_queue=7, load_format="dummy",
     )  # fmt: skip
     other = embedding_config(config, "mini")

@@ -1,0 +1,92 @@
+"""Several models in one process, one loaded at a time: two that chat, one that embeds, and one whose weights are torn."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from tests.e2e import tiny_checkpoint
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def several(start_for_module, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    one, two, torn = (tiny_checkpoint.write(folder / name, seed) for seed, name in enumerate(("one", "two", "torn")))
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4096])
+    named = (("one", one), ("two", two), ("torn", torn), ("embeds", "all-minilm-l6-v2"))
+    options = [word for name, model in named for word in ("--model", str(model), "--served-model-name", name)]
+    server = start_for_module(*options)
+    server.wait_until_healthy()
+    return server
+
+
+def chat(server, model: str, **fields) -> str:
+    status, answer = server.post("/v1/chat/completions", {**CHAT, "model": model, **fields})
+    assert (status, answer["model"], answer["usage"]["completion_tokens"]) == (200, model, fields.get("max_tokens", 12))
+    return answer["choices"][0]["message"]["content"]
+
+
+def states(server) -> dict[str, str]:
+    return {card["id"]: card["status"]["value"] for card in server.get("/v1/models")[1]["data"]}
+
+
+def test_requests_alternate_and_each_model_says_what_it_says(several):
+    assert states(several) == {"one": "loaded", "two": "unloaded", "torn": "unloaded", "embeds": "unloaded"}
+    first = {name: chat(several, name) for name in ("one", "two")}
+    assert first["one"] != first["two"]
+    assert {name: chat(several, name) for name in ("one", "two")} == first, "what comes back is the same model"
+    status, answer = several.post("/v1/embeddings", {"input": "Hi", "model": "embeds"})
+    assert (status, len(answer["data"][0]["embedding"])) == (200, 384)
+    assert states(several)["embeds"] == "loaded"
+    assert chat(several, "one") == first["one"]
+
+
+def test_streams_of_all_at_the_same_time_come_to_their_end(several):
+    found: dict[int, tuple[str, str | None]] = {}
+    alone = {name: chat(several, name, max_tokens=100) for name in ("one", "two")}
+
+    def stream(number: int, model: str) -> None:
+        with several.client() as client:
+            chunks = client.chat.completions.create(
+                model=model, messages=CHAT["messages"], max_tokens=100, temperature=0, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            text, finish = "", None
+            for chunk in chunks:
+                text += chunk.choices[0].delta.content or ""
+                finish = chunk.choices[0].finish_reason
+            found[number] = (text, finish)
+
+    asked = ["one", "two"] * 4
+    threads = [threading.Thread(target=stream, args=each) for each in enumerate(asked)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert [found[number] for number in range(len(asked))] == [(alone[name], "length") for name in asked]
+
+
+def test_a_client_that_leaves_while_models_change_leaves_nothing_behind(several):
+    chat(several, "one")
+    body = b'{"prompt": "Hi", "model": "two"}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", several.port)) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+    assert chat(several, "one") != chat(several, "two")
+    while (load := several.get("/load")[1]["server_load"]) != 0:  # an abort takes a step
+        assert load
+
+
+def test_a_torn_model_is_an_error_of_its_own_and_the_former_comes_back(several):
+    before = chat(several, "two")
+    status, answer = several.post("/v1/chat/completions", {**CHAT, "model": "torn"})
+    assert (status, answer["error"]["code"]) == (503, "model_load_failed")
+    assert "model.safetensors" in answer["error"]["message"]
+    assert chat(several, "two") == before
+    assert several.get("/health")[0] == 200

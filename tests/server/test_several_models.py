@@ -1,0 +1,234 @@
+"""Several models behind one port: what clients of each API see of them while they take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+
+import pytest
+
+from server.config import ServerConfig
+from server.loaded.lifecycle import Lifecycle
+from tests.server.conftest import MESSAGES, Running, running
+from tests.server.swapping import TOKENIZER, Turns, until
+
+
+@pytest.fixture
+async def both():
+    async with AsyncExitStack() as stack:
+
+        async def start(letters: str = "ab", *, paused: bool = False, **options) -> tuple[Running, Turns]:
+            turns = Turns(letters, paused=paused)
+            lifecycle = Lifecycle()
+            lifecycle.ready(await turns.begin())
+            config = ServerConfig(models=tuple(letters), **options)
+            engine = turns.sources["a"].engine
+            server = await stack.enter_async_context(running(engine, TOKENIZER, lifecycle, config))
+            for source in turns.sources.values():
+                stack.push_async_callback(source.engine.close)
+            stack.callback(turns.swaps.close)
+            return server, turns
+
+        yield start
+
+
+def said(answer) -> str:
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+async def test_the_model_that_a_request_names_answers_it(both):
+    server, turns = await both()
+    for letter in "abba":
+        answer = await server.chat(model=letter)
+        assert (answer.status_code, said(answer), answer.json()["model"]) == (200, f"I am {letter}", letter)
+    assert said(await server.chat()) == "I am a", "without a name it is the first"
+    assert (turns["a"].num_swaps, turns["b"].num_swaps) == (1, 1)
+    assert all(model.num_users == 0 for model in turns.swaps.models)
+
+
+async def test_a_name_that_is_none_of_them_is_refused_with_all_names(both):
+    server, _ = await both()
+    answer = await server.chat(model="c")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert "'a', 'b'" in answer.json()["error"]["message"]
+
+
+CALLS = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 20},
+    "/api/chat": {"messages": MESSAGES, "stream": False},
+    "/api/generate": {"prompt": "Hi", "stream": False},
+    "/completion": {"prompt": "Hi"},
+    "/invocations": {"messages": MESSAGES},
+}
+
+
+@pytest.mark.parametrize("path", CALLS)
+async def test_every_api_has_it_loaded(both, path):
+    server, turns = await both()
+    answer = await server.post(path, {**CALLS[path], "model": "b"})
+    assert (answer.status_code, turns["b"].status) == (200, "loaded"), answer.text
+    assert "I am b" in answer.text
+
+
+async def test_a_stream_is_never_cut_and_its_model_goes_when_it_has_ended(both):
+    server, turns = await both(paused=True)
+    stream = await server.open_stream("/v1/completions", prompt="Hi", stream=True, model="a")
+    await stream.head()
+    one, other = turns.sources["a"].engine, turns.sources["b"].engine
+    one.step()
+    await stream.chunk()
+    waits = asyncio.create_task(server.complete(model="b"))
+    await until(lambda: turns["b"].waiting)
+    one.step(2)
+    await stream.chunk()
+    assert (turns["b"].status, one.sleep_level) == ("unloaded", 0)
+    one.step(10)
+    ending = b"".join(await stream.chunks())
+    assert b'"finish_reason":"stop"' in ending
+    await other.until(lambda: bool(other.live))
+    assert one.sleep_level == 1
+    other.step(10)
+    assert (await waits).json()["choices"][0]["text"] == "I am b"
+
+
+async def test_a_client_that_leaves_while_it_waits_is_forgotten(both):
+    server, turns = await both(paused=True)
+    stream = await server.open_stream("/v1/completions", prompt="Hi", stream=True, model="a")
+    await stream.head()
+    for path, body in {**CALLS, "/v1/chat/completions": {"messages": MESSAGES}}.items():
+        gone = await server.open_stream(path, **body, model="b")
+        await until(lambda: turns["b"].waiting)
+        gone.leave()
+        await until(lambda: not turns["b"].waiting)
+    turns.sources["a"].engine.step(20)
+    assert b"stop" in b"".join(await stream.chunks())
+    assert (turns["b"].num_swaps, turns["a"].num_users) == (0, 0)
+
+
+async def test_a_broken_model_is_an_error_of_its_own_requests(both):
+    server, turns = await both()
+    turns.sources["b"].broken = "its weights are torn"
+    answer = await server.chat(model="b")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (503, "model_load_failed", "model")
+    assert "its weights are torn" in error["message"]
+    assert (answer.headers["x-should-retry"], answer.headers["retry-after"]) == ("false", "60")
+    assert (await server.chat(model="a")).status_code == 200
+    listed = {card["id"]: card["status"] for card in (await server.http.get("/v1/models")).json()["data"]}
+    assert listed == {"a": {"value": "loaded", "failed": False}, "b": {"value": "unloaded", "failed": True}}
+
+
+async def test_a_full_line_is_429_and_a_time_that_is_over_504(both):
+    server, turns = await both(paused=True)
+    turns.swaps._max_waiting = 1
+    stream = await server.open_stream("/v1/completions", prompt="Hi", stream=True, model="a")
+    await stream.head()
+    waits = asyncio.create_task(server.chat(model="b", timeout=7.0))
+    await until(lambda: turns["b"].waiting)
+    refused = await server.chat(model="b")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    waits.cancel()
+    stream.leave()
+
+
+async def test_lists_say_where_each_stands(both):
+    server, _ = await both()
+    first = (await server.http.get("/v1/models")).json()
+    assert [(card["id"], card["status"]["value"], card["max_model_len"]) for card in first["data"]] == [
+        ("a", "loaded", 512), ("b", "unloaded", None),
+    ]  # fmt: skip
+    assert (await server.http.get("/v1/models/b")).json()["tasks"] is None
+    assert (await server.http.get("/health")).json()["models"] == {"a": "loaded", "b": "unloaded"}
+    await server.chat(model="b")
+    then = (await server.http.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["status"]["value"], card["max_model_len"]) for card in then] == [
+        ("a", "unloaded", 512), ("b", "loaded", 512),
+    ]  # fmt: skip
+    health = (await server.http.get("/health")).json()
+    assert (health["status"], health["models"]) == ("ok", {"a": "unloaded", "b": "loaded"})
+    assert "sleep_level" not in health
+
+
+async def test_health_is_200_while_one_makes_room_for_another_and_nothing_is_probed(both):
+    server, turns = await both()
+    turns.sources["b"].may_load.clear()
+    waits = asyncio.create_task(server.chat(model="b"))
+    await until(lambda: turns.sources["b"].num_loaded)
+    for path in ("/health", "/health/generate"):
+        answer = await server.http.get(path)
+        assert (answer.status_code, answer.json()["models"]) == (200, {"a": "unloaded", "b": "loading"})
+    assert turns.sources["a"].engine.num_probes == 0
+    asked = await server.http.get("/is_sleeping")
+    assert (asked.status_code, asked.headers["retry-after"]) == (503, "1")
+    turns.sources["b"].may_load.set()
+    await waits
+    assert (await server.http.get("/health/generate")).status_code == 200
+    assert (turns.sources["a"].engine.num_probes, turns.sources["b"].engine.num_probes) == (0, 1)
+
+
+async def test_ollama_lists_all_and_says_which_runs(both):
+    server, _ = await both()
+    tags = (await server.http.get("/api/tags")).json()["models"]
+    assert [each["name"] for each in tags] == ["a:latest", "b:latest"]
+    loading = await server.post("/api/generate", {"model": "b"})  # Ollama's way to have a model loaded
+    assert (loading.status_code, loading.json()["done_reason"]) == (200, "load")
+    ps = (await server.http.get("/api/ps")).json()["models"]
+    assert [each["name"] for each in ps] == ["b:latest"]
+    shown = (await server.post("/api/show", {"model": "a"})).json()
+    assert shown["model_info"]["general.basename"] == "a"
+
+
+async def test_what_needs_a_tokenizer_only_lets_the_loaded_one_stay(both):
+    server, turns = await both()
+    await server.chat(model="b")
+    for path, body in {
+        "/tokenize": {"prompt": "Hi"},
+        "/v1/messages/count_tokens": {"messages": MESSAGES},
+        "/v1/responses/input_tokens": {"input": "Hi"},
+        "/api/show": {},
+    }.items():
+        assert (await server.post(path, {**body, "model": "a"})).status_code == 200
+    assert (turns["a"].num_swaps, turns["b"].status) == (0, "loaded")
+
+
+async def test_metrics_tell_them_apart(both):
+    server, _ = await both("abc")
+    await server.chat(model="b")
+    lines = (await server.http.get("/metrics")).text.splitlines()
+
+    def values(name: str) -> dict[str, float]:
+        found = [line for line in lines if line.startswith(f"oneloop:{name}{{")]
+        return {line.split('model_name="')[1][0]: float(line.rsplit(" ", 1)[1]) for line in found}
+
+    assert values("model_loaded") == {"a": 0, "b": 1, "c": 0}
+    assert values("model_swaps_total") == {"a": 0, "b": 1, "c": 0}
+    assert values("num_requests_waiting_for_model") == {"a": 0, "b": 0, "c": 0}
+    assert values("num_requests_running") == {"a": 0, "b": 0}, "what was never loaded has no engine"
+
+
+async def test_sleep_and_wake_up_are_about_the_one_that_is_loaded(both):
+    server, turns = await both()
+    await server.chat(model="b")
+    assert (await server.post("/sleep")).json() == {"is_sleeping": True}
+    assert turns.sources["b"].engine.sleep_level == 1
+    cards = (await server.http.get("/v1/models")).json()["data"]
+    assert [card["status"]["value"] for card in cards] == ["unloaded", "sleeping"]
+    assert (await server.post("/wake_up")).json() == {"is_sleeping": False}
+    assert turns.sources["a"].engine.sleep_level == 1
+
+
+async def test_a_request_in_the_background_keeps_its_model(both):
+    server, turns = await both(paused=True)
+    began = (await server.respond(model="a", background=True)).json()
+    waits = asyncio.create_task(server.chat(model="b"))
+    await until(lambda: turns["b"].waiting)
+    one, other = turns.sources["a"].engine, turns.sources["b"].engine
+    one.step(20)
+    await other.until(lambda: bool(other.live))
+    other.step(20)
+    assert said(await waits) == "I am b"
+    stored = (await server.http.get(f"/v1/responses/{began['id']}")).json()
+    assert (stored["status"], "I am a" in json.dumps(stored["output"])) == ("completed", True)
