@@ -27,6 +27,7 @@ from ops.gemm import (
     prepare_linear,
 )
 from ops.gemm.by_head import HeadsWeight
+from ops.gemm.dequantize import dequantize, round_to_fp8
 from ops.gemm.weight import LinearWeight
 from ops.inputs import place_tokens, unpack
 from ops.inputs.tensors import StepTensors
@@ -81,6 +82,7 @@ __all__ = [
     "causal_conv",
     "compile_ahead",
     "compile_together",
+    "dequantize",
     "describe",
     "embedding",
     "force",
@@ -105,6 +107,7 @@ __all__ = [
     "prepare_lora",
     "rms_norm",
     "rope",
+    "round_to_fp8",
     "sample",
     "selective_scan",
     "set_num_threads",

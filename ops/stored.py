@@ -33,6 +33,14 @@ class WeightFormat:
 
 INT8 = WeightFormat("int8")
 
+# Codes, and for each row a scale for every group of columns: a number is worth (code - zero) * scale. All groups of a row are of
+# one size, columns / groups. By role: "weight", of fp8 [rows, columns] float8_e4m3fn, of w8 the same in int8, of w4
+# [rows, columns / 2] uint8, the code of an even column in the low half of a byte; "scales" [rows, groups] float32; "zeros"
+# [rows, groups] uint8 of w4, where they are not 8; "order" [columns] int32, where columns do not stand as x has them: place p is
+# column order[p].
+FP8, W8, W4 = WeightFormat("fp8"), WeightFormat("w8"), WeightFormat("w4")
+CODED = frozenset({FP8, W8, W4})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:

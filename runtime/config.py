@@ -56,6 +56,11 @@ class EngineConfig(EngineOptions):
             raise PlanError(str(error)) from error
 
     @property
+    def online(self) -> str | None:
+        """To what weights are to be rounded at load."""
+        return self.quantization if self.quantization in ("int8", "fp8") else None
+
+    @property
     def captures(self) -> bool:
         """Whether steps are captured in graphs on a device that has them. The reference attention reads lengths on the host."""
         return not (self.enforce_eager or "reference" in (self.kernels, self.attention_backend))
@@ -65,11 +70,11 @@ class EngineConfig(EngineOptions):
 class WeightPolicy:
     """How matrices are kept in memory. `dense_dtype`: of those that a checkpoint has as plain numbers, or "stored" for the
     checkpoint's own. `keep_quantized`: those it has quantised stay so where a kernel reads them; else they become numbers.
-    `online_int8`: numbers become eight-bit blocks at load."""
+    `online`: to what numbers are rounded at load, "int8" (blocks of eight bits, on a CPU) or "fp8"."""
 
     dense_dtype: str
     keep_quantized: bool = False
-    online_int8: bool = False
+    online: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,7 @@ class EnginePlan:
             max_model_len = capacity
         return cls(
             dtype=dtype,
-            weights=weights or WeightPolicy(dtype, keep_quantized=config.quantization != "none"),
+            weights=weights or WeightPolicy(dtype, config.quantization != "none", config.online),
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,

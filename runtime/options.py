@@ -81,9 +81,10 @@ class EngineOptions:
     dtype: Dtype = option(
         "auto", "type of weights and activations; a CPU keeps weights in it and computes in float32", group=MODEL
     )
-    quantization: Literal["auto", "none", "int8"] = option(
+    quantization: Literal["auto", "none", "int8", "fp8"] = option(
         "auto",
-        "auto leaves weights in GGUF's blocks on a CPU, none dequantises them; int8 rounds any weights at load (CPU)",
+        "auto leaves weights in the bits they are stored in where a kernel reads those, none dequantises them; int8 (CPU) and fp8 "
+        "(GPU) round any weights at load",
         group=MODEL,
     )
     device: str = option(

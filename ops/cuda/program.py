@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -91,20 +91,23 @@ class CompiledKernel:
 
 class Program:
     """Kernels out of the same source files, put together behind common.cuh. `instances`: for each kernel the line that makes it
-    from a template; each is compiled by itself, so that several are at a time. `prelude`: stands before them all.
+    from a template; each is compiled by itself, so that several are at a time. `prelude`: stands before them all. `listed`:
+    among those that every start compiles.
 
     `architecture`: the only one that it can be compiled for, None for any."""
 
     def __init__(
-        self, sources: Sequence[Path], instances: Mapping[str, str], prelude: str = "", architecture: str | None = None
-    ) -> None:
+        self, sources: Sequence[Path], instances: Mapping[str, str], prelude: str = "", architecture: str | None = None,
+        *, listed: bool = True,
+    ) -> None:  # fmt: skip
         self._sources = sources
         self._prelude = prelude
         self._architecture = architecture
         self.instances = instances
         self._modules: dict[tuple[str, torch.dtype, int], Future[Any]] = {}
         self._choosing = threading.Lock()
-        _programs.append(self)
+        if listed:
+            _programs.append(self)
 
     def runs_on(self, device: torch.device) -> bool:
         return self._architecture in (None, _architecture(device), _architecture(device) + "a")
@@ -128,6 +131,10 @@ class Program:
             except BaseException as error:
                 module.set_exception(error)
         return module.result()
+
+    def compile_ahead(self, names: Iterable[str], dtype: torch.dtype, device: torch.device) -> None:
+        """Begin to compile these; whoever needs one waits for it."""
+        _compile_ahead([(self, name) for name in names], dtype, device)
 
     def _load(self, name: str, dtype: torch.dtype, device: torch.device) -> Any:
         from cuda.bindings import driver
@@ -162,11 +169,14 @@ def compile_ahead(dtype: torch.dtype, device: torch.device) -> None:
     """Begin to compile all kernels of every program, several at a time; whoever needs one waits for it."""
     if missing() is not None or dtype not in _DTYPE_FLAGS:
         return
+    here = [program for program in _programs if program.runs_on(device)]
+    _compile_ahead([(program, name) for program in here for name in program.instances], dtype, device)
+
+
+def _compile_ahead(instances: Sequence[tuple[Program, str]], dtype: torch.dtype, device: torch.device) -> None:
     threads = ThreadPoolExecutor(min(_COMPILERS, len(os.sched_getaffinity(0))), "oneloop-nvrtc")
-    for program in _programs:
-        if program.runs_on(device):
-            for name in program.instances:
-                threads.submit(program.module, name, dtype, device)
+    for program, name in instances:
+        threads.submit(program.module, name, dtype, device)
     threads.shutdown(wait=False)
 
 

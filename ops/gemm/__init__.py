@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ops import backends
 from ops.activation import gated, silu_mul
-from ops.gemm import cuda, native, reference
+from ops.gemm import coded, cuda, native, reference
 from ops.gemm.by_head import HeadsWeight, NativeHeadsWeight, ReferenceHeadsWeight
 from ops.gemm.weight import LinearWeight
 from ops.registry import USUAL, Kernel, Op, ShapeClass, capability
@@ -21,6 +21,7 @@ _prepare_linear = Op(
     [
         backends.native("linear", native.NativeLinearWeight, native.supports),
         Kernel("linear", "cuda", cuda.supports, cuda.CudaLinearWeight),
+        Kernel("linear", "coded", coded.supports, coded.CodedLinearWeight),
         Kernel("linear", "reference", reference.supports, reference.ReferenceLinearWeight),
     ],
 )

@@ -29,6 +29,13 @@ class LinearTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class CodedTuning:
+    """Linear layers whose weight is in codes and scales (gemm/coded.py)."""
+
+    min_widened_rows: int  # rows from which on a weight in four bits becomes plain numbers first
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeBlock:
     """A block of decode.cu: its warps, and how many such blocks the registers of a multiprocessor must hold."""
 
@@ -197,6 +204,7 @@ class Tuning:
 
     multiprocessors: int  # read from the device, not from a file
     linear: LinearTuning
+    coded: CodedTuning
     attention: AttentionTuning
     experts: ExpertTuning
     sampling: SamplingTuning

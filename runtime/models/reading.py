@@ -45,8 +45,12 @@ class ParameterReader:
         )
         self._halves = {f"{half.name}.weight" for half in halves}
         exact = {f"{linear.name}.weight" for linear in spec.linears() if linear.float32} | _routers(spec)
-        self._rounded = (self._linears | self._halves) - exact if policy.online_int8 else frozenset()
+        self._online, self._rounded = policy.online, (self._linears | self._halves) - exact
         self._loads = _plan(spec, source)
+        if policy.online == "fp8":
+            self._rounded -= self._not_for_fp8(spec)
+        elif policy.online is None:
+            self._rounded = set()
         keeping = Keeping(policy, dtype, source.types)
         matrices = [(load, self._refusal(load)) for load in self._loads if self._is_matrix(load.parameter.name)]
         self.storage = {load.parameter.name: keeping.storage(load, refusal) for load, refusal in matrices}
@@ -58,7 +62,7 @@ class ParameterReader:
         """Formats in which the weight of this name will come, by the names of `ops.WeightFormat`."""
         if self.storage[name] == AS_STORED:
             return frozenset(self._types[name])
-        return frozenset({"int8" if name in self._rounded else self.storage[name]})
+        return frozenset({self._online if name in self._rounded and self._online else self.storage[name]})
 
     def read(self, progress: Report) -> Iterator[tuple[str, ops.Stored]]:
         """Each parameter's name and what it holds, in the order of their use; a matrix comes with its bias. `progress` counts
@@ -76,8 +80,21 @@ class ParameterReader:
         if isinstance(values, list):
             return _parts(values, bias)
         weight = as_torch(values).to(self._place(parameter.name))
-        make = ops.StoredWeight.int8 if parameter.name in self._rounded else ops.StoredWeight.dense
-        return make(weight, bias)
+        if parameter.name not in self._rounded:
+            return ops.StoredWeight.dense(weight, bias)
+        if self._online == "int8":
+            return ops.StoredWeight.int8(weight, bias)
+        return ops.round_to_fp8(ops.StoredWeight.dense(weight, bias))
+
+    def _not_for_fp8(self, spec: DecoderSpec) -> set[str]:
+        """The head, whose few bits would be those of the answer, what products of eight bits cannot be cut to, and experts where no
+        kernel reads them."""
+        shapes = (load.parameter for load in self._loads if load.parameter.name in self._rounded)
+        uneven = {each.name for each in shapes if each.shape[0] % 16 or each.shape[1] % 64}
+        why = ops.moe_refusal([ops.WeightFormat("fp8")], DTYPES[self._dtype], self._device) if self._halves else None
+        if why is not None:
+            log.info("experts are not rounded to fp8: %s", why)
+        return {f"{spec.head.name}.weight"} | uneven | (set() if why is None else self._halves)
 
     def _place(self, name: str) -> torch.device:
         """Experts are copied to where they belong, wherever that is."""

@@ -49,6 +49,9 @@ class CpuPlatform:
         if config.quantization == "int8" and not _native():
             raise PlanError("quantization int8 needs the native kernels, which are not installed or are turned off")
 
+        if config.quantization == "fp8":
+            raise PlanError("quantization fp8 is for GPUs; on a CPU int8 takes as many bytes")
+
     def force_kernels(self, config: EngineConfig) -> None:
         ops.force(None if config.kernels == "auto" else config.kernels)
         for op in ("attend", "paged_attention"):
@@ -121,7 +124,7 @@ def _weights(config: EngineConfig) -> WeightPolicy:
     return WeightPolicy(
         config.dtype if config.dtype != "auto" else "stored" if native else DEFAULTS.dtype,
         keep_quantized=native and config.quantization != "none",
-        online_int8=config.quantization == "int8",
+        online=config.online,
     )
 
 

@@ -74,6 +74,8 @@ class CudaPlatform:
             )
         if config.quantization == "int8":
             raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
+        if config.quantization == "fp8" and (why := _fp8_refusal(config)) is not None:
+            raise PlanError(f"quantization fp8 is not for this device: {why}")
         if config.kv_cache_dtype == INT8_CACHE:
             raise PlanError(
                 f"kv-cache-dtype {INT8_CACHE} is for the CPU; use --device cpu, or leave --kv-cache-dtype alone"
@@ -89,8 +91,9 @@ class CudaPlatform:
         return DeviceMemory(*torch.cuda.mem_get_info())
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
-        """Quantised weights become numbers, so how they are stored does not matter."""
-        return spec.weights_bytes(_dtype(config))
+        """Quantised weights become numbers, so how they are stored does not matter; of those that are rounded, at least."""
+        dense = spec.weights_bytes(_dtype(config))
+        return dense if config.online is None else dense // 2
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
         return self._plan(config, spec, self.weights_bytes(config, spec, stored_bytes))
@@ -218,6 +221,10 @@ def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) ->
 
 def _dtype(config: EngineConfig) -> str:
     return DEFAULTS.dtype if config.dtype == "auto" else config.dtype
+
+
+def _fp8_refusal(config: EngineConfig) -> str | None:
+    return ops.linear_refusal([ops.WeightFormat("fp8")], getattr(torch, _dtype(config)), torch.device("cuda"))
 
 
 def _current() -> torch.device:

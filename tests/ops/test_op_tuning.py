@@ -111,7 +111,9 @@ def test_a_mistake_in_a_file_is_named(path: list, value: object, complaint: str)
 
 def test_what_a_file_leaves_out_is_named_unless_it_is_like_another() -> None:
     content = {"devices": [], "multiprocessors": None, "measured": "nothing", "not_measured": "all"}
-    with pytest.raises(ValueError, match=r"made-up.json: attention, experts, linear, recurrent, sampling is missing"):
+    with pytest.raises(
+        ValueError, match=r"made-up.json: attention, coded, experts, linear, recurrent, sampling is missing"
+    ):
         parse("made-up", content)
     with pytest.raises(ValueError, match=r"made-up.json: measured is missing"):
         parse("made-up", {"devices": [], "multiprocessors": 1})

@@ -161,7 +161,7 @@ def native(monkeypatch):
         ({"dtype": "bfloat16"}, WeightPolicy("bfloat16", keep_quantized=True), "bfloat16"),
         ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, WeightPolicy("bfloat16", keep_quantized=True), "float32"),
         ({"dtype": "float16", "quantization": "none"}, WeightPolicy("float16"), "float32"),
-        ({"quantization": "int8"}, WeightPolicy("stored", keep_quantized=True, online_int8=True), "float32"),
+        ({"quantization": "int8"}, WeightPolicy("stored", keep_quantized=True, online="int8"), "float32"),
     ],
 )
 def test_on_a_cpu_weights_stay_as_they_are_stored_and_activations_are_float32(native, options, weights, kv):
@@ -176,6 +176,17 @@ def test_references_compute_in_the_type_of_the_weights(monkeypatch):
     assert (plan.dtype, plan.weights) == ("bfloat16", WeightPolicy("bfloat16"))
     with pytest.raises(PlanError, match="quantization int8"):
         CpuPlatform().refuse(EngineConfig(quantization="int8"))
+
+
+def test_fp8_is_for_gpus():
+    with pytest.raises(PlanError, match="quantization fp8 is for GPUs"):
+        CpuPlatform().refuse(EngineConfig(quantization="fp8"))
+    with pytest.raises(PlanError, match=r"quantization fp8 is not for this device: .* bfloat16 or float16"):
+        CudaPlatform().refuse(EngineConfig(quantization="fp8", dtype="float32"))
+    CudaPlatform().refuse(EngineConfig(quantization="fp8"))
+    plan = resolve(dtype="bfloat16", quantization="fp8")
+    assert plan.weights == WeightPolicy("bfloat16", keep_quantized=True, online="fp8")
+    assert CudaPlatform().weights_bytes(EngineConfig(quantization="fp8"), spec_of_gib(10), None) == 5 * GIB
 
 
 def test_weights_leave_memory_to_the_cache_as_they_are_kept(native, monkeypatch):

@@ -48,8 +48,10 @@ def load(
 
     Raises WeightsError where config and weights do not fit each other, UnsupportedModel where the model, as we run it,
     computes otherwise than transformers does."""
-    if weights is not None and weights.online_int8:
-        raise UnsupportedModel("quantization int8 is for models of our own, not for those through transformers")
+    if weights is not None and weights.online is not None:
+        raise UnsupportedModel(
+            f"quantization {weights.online} is for models of our own, not for those through transformers"
+        )
     described = on_meta(spec.architecture, spec.config)
     with files.open_tensors(load_format, _state_shapes(described), seed) as source:
         types = set(source.types.values())

@@ -257,7 +257,7 @@ def test_the_log_says_that_short_contexts_are_turned_as_long_ones(tmp_path, capl
 
 def test_eight_bits_are_refused(folder):
     with pytest.raises(UnsupportedModel, match="quantization int8 is for models of our own"):
-        load(folder, weights=WeightPolicy("stored", online_int8=True))
+        load(folder, weights=WeightPolicy("stored", online="int8"))
 
 
 def compute_among_others_otherwise(monkeypatch) -> None:

@@ -187,7 +187,7 @@ def test_a_dtype_for_weights_rounds_them_and_leaves_activations_float32(original
 
 @NATIVE
 def test_int8_rounds_matrices_at_load(folder):
-    exact, rounded = load(folder), load(folder, weights=WeightPolicy("stored", online_int8=True))
+    exact, rounded = load(folder), load(folder, weights=WeightPolicy("stored", online="int8"))
     apart = logits(rounded) - logits(exact)
     assert 0 < apart.norm() < 0.03 * logits(exact).norm()
     assert rounded.weights_bytes < 0.5 * exact.weights_bytes

@@ -18,7 +18,7 @@ from tests.runtime.weights import gguf_models
 
 OPTIONS = {"load_format": "auto", "seed": 0, "progress": lambda progress: None}
 STORED = WeightPolicy("stored", keep_quantized=True)
-INT8 = WeightPolicy("stored", online_int8=True)
+INT8 = WeightPolicy("stored", online="int8")
 NATIVE = pytest.mark.skipif(native.missing is not None, reason=str(native.missing))
 CASES = [
     ("llama, biases, tied", "float32", None),

@@ -1,0 +1,51 @@
+"""What a weight in codes and scales (`ops.stored.CODED`) is worth, in plain torch, on any device; and the way there, for FP8."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ops.stored import CODED, DENSE, FP8, W4, StoredWeight, WeightFormat
+
+MAX_FP8 = 448.0  # the largest number of E4M3
+_ROWS = 2048  # that are rounded at a time, so that little is held in float32
+
+
+def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[rows, columns], the columns as x has them, each computed in float64 and then rounded. Plain numbers become `dtype`."""
+    if stored.format not in CODED:
+        assert stored.format.dtype is not None, stored.format
+        return stored.weight.to(dtype)
+    codes = codes_of(stored.format, stored.weight).double()
+    scales, zeros, order = stored.tensors["scales"].double(), stored.tensors.get("zeros"), stored.tensors.get("order")
+    groups = codes.unflatten(1, (scales.shape[1], -1))
+    if stored.format == W4:
+        groups = groups - (8.0 if zeros is None else zeros.double().unsqueeze(2))
+    values = (groups * scales.unsqueeze(2)).flatten(1).to(dtype)
+    if order is None:
+        return values
+    out = torch.empty_like(values)
+    out[:, order.long()] = values
+    return out
+
+
+def codes_of(written: WeightFormat, weight: Tensor) -> Tensor:
+    """The codes [rows, columns], one an element, in float8_e4m3fn, int8 or uint8."""
+    if written != W4:
+        return weight
+    return torch.stack([weight & 15, weight >> 4], dim=2).flatten(1)
+
+
+def round_to_fp8(stored: StoredWeight) -> StoredWeight:
+    """Plain numbers -> "fp8": each row's largest becomes the largest of E4M3, the others the nearest. Raises ValueError where there
+    is an infinity or a NaN."""
+    assert stored.format.name in DENSE, stored.format
+    weight = stored.weight
+    largest = weight.abs().amax(1, keepdim=True).float()
+    if not bool(largest.isfinite().all()):
+        raise ValueError("a weight with an infinity or a NaN cannot be rounded to fp8")
+    scales = torch.where(largest > 0, largest, 1.0) / MAX_FP8
+    out = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    for part, scale, into in zip(weight.split(_ROWS), scales.split(_ROWS), out.split(_ROWS), strict=True):
+        into.copy_((part.float() / scale).clamp_(-MAX_FP8, MAX_FP8))
+    return StoredWeight(FP8, {"weight": out, "scales": scales}).with_bias(stored.bias)

@@ -1,0 +1,152 @@
+"""Linear layers of a few rows on CUDA whose weight is in codes and scales: few_rows.py's stream, of a half or a quarter of the
+bytes (few_rows_coded.cu)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ops import tuning
+from ops.cuda.program import CompiledKernel, Program
+from ops.stored import FP8, W4, WeightFormat
+
+MAX_ROWS = 16
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    """As few_rows_coded.cu has them: `columns` of a unit, `units` of a batch, the most batches that pay."""
+
+    name: str
+    columns: int
+    units: int
+    max_batches: int
+
+
+_CODES = {FP8: _Codes("Fp8", 64, 4, 2), W4: _Codes("W4", 128, 2, 4)}
+_SEGMENTS = {FP8: (0, 1), W4: (1, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One instance of few_rows_coded.cu: few_rows.Variant, of codes whose unit has `segments` scales, 0 for one a row."""
+
+    codes: WeightFormat
+    segments: int
+    warps: int
+    batches: int
+    tiles: int
+    gated: bool
+
+    @property
+    def name(self) -> str:
+        words = self.codes, self.segments, self.warps, self.batches, self.tiles, int(self.gated)
+        return "_".join(map(str, ("few", *words)))
+
+    @property
+    def source(self) -> str:
+        words = self.name, _CODES[self.codes].name, self.segments, self.warps, self.batches, self.tiles, int(self.gated)
+        return f"FEW_CODED({', '.join(map(str, words))})"
+
+    @property
+    def shared_bytes(self) -> int:
+        """The queues of codes and scales, and two buffers of partial sums."""
+        slots = self.batches * _CODES[self.codes].units
+        return self.warps * (slots * (1024 + 256 * self.segments) + 2 * self.tiles * 512)
+
+
+def variants(codes: WeightFormat) -> list[Variant]:
+    batches = [1, 2] if _CODES[codes].max_batches == 2 else [1, 2, 4]
+    return [
+        Variant(codes, segments, warps, queued, tiles, gated)
+        for segments in _SEGMENTS[codes]
+        for warps in (8, 16)
+        for queued in batches
+        for tiles in (1, 2)
+        for gated in (False, True)
+    ]
+
+
+def segments_of(codes: WeightFormat, in_features: int, groups: int) -> tuple[int, int] | None:
+    """Segments of a unit, and by how many bits the number of a segment is to be shifted for that of its group; None where no
+    instance has them."""
+    if codes not in _CODES or in_features % _CODES[codes].columns or in_features % groups:
+        return None
+    if groups == 1:
+        return (0 if codes == FP8 else 1), 31
+    for segments in _SEGMENTS[codes]:
+        if segments:
+            per_group, rest = divmod(in_features // groups, _CODES[codes].columns // segments)
+            if not rest and per_group & (per_group - 1) == 0 and per_group:
+                return segments, per_group.bit_length() - 1
+    return None
+
+
+def fits(codes: WeightFormat, out_features: int, in_features: int, groups: int) -> bool:
+    return out_features % 16 == 0 and segments_of(codes, in_features, groups) is not None
+
+
+def few_rows(
+    x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor, bias: Tensor | None, *, gated: bool,
+    variant: Variant | None = None,
+) -> Tensor:  # fmt: skip
+    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS. weight [N, bytes of K codes], scales [groups, N] of four
+    bytes, both as coded.py lays them; `fits`."""
+    (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
+    found = segments_of(codes, in_features, groups)
+    assert found is not None
+    segments, shift = found
+    multiprocessors = tuning.of(x.device).multiprocessors
+    variant = variant or choose(codes, segments, num_rows, in_features, out_features, gated, multiprocessors)
+    out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
+    kernel, blocks = _kernel(variant, x.dtype, x.device)
+    kernel.launch(
+        (min(out_features // 16, blocks * multiprocessors), 1, 1), variant.warps * 32, variant.shared_bytes,
+        x.contiguous(), weight, scales, bias, out, num_rows, out_features, in_features, shift,
+    )  # fmt: skip
+    return out
+
+
+def choose(
+    codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool,
+    multiprocessors: int,
+) -> Variant:  # fmt: skip
+    """As few_rows.choose."""
+    form = _CODES[codes]
+    warps = 16 if out_features // 16 < multiprocessors else 8
+    batches = -(-in_features // (form.columns * form.units * warps))
+    queued = max(each for each in (1, 2, 4) if each <= min(form.max_batches, batches))
+    return Variant(codes, segments, warps, queued, 1 if num_rows <= 8 else 2, gated)
+
+
+@functools.cache
+def compile_ahead(codes: WeightFormat, in_features: int, groups: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Begin to compile the instances that such weights may need, once."""
+    if (found := segments_of(codes, in_features, groups)) is not None:
+        _compile_ahead(codes, found[0], dtype, device)
+
+
+@functools.cache
+def _compile_ahead(codes: WeightFormat, segments: int, dtype: torch.dtype, device: torch.device) -> None:
+    wanted = [each.name for each in variants(codes) if each.segments == segments]
+    _program(codes).compile_ahead(wanted, dtype, device)
+
+
+@functools.cache
+def _program(codes: WeightFormat) -> Program:
+    """Made with the first weight: no start without such weights is to compile it."""
+    sources = [_HERE / "few_rows.cu", _HERE / "few_rows_coded.cu"]
+    return Program(sources, {each.name: each.source for each in variants(codes)}, listed=False)
+
+
+@functools.cache
+def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
+    """The kernel, and how many blocks of it a multiprocessor holds at once."""
+    kernel = _program(variant.codes).kernel(variant.name, dtype, device)
+    kernel.allow_shared_bytes(variant.shared_bytes)
+    return kernel, kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)

@@ -1,0 +1,51 @@
+"""A weight in four bits as plain numbers, for the length of a product whose rows are so many that nobody notices."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ops.launch import overlap, wait_for_previous
+
+_ROWS = 16
+
+
+@triton.jit
+def _widen(weight_ptr, scale_ptr, out_ptr, IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
+           PDL: tl.constexpr):  # fmt: skip
+    # weight [OUT, chunks of 64 bytes] and words scale [GROUPS, OUT], both as coded.py lays them -> out [OUT, IN].
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    chunk = tl.program_id(1)
+    at = tl.minimum(row, OUT - 1).to(tl.int64)
+    lane = tl.arange(0, 64)
+    CHUNKS: tl.constexpr = (IN + 127) // 128
+    codes = tl.load(weight_ptr + at[:, None] * (CHUNKS * 64) + chunk * 64 + lane[None, :])
+    wait_for_previous(PDL)  # nothing that it wrote is read here, but what reads this may wait for this alone
+    for half in tl.static_range(2):
+        column = chunk * 128 + half * 64 + lane
+        group = tl.minimum(column // (IN // GROUPS), GROUPS - 1).to(tl.int64)
+        word = tl.load(scale_ptr + group[None, :] * OUT + at[:, None])
+        code = (codes >> 4 if half else codes & 15).to(tl.float32) - (word & 15).to(tl.float32)
+        value = code * (word & -256).to(tl.float32, bitcast=True)
+        inside = (row < OUT)[:, None] & (column < IN)[None, :]
+        tl.store(out_ptr + at[:, None] * IN + column[None, :], value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def widen(weight: Tensor, scales: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
+    """[N, in_features] of a w4 weight as coded.py lays it."""
+    groups, out_features = scales.shape
+    out = torch.empty((out_features, in_features), dtype=dtype, device=weight.device)
+    _widen[(triton.cdiv(out_features, _ROWS), triton.cdiv(in_features, 128))](
+        weight,
+        scales,
+        out,
+        IN=in_features,
+        OUT=out_features,
+        GROUPS=groups,
+        ROWS=_ROWS,
+        num_warps=4,
+        **overlap(out.device),
+    )
+    return out
