@@ -35,15 +35,18 @@ class PlanError(ValueError):
 class EngineConfig(EngineOptions):
     """What a user asked of the engine, and what the model's text adds to it. `beside`: it shares a device with an engine whose
     answers are read as they come, so its steps take no longer than those may be waited for, and its KV cache is room for a step
-    and the longest prompt."""
+    and the longest prompt. `pools`: prompts are pooled and nothing is sampled, so captured steps end at hidden states."""
 
     end_token_ids: frozenset[int] = frozenset()  # end a sequence too, beside those the model's own files name
     beside: bool = False
+    pools: bool = False
 
     @classmethod
-    def of(cls, options: EngineOptions, *, end_token_ids: frozenset[int], beside: bool = False) -> EngineConfig:
+    def of(
+        cls, options: EngineOptions, *, end_token_ids: frozenset[int], beside: bool = False, pools: bool = False
+    ) -> EngineConfig:
         given = {spec.name: getattr(options, spec.name) for spec in fields(EngineOptions)}
-        return cls(**given, end_token_ids=end_token_ids, beside=beside)
+        return cls(**given, end_token_ids=end_token_ids, beside=beside, pools=pools)
 
     @property
     def lora(self) -> LoraLimits | None:

@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runtime.api import LoadProgress
@@ -54,6 +55,8 @@ async def start(args: argparse.Namespace) -> Engine:
 
     files = resolve(args.model, None, note, load_format="dummy")
     config = engine_config(vars(args), files.config)
+    generates = args.batch or args.steps or args.prefill or args.ttft or args.throughput or args.profile is not None
+    config = replace(config, pools=bool(args.pool) and not generates)
     speculation, draft = config.speculation, None
     if speculation is not None and speculation.model is not None:
         draft = resolve(speculation.model, None, note, load_format="dummy")

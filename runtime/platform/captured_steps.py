@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runtime.batch import Pool, ScheduledRow
+from runtime.batch import Pool, Sample, ScheduledRow
 from runtime.platform.graph_pool import GraphPool
 from runtime.runner.device_inputs import DeviceInputs
 from runtime.runner.runner import Computed
@@ -21,6 +21,8 @@ class CapturedSteps:
         pooled = any(type(row.work) is Pool for row in rows)
         shape = self._inputs.shape_of(rows)
         if not serves(rows) or (pooled and shape.drafts):
+            return None
+        if self._pool.pools and any(type(row.work) is Sample for row in rows):
             return None
         if pooled:  # where every token has logits, these are made in the place of the hidden states
             shape = replace(shape, uniform=False)

@@ -152,23 +152,21 @@ class CudaPlatform:
     ) -> tuple[ModelRunner, EnginePlan]:  # fmt: skip
         report(LoadProgress("kernels"))
         with self.out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
-            step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids)
+            pools = not model.spec.generates or (config.pools and plan.speculative is None)
+            step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids, pools=pools)
         drafts = plan.speculative is not None
-        graphs = GraphPool(
-            plan.max_num_seqs, plan.max_num_batched_tokens, drafts=drafts, adapters=model.adapters is not None
-        )
+        captured: dict[str, bool] = {"drafts": drafts, "adapters": model.adapters is not None, "pools": pools}
+        graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens, **captured)
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
             num_rounds = len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0
             graph_bytes = step_bytes + _GRAPH_BYTES * (len(list(graphs.shapes)) + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         final = final.timed(config, TimedSteps(base_s, token_s), model.weights_bytes, STEPS)
-        graphs = GraphPool(
-            final.max_num_seqs, final.max_num_batched_tokens, drafts=drafts, adapters=model.adapters is not None
-        )  # of no more than it came to
+        graphs = GraphPool(final.max_num_seqs, final.max_num_batched_tokens, **captured)  # of no more than it came to
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
             parts = _parts(final, model, eos_token_ids, final.num_kv_blocks, graphs, worker)
-            _run_each_kind(parts.runner, final, final.num_kv_blocks, model)
+            _run_each_kind(parts.runner, final, final.num_kv_blocks, model, pools=pools)
             if drafts:
                 _run_drafted(parts, final, graphs)
             if captures:
@@ -231,19 +229,21 @@ def _current() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _measure_step(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> tuple[int, float, float]:
+def _measure_step(
+    plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], *, pools: bool
+) -> tuple[int, float, float]:
     """Bytes that the largest step takes on top of weights and KV; seconds of the smallest, and of each token of the largest.
     Compiles all kernels on the way."""
     before = torch.cuda.memory_allocated()
     num_blocks = max(1, min(64, _MEASURED_KV_BYTES // max(1, plan.layout.block_bytes)))
-    runner = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2)).runner
+    runner = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2, pools=pools)).runner
     longest = plan.max_model_len - 2
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
-    work = work_of(model)
+    work = work_of(model, pools=pools)
     batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks, work, adapter_slots_of(model)[-1])
     with ops.compile_together(_current()):
         runner.run(batch)
-        _run_each_kind(runner, plan, num_blocks, model)
+        _run_each_kind(runner, plan, num_blocks, model, pools=pools)
     torch.cuda.reset_peak_memory_stats()
     runner.run(batch)
     token_s = _seconds(runner, batch) / batch.num_tokens
@@ -292,18 +292,19 @@ def _parts(
         CudaLane(plan.max_num_seqs, plan.steps_in_flight, device, worker),
         CapturedSteps(inputs, graphs),
         plan.lookup,
+        pools=graphs.pools,
     )
     return _Parts(runner, inputs)
 
 
-def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model: Model) -> None:
+def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model: Model, *, pools: bool) -> None:
     """One step of each kind that will be captured or run: kernels are compiled, and nothing is left to be allocated late."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 2)
     for num_rows, slot in product(sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}), adapter_slots_of(model)):
         lengths = [min(length, plan.max_num_batched_tokens // num_rows)] * num_rows
-        batch = prompts(lengths, plan.layout, num_blocks, work_of(model), slot)
+        batch = prompts(lengths, plan.layout, num_blocks, work_of(model, pools=pools), slot)
         runner.run(batch)
-        if model.spec.generates:
+        if not pools:
             runner.run(next_tokens(batch))
 
 

@@ -91,10 +91,13 @@ class Captured(NamedTuple):
 
 
 class GraphPool:
-    def __init__(self, max_num_seqs: int, max_num_tokens: int, *, drafts: bool = False, adapters: bool = False) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_num_tokens: int, *, drafts: bool = False, adapters: bool = False, pools: bool = False
+    ) -> None:  # fmt: skip
         """`drafts`: steps with guesses are captured, too. `adapters`: every step is, with and without any: without, it costs what
-        it would on a server that has none."""
-        self._decodes = decode_sizes(max_num_seqs)
+        it would on a server that has none. `pools`: no step is of decodes, and none samples."""
+        self.pools = pools
+        self._decodes = [] if pools else decode_sizes(max_num_seqs)
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
         self._drafted = drafted_shapes(max_num_seqs, max_num_tokens) if drafts else []
         self._with_adapters = (False, True) if adapters else (False,)

@@ -101,9 +101,9 @@ class Outputs(NamedTuple):
 class ModelRunner:
     def __init__(
         self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs,
-        lookup: Lookup | None = None,
+        lookup: Lookup | None = None, *, pools: bool = False,
     ) -> None:  # fmt: skip
-        """`lookup`: if guesses are looked up on the device."""
+        """`lookup`: if guesses are looked up on the device. `pools`: captured steps sample nothing, as if the model could not."""
         self._model = model
         self._cache = cache
         self._inputs = inputs
@@ -112,6 +112,7 @@ class ModelRunner:
         self._graphs = graphs
         self._logprobs = LogprobsState()
         self._pooling = Pooling(model)
+        self._captures_samples = model.spec.generates and not pools
         self.drafter = drafter_of(model, cache.layers, inputs, sampler, lookup)
 
     # --- what the engine calls ------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class ModelRunner:
     def capturable(self, step: StepInputs) -> tuple[Sampled, Any]:
         """Enqueue what a graph holds of a step: all but what rows ask beside being sampled; and its hidden states."""
         hidden = self._forward(step)
-        return self._sampled(step, hidden) if self._model.spec.generates else self._nothing_sampled(step), hidden
+        return self._sampled(step, hidden) if self._captures_samples else self._nothing_sampled(step), hidden
 
     def compute(self, step: StepInputs, rows: tuple[ScheduledRow, ...]) -> Computed:
         """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled."""

@@ -16,9 +16,9 @@ _PARAMS = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, top_k=5, min_
 POOLED = Pool(PoolingParams(pooling="mean", use_activation=True))  # what a model without a head can be asked
 
 
-def work_of(model: Model) -> Work:
-    """What any row can be asked of it."""
-    return SAMPLE if model.spec.generates else POOLED
+def work_of(model: Model, *, pools: bool = False) -> Work:
+    """What any row can be asked of it; `pools`: what rows are asked, though it could sample."""
+    return SAMPLE if model.spec.generates and not pools else POOLED
 
 
 def adapter_slots_of(model: Model) -> tuple[int, ...]:

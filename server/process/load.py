@@ -173,7 +173,8 @@ async def _load_one(
         # A GGUF file names one end token; what its vocabulary marks as the end of a turn ends an answer too.
         # So does what begins somebody else's turn.
         end_token_ids = tokenizer.eos_token_ids | chat_format.stop_ids
-        options = EngineConfig.of(config, end_token_ids=end_token_ids, beside=beside)
+        pools = config.runner == "pooling" or (config.runner == "auto" and files.modules is not None)
+        options = EngineConfig.of(config, end_token_ids=end_token_ids, beside=beside, pools=pools)
         try:
             engine = await start_engine(options, files, _noting_weights(report, imported), prepared.draft, device)
             imported.set()

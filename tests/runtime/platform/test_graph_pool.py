@@ -88,6 +88,12 @@ def test_where_there_are_adapters_each_step_is_captured_with_and_without_any(mon
     assert either.find(StepShape(6, 2, False, drafts=True, adapters=True)).adapters
 
 
+def test_where_prompts_are_pooled_alone_no_step_of_decodes_is_captured():
+    shapes = list(GraphPool(8, 64, pools=True).shapes)
+    assert shapes == [shape for shape in GraphPool(8, 64).shapes if not shape.uniform]
+    assert GraphPool(8, 64, pools=True).find(StepShape(1, 1, True)) is None
+
+
 def test_hidden_states_of_any_model_are_not_kept_by_a_graph(monkeypatch):
     """Ours are a named tuple; those of transformers' models stand by name beside others, or none."""
     monkeypatch.setattr(graph_pool, "_alias", lambda tensor: -tensor)

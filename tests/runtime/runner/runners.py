@@ -79,8 +79,8 @@ class UncapturedPool(GraphPool):
 
     compute: Callable[[StepShape], Captured]
 
-    def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
-        super().__init__(max_num_seqs, max_num_tokens, drafts=True)
+    def __init__(self, max_num_seqs: int, max_num_tokens: int, *, pools: bool = False) -> None:
+        super().__init__(max_num_seqs, max_num_tokens, drafts=not pools, pools=pools)
         self.replayed: list[StepShape] = []
 
     def find(self, wanted: StepShape) -> StepShape | None:
@@ -106,7 +106,7 @@ class PaddedRounds:
 def make_runner(
     lane: str, model, monkeypatch, *, cache: NoCache | KVCache | None = None, layout: KVLayout = LAYOUT, rows=4,
     max_model_len=64, vocab_size=VOCAB, synthetic: float | None = None, max_proposed=0,
-    lookup: Lookup | None = None,
+    lookup: Lookup | None = None, pools: bool = False,
 ) -> ModelRunner:  # fmt: skip
     cache = cache or NoCache()
     chance = None if synthetic is None else SyntheticAcceptance(synthetic, CPU)
@@ -118,8 +118,9 @@ def make_runner(
     monkeypatch.setattr(ops, "unpack", triton_unpack.unpack)
     monkeypatch.setattr(ops, "place_tokens", triton_unpack.place_tokens)
     inputs = DeviceInputs(rows, 4 * max_model_len, max_model_len, layout, 2, CPU, cache.layers, max_proposed)
-    pool = UncapturedPool(rows, 4 * max_model_len) if lane == "replayed" else GraphPool(1, 2)
-    runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), CapturedSteps(inputs, pool), lookup)
+    pool = UncapturedPool(rows, 4 * max_model_len, pools=pools) if lane == "replayed" else GraphPool(1, 2)
+    steps = CapturedSteps(inputs, pool)
+    runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), steps, lookup, pools=pools)
     if lane == "replayed" and isinstance(runner.drafter, ModelDrafter):
         runner.drafter.graphs = PaddedRounds(runner.drafter)
     pool.compute = lambda shape: Captured(*runner.capturable(inputs.placed(shape, None)))

@@ -55,10 +55,10 @@ def references():
     ops.force(None)
 
 
-def real_runner(lane: str, model, monkeypatch):
+def real_runner(lane: str, model, monkeypatch, *, pools=False):
     layout = KVLayout.of(tuple(kind.with_dtype(FLOAT32) for kind in model.spec.memory_kinds()))
     cache = KVCache(layout, 16, CPU)
-    return make_runner(lane, model, monkeypatch, cache=cache, layout=layout, vocab_size=MODEL.vocab_size)
+    return make_runner(lane, model, monkeypatch, cache=cache, layout=layout, vocab_size=MODEL.vocab_size, pools=pools)
 
 
 @torch.inference_mode()
@@ -81,6 +81,30 @@ async def test_pooled_rows_give_the_final_norms_output_at_their_last_token(lane,
     for result, ids in zip(results, (short, long), strict=True):
         (vector,) = result.pooled
         torch.testing.assert_close(torch.tensor(vector), last_hidden(theirs, ids), atol=1e-4, rtol=1e-4)
+    await runner.close()
+
+
+async def test_where_prompts_are_pooled_alone_captured_steps_end_at_hidden_states(pair, references, monkeypatch):
+    """And a row that samples all the same gets its token, from a step that was not captured."""
+    theirs, ours = pair
+    runner = real_runner("replayed", ours, monkeypatch, pools=True)
+    compute, logits = ours.compute_logits, []
+    monkeypatch.setattr(ours, "compute_logits", lambda *given: logits.append(given) or compute(*given))
+    ids, other = tuple(range(3, 30)), (7, 9)
+    steps = []
+    for batch in (batch_of(row_of(0, ids, LAST, blocks=(4, 1))), batch_of(row_of(1, other, LAST, blocks=(2,)))):
+        step = runner.launch(batch)
+        steps.append(step)
+        (vector,) = (await step.result()).pooled
+        wanted = last_hidden(theirs, batch.rows[0].token_ids)
+        torch.testing.assert_close(torch.tensor(vector), wanted, atol=1e-4, rtol=1e-4)
+    assert all(step.was_captured() for step in steps)
+    assert not logits
+    sampled = runner.launch(batch_of(row_of(2, other, SAMPLE, blocks=(5,))))
+    ((token,),) = (await sampled.result()).tokens
+    assert len(logits) == 1
+    assert 0 <= token < MODEL.vocab_size
+    assert not sampled.was_captured()
     await runner.close()
 
 
