@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"  # as pyproject.toml has it
+from server.config.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from server.offline.beams import BeamSearchParams as BeamSearchParams

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.torch_import import defer_parts_of_torch
-from server.config import DEFAULT_HOST, ConfigError, ServerConfig, command_of, parse
+from server.config.command_line import command_of
+from server.config.options import DEFAULT_HOST, ConfigError
+from server.config.parse import parse
+from server.config.server_config import ServerConfig
 
 
 def main() -> int:

@@ -20,7 +20,8 @@ import uvloop
 
 from runtime.weights.fetch import resolve
 from server.__main__ import opened
-from server.config import ServerConfig, parse
+from server.config.parse import parse
+from server.config.server_config import ServerConfig
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Load, Report
 from server.loaded.model import LoadedModel

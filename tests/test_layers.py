@@ -125,7 +125,7 @@ def arrows(wing: str) -> dict[tuple[str, str], list[str]]:
             while name not in FILES and "." in name:
                 name = name.rpartition(".")[0]
             pair = room_of(module, wing), room_of(name, wing)
-            if within(name, wing) and name != wing and pair[0] != pair[1]:
+            if within(name, wing) and pair[0] != pair[1]:
                 found.setdefault(pair, []).append(f"{module} imports {name}")
     return found
 
@@ -145,7 +145,7 @@ def test_every_room_of_the_server_has_its_floor():
 
 def test_the_server_stays_a_house_of_few_floors_and_arrows():
     assert len(SERVER_ROOMS) <= 12
-    assert len(arrows("server")) <= 108  # an API of its own is a room, and some ten arrows
+    assert len(arrows("server")) <= 109  # an API of its own is a room, and some ten arrows
 
 
 def test_text_codecs_know_neither_http_nor_engine():

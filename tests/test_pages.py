@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loadtests.__main__ import COMMANDS
-from server import config
-from server.config import ServerConfig
+from server.config import command_line
+from server.config.server_config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("server", "runtime", "ops", "csrc", "tests", "loadtests", ".github")
@@ -89,7 +89,7 @@ def test_classes_and_their_methods_that_a_page_names_are_there(page: Path, known
 def test_commands_that_pages_show_exist():
     program = r"(?:python -m )?(oneloop|server|loadtests) ([a-z]\w*)"
     shown = {each for page in NOW for each in re.findall(rf"(?:^|`){program}", page.read_text(), re.MULTILINE)}
-    assert {command for program, command in shown if program in ("server", "oneloop")} <= set(config.COMMANDS)
+    assert {command for program, command in shown if program in ("server", "oneloop")} <= set(command_line.COMMANDS)
     assert {command for program, command in shown if program == "loadtests"} <= set(COMMANDS)
     assert shown
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from server.batches.files import FileStore
 from server.batches.store import BatchStore
-from server.config import ConfigError, ServerConfig
+from server.config.options import ConfigError
+from server.config.server_config import ServerConfig
 
 SECRET_BYTES = 32
 

@@ -15,7 +15,7 @@ from server.batches.folder import BatchFolder
 from server.batches.pages import page
 from server.batches.runner import BatchRunner
 from server.batches.wire import ListFilesQuery, expires_after, is_expiry
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http.auth import caller_key, is_admin
 from server.http.body import json_response, note_ignored
 from server.http.query import read_query

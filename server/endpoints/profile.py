@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.api import ProfileError
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.endpoints.operate import check_origin
 from server.http.body import json_response, read_request
 from server.routes.route import BODY_REFUSALS, JSON, Operation, route

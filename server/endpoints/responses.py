@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.generate.collect import collect
 from server.http.body import json_response, read_request
 from server.http.sse import ClientWatch, EventStream, while_waited_for

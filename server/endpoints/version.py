@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import __version__
+from server.config.version import __version__
 from server.http.body import json_response
 from server.routes.route import JSON, Operation, route
 from server.routes.service import Service

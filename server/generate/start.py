@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from runtime import api
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.context.offload import Offload
 from server.generate.beams import BeamParams

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from runtime.api import PreparedPrompt
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.context.arrival import Arrival
 from server.context.offload import SHORT_CHARS, Offload
 from server.loaded.model import LoadedModel

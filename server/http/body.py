@@ -11,7 +11,7 @@ from orjson import dumps
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.context.arrival import CURRENT_ID
 from server.context.offload import Offload
 from server.http import admission

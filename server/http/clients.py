@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Protocol
 
 from runtime import api
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http.deadlines import Deadlines, Timed
 from server.wire.errors import ApiError, TooManyRequests, Unavailable
 

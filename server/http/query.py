@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http.body import note_ignored
 from server.wire.schema import refusal_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ssl
 
-from server.config import ConfigError, ServerConfig
+from server.config.options import ConfigError
+from server.config.server_config import ServerConfig
 
 
 def context(config: ServerConfig) -> ssl.SSLContext | None:

@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from runtime.api import Finished, FinishReason, PoolingParams, Request, RequestRecord
-from server import __version__
-from server.config import ConfigError, ServerConfig
+from server.config.options import ConfigError
+from server.config.server_config import ServerConfig
+from server.config.version import __version__
 from server.context.arrival import TRACE_HEADERS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http.admission import check_body, release_body
 from server.wire.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType
 

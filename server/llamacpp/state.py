@@ -4,8 +4,8 @@ prompt of its own."""
 from __future__ import annotations
 
 from runtime.api import SamplingParams
-from server import __version__
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
+from server.config.version import __version__
 from server.llamacpp.answers import settings
 from server.loaded.model import LoadedModel
 from server.wire.schema import Json

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 
 from runtime.api import EngineClient, LoadProgress
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded import engines
 from server.loaded.model import LoadedModel
 from server.loaded.swaps import RETRY_WHILE_SWAPPING_S

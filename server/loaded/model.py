@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from runtime.api import Adapter, AdapterRefused, EngineClient, MatcherFactory, ModelInfo
-from server import __version__
+from server.config.version import __version__
 from server.loaded.adapters import Resolver
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults

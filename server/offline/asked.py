@@ -14,7 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from server.config import CommandParser, ConfigError, ServerConfig, parse
+from server.config.command_line import CommandParser
+from server.config.options import ConfigError
+from server.config.parse import parse
+from server.config.server_config import ServerConfig
 
 if TYPE_CHECKING:
     from server.offline.answerers import Answerer

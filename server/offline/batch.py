@@ -35,7 +35,9 @@ from server.batches.lines import (
     read_line,
     record_of,
 )
-from server.config import ConfigError, ServerConfig, flag_of, parse
+from server.config.options import ConfigError, flag_of
+from server.config.parse import parse
+from server.config.server_config import ServerConfig
 from server.context import logs
 from server.wire.errors import ApiError, InvalidRequest
 

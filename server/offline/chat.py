@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from server.config import ConfigError
+from server.config.options import ConfigError
 from server.offline.answerers import Answerer, AnswerFailed, Message, Piece
 from server.offline.asked import Asked, answering, asked_here, read_value
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from server.config import COMMANDS, ConfigError, Flag, did_you_mean, flags
+from server.config.command_line import COMMANDS
+from server.config.option import Flag, did_you_mean, flags
+from server.config.options import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 USAGE = (

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.lifecycle import LoadError, Report
 from server.process.terminal import StartupDisplay, size_of
 

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from server.config import ConfigError, ServerConfig, parse
+from server.config.options import ConfigError
+from server.config.parse import parse
+from server.config.server_config import ServerConfig
 
 if TYPE_CHECKING:
     import ssl

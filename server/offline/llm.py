@@ -26,7 +26,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from runtime.api import EngineError, Output, PoolingTask, SleepLevel, TokenLogprobs
-from server.config import ConfigError, ServerConfig, did_you_mean, from_keywords
+from server.config.option import did_you_mean
+from server.config.options import ConfigError
+from server.config.parse import from_keywords
+from server.config.server_config import ServerConfig
 from server.context.arrival import Arrival
 from server.context.offload import Offload
 from server.generate.generation import EngineFailed, Generation, PromptChoice

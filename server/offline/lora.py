@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from server.config import CommandParser
+from server.config.command_line import CommandParser
 
 Inspect = Callable[[str, str | None, int], Mapping[str, Any]]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from runtime.api import EngineError, PoolingTask
-from server.config import did_you_mean
+from server.config.option import did_you_mean
 from server.context.arrival import Arrival
 from server.generate.generation import EngineFailed
 from server.loaded.model import LoadedModel

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.config import did_you_mean
+from server.config.option import did_you_mean
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 

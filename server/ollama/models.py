@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.model import LoadedModel
 from server.loaded.swaps import SwappedModel
 from server.ollama.wire import LATEST

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from runtime import api
 from runtime.api import FinishReason, TokenStream
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.context.offload import Offload
 from server.generate.generation import FAILED, failure_of

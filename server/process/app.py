@@ -19,12 +19,12 @@ from starlette.routing import Route as PathRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server import endpoints
+import server.endpoints
 from server.anthropic.errors import AnthropicErrors
 from server.batches.folder import BatchFolder
 from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
@@ -47,9 +47,8 @@ def found_routes() -> tuple[Route, ...]:
     """Every Route in the files of `endpoints/`; a path with a name in it behind those without, which it may match.
 
     Raises ValueError where two answer the same."""
-    modules = (
-        import_module(f"{endpoints.__name__}.{found.name}") for found in pkgutil.iter_modules(endpoints.__path__)
-    )
+    folder = server.endpoints
+    modules = (import_module(f"{folder.__name__}.{found.name}") for found in pkgutil.iter_modules(folder.__path__))
     routes = [each for module in modules for each in vars(module).values() if isinstance(each, Route)]
     if twice := [key for key, count in Counter((each.method, each.path) for each in routes).items() if count > 1]:
         raise ValueError(f"more than one endpoint answers {' '.join(twice[0])}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo, SleepLevel
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.adapters import AdapterModule, Resolver
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import uvicorn
 
 from runtime.api import LoadProgress
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.context.offload import MAX_WAITING, Offload, limit_arenas
 from server.http import tls
 from server.http.clients import Clients, raise_file_limit

@@ -10,8 +10,8 @@ import time
 from typing import Any, TextIO
 
 from runtime.api import LoadProgress
-from server import __version__
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
+from server.config.version import __version__
 from server.loaded.model import LoadedModel
 
 ENDPOINTS = (

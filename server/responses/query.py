@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http import query
 from server.responses.wire import Includable
 from server.wire.errors import UnsupportedParameter

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from orjson import dumps
 
-from server import __version__
+from server.config.version import __version__
 from server.http.auth import is_open, needs_admin
 from server.routes.route import JSON, ErrorBody, Operation, Route
 from server.wire import errors

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.context.offload import Offload
 from server.http.metrics import HttpStats
 from server.loaded.lifecycle import Lifecycle

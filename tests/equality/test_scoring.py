@@ -15,7 +15,7 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.weights.fetch import resolve
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle
 from tests.equality.greedy import engine_parts

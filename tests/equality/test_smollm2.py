@@ -18,7 +18,7 @@ from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.load import load_model
 from runtime.models.model import Model
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.prompt import ChatTemplate

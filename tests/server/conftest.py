@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from runtime.api import PoolerInfo
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http.clients import Clients
 from server.loaded.chat_format import ChatFormat
 from server.loaded.defaults import SamplingDefaults

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.config import ConfigError, command_of, parse
+from server.config.command_line import command_of
+from server.config.options import ConfigError
+from server.config.parse import parse
 
 ROOT = Path(__file__).parents[2]
 

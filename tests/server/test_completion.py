@@ -7,7 +7,9 @@ import subprocess
 
 import pytest
 
-from server.config import COMMANDS, ConfigError, flags
+from server.config.command_line import COMMANDS
+from server.config.option import flags
+from server.config.options import ConfigError
 from server.offline import completion
 
 

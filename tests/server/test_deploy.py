@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from server.config import COMMANDS, ConfigError, ServerConfig, command_of, parse
+from server.config.command_line import COMMANDS, command_of
+from server.config.options import ConfigError
+from server.config.parse import parse
+from server.config.server_config import ServerConfig
 from server.process.app import ROUTES
 
 ROOT = Path(__file__).parents[2]

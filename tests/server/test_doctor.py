@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.lifecycle import LoadError
 from server.offline import doctor, dry_run
 from server.process.load import dry_run as plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server import LLM, BeamSearchParams, SamplingParams
-from server.config import from_keywords
+from server.config.parse import from_keywords
 from tests.server.test_llm import fake, llm, texts  # noqa: F401
 from tests.server.tiny import EOS
 

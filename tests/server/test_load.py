@@ -11,7 +11,7 @@ import pytest
 
 from runtime.api import LoadProgress
 from runtime.config import PlanError
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.chat_format import ChatFormat
 from server.loaded.lifecycle import LoadError
 from server.process import load as loading

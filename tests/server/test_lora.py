@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from server.__main__ import check_early
-from server.config import ConfigError, parse
+from server.config.options import ConfigError
+from server.config.parse import parse
 from server.generate import terms
 from server.http.auth import OPERATOR_PATHS
 from server.loaded.adapters import AdapterModule, Resolver, folder_below

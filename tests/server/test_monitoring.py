@@ -16,7 +16,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http.clients import Clients
 from server.http.metrics import HttpStats, registry
 from tests.fake_runner import FakeRunner, make_engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.http.auth import OPERATOR_PATHS, Keys, RequireKey
 from server.loaded.lifecycle import Lifecycle
 from server.process.app import create_app

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from runtime.api import FinishReason, LoadProgress
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel

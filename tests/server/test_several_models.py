@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.lifecycle import Lifecycle
 from tests.server.conftest import MESSAGES, Running, running
 from tests.server.swapping import TOKENIZER, Turns, until

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from runtime.api import LoadProgress
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.process.terminal import StartupDisplay, summary, url_of
 from tests.server.pooling.embedders import EMBEDDER
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator
 import httpx
 import pytest
 
-from server.config import ConfigError
+from server.config.options import ConfigError
 from server.offline.answerers import AnswerFailed, Endpoint, Piece
 from server.offline.asked import read_asked, read_value
 from server.offline.chat import Chat, Session, is_styled, printable

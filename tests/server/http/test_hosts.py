@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.config import ConfigError, ServerConfig
+from server.config.options import ConfigError
+from server.config.server_config import ServerConfig
 
 CHAT = "/v1/chat/completions"
 

@@ -10,7 +10,8 @@ import subprocess
 import httpx
 import pytest
 
-from server.config import ConfigError, ServerConfig
+from server.config.options import ConfigError
+from server.config.server_config import ServerConfig
 from server.http import tls
 from server.offline import health
 from tests.server.conftest import MESSAGES

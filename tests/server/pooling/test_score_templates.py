@@ -8,7 +8,7 @@ import json
 import pytest
 
 from runtime.api import PoolerInfo
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.known_score_templates import KNOWN_RERANKERS
 from server.loaded.pooling import Prompts
 from server.loaded.prompt import ChatTemplate

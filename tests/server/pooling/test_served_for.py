@@ -7,7 +7,7 @@ import json
 import pytest
 
 from runtime.api import PoolerInfo, PoolingParams
-from server.config import ServerConfig
+from server.config.server_config import ServerConfig
 from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
 from server.loaded.prompt import ChatTemplate
 from server.process.load import served_pooling

@@ -1,0 +1,81 @@
+"""The command line: its commands, and the parser of the options behind them."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from server.config.option import Option, did_you_mean
+from server.config.options import ConfigError, flag_of
+from server.config.version import __version__
+
+COMMANDS = ("serve", "chat", "complete", "batch", "bench", "health", "models", "lora", "doctor", "completion")
+USAGE = (
+    "oneloop [serve [MODEL]] [options]\n       oneloop chat|complete [PROMPT] [--url URL] [options]\n"
+    "       oneloop batch IN OUT [--resume] [options]\n       oneloop bench COMMAND [options]\n"
+    "       oneloop health [live|ready|generate] [options]\n       oneloop models\n"
+    "       oneloop lora inspect FOLDER [--model MODEL]\n"
+    "       oneloop doctor [--json]\n       oneloop completion bash|zsh|fish"
+)
+
+
+def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """One of COMMANDS, serve where none is named, and what is behind it; a model after `serve` as --model.
+
+    Raises ConfigError."""
+    if not argv or argv[0].startswith("-"):
+        return "serve", [*argv]
+    command, *rest = argv
+    if command not in COMMANDS:
+        hint = did_you_mean(command, COMMANDS)
+        if not hint and ("/" in command or command.endswith(".gguf")):
+            hint = f" (did you mean oneloop serve {command}?)"
+        raise ConfigError(f"unknown command {command!r}{hint}; the commands are {', '.join(COMMANDS)}")
+    if command == "serve" and rest and not rest[0].startswith("-"):
+        model, *rest = rest
+        if any(word.partition("=")[0] == "--model" for word in rest):
+            raise ConfigError(f"the model is named twice, as {model} and by --model")
+        rest = ["--model", model, *rest]
+    return command, rest
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises ConfigError in place of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message[:1].lower() + message[1:])
+
+
+def option_parser(options: Mapping[str, Option]) -> CommandParser:
+    width = min(120, shutil.get_terminal_size().columns)
+    parser = CommandParser(
+        prog="oneloop",
+        usage=USAGE,
+        description="Serve a language model over the OpenAI API. Without options: SmolLM2-135M-Instruct on 127.0.0.1:8000. "
+        "MODEL is the same as --model. `chat` talks at the terminal, `complete` goes on with a text, "
+        "`batch` answers a file of requests, `bench` measures any server, `models` lists what can be served, "
+        "`lora inspect` looks at an adapter, `doctor` at this machine, `health` asks a server here whether it is well; "
+        "`python -m server` is another name of oneloop.",
+        epilog="Every option is also an environment variable (in brackets) and a key of the --config file. "
+        "A flag beats the environment, the environment beats the file. Once it serves, ask from another terminal: "
+        "curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{\"messages\": "
+        '[{"role": "user", "content": "Name the capital of France."}]}\', or in a browser at http://127.0.0.1:8000.',
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=width),
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--version", action="version", version=f"oneloop {__version__}")
+    groups: dict[str, Any] = {}
+    for opt in options.values():
+        title = opt.metadata["group"]
+        group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
+        if opt.kind is bool:
+            group.add_argument(flag_of(opt.name), dest=opt.name, action=argparse.BooleanOptionalAction, help=opt.help())
+        else:
+            action = "append" if opt.kind is tuple else "store"
+            flags = (flag_of(opt.name), *opt.metadata["aliases"])
+            how: dict[str, Any] = {"action": "extend", "nargs": "+"} if opt.metadata["several"] else {"action": action}
+            group.add_argument(*flags, dest=opt.name, metavar=opt.metavar(), help=opt.help(), **how)
+    return parser

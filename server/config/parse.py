@@ -1,0 +1,141 @@
+"""From flags, `ONELOOP_*` variables and the `--config` file to a ServerConfig, or from a program's keywords.
+
+Precedence: flag, then environment, then file, then default. What is unknown is refused by the name the user gave it. Standard
+library only (yaml when a file is named): `--help` answers before anything heavy is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.options import ENGINE, MODEL
+from server.config.command_line import option_parser
+from server.config.option import ENVIRONMENT_PREFIX, Option, did_you_mean, options_by_name, variable_of
+from server.config.options import ConfigError, flag_of
+from server.config.server_config import ServerConfig
+
+READ_ELSEWHERE = frozenset({"ONELOOP_ISA"})  # no option: ops reads it when it is imported
+_OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT\w*|_PORT_\d+_(TCP|UDP)\w*)=|_PORT=(tcp|udp)://")
+
+
+def _made(values: Mapping[str, Any], options: Mapping[str, Option]) -> ServerConfig:
+    """`values`: by the user's names."""
+    return ServerConfig(**{options[name].field: value for name, value in values.items()})
+
+
+def _from_flags(argv: Sequence[str], options: Mapping[str, Option]) -> dict[str, Any]:
+    parser = option_parser(options)
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        if not word.startswith("-"):
+            secret = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
+            if any(arg.partition("=")[0] in secret for arg in argv):
+                raise ConfigError(
+                    "unexpected argument, not shown since it may be a key; a flag takes one key at a time"
+                )
+            raise ConfigError(
+                f"unexpected argument {word!r}; the model comes first (oneloop serve MODEL), and options start with --"
+            )
+        flags = [*map(flag_of, options), *(f"--no-{flag_of(o.name)[2:]}" for o in options.values() if o.kind is bool)]
+        raise ConfigError(f"unknown option {word}{did_you_mean(word, flags)}")
+    return {name: options[name].read(value, flag_of(name)) for name, value in vars(given).items()}
+
+
+def _from_environment(environ: Mapping[str, str], options: Mapping[str, Option]) -> dict[str, Any]:
+    names = {variable_of(name): name for name in options}
+    values = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in READ_ELSEWHERE:
+            continue
+        if _OF_KUBERNETES.search(f"{variable}={text}"):
+            raise ConfigError(
+                f"{variable} is what Kubernetes sets for a Service whose name begins with oneloop, and no option; give the pod "
+                "enableServiceLinks: false, or the Service another name"
+            )
+        if variable not in names:
+            raise ConfigError(f"unknown environment variable {variable}{did_you_mean(variable, names)}")
+        values[names[variable]] = options[names[variable]].read(text, variable)
+    return values
+
+
+def _from_file(path: str, options: Mapping[str, Option]) -> dict[str, Any]:
+    import yaml  # 30 ms that only a --config file has to pay
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config {path} is not YAML: not UTF-8") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not YAML{_where(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path} has to hold `option: value` lines")
+    known = {name.replace("_", "-"): name for name in options if name != "config"}
+    values = {}
+    for key, value in content.items():
+        name = known.get(str(key).replace("_", "-"))
+        if name is None:
+            raise ConfigError(f"{path}: unknown option {key!r}{did_you_mean(str(key).replace('_', '-'), known)}")
+        if value is not None or options[name].metadata["secret"]:
+            values[name] = options[name].read(value, f"{path}: {key}")
+    return values
+
+
+def _where(error: Exception) -> str:
+    """Line and problem of a YAML error, without what it quotes from the file: that may be a key."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    line = f", line {mark.line + 1}" if mark is not None else ""
+    return line + (": " + re.sub(r"'[^']{4,}'", "…", problem) if problem else "")
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
+    """The configuration asked for by `argv` (without the program's name), `environ` and the file they name.
+
+    Raises ConfigError; `--help` and `--version` print and raise SystemExit(0)."""
+    options = options_by_name()
+    flags = _from_flags(argv, options)
+    variables = _from_environment(environ, options)
+    path = flags.get("config", variables.get("config"))
+    return _made((_from_file(path, options) if path else {}) | variables | flags, options)
+
+
+# Keywords of vLLM's LLM that scripts carry along: what they may say here, and why nothing else.
+_VLLM_KEYWORDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "pipeline_parallel_size": ((1,), "a model runs on one device here"),
+    "trust_remote_code": ((False,), "code that comes with a model is never run; models that need it cannot be served"),
+    "disable_log_stats": ((True, False), ""),
+    "task": (("auto", "generate"), "runner='pooling' serves a model to be pooled, and convert says what for"),
+}
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether a keyword of vLLM's asks for what is the case here anyway. Raises ConfigError where it asks for more."""
+    if name not in _VLLM_KEYWORDS:
+        return False
+    allowed, why = _VLLM_KEYWORDS[name]
+    if value is not None and value not in allowed:
+        raise ConfigError(f"{name}={value!r} is not supported: {why}")
+    return True
+
+
+def from_keywords(values: Mapping[str, Any]) -> ServerConfig:
+    """The configuration asked for by a program: options of model and engine by their field's name, None for the default.
+    Neither environment nor file is read.
+
+    Raises ConfigError, which names the option as the program does."""
+    groups, hidden = (
+        (MODEL, ENGINE),
+        ("served_model_name", "embedding_model", "max_loaded_models", "unloaded_weights"),
+    )  # a program's objects tell its models apart
+    options = {n: o for n, o in options_by_name().items() if o.metadata["group"] in groups and n not in hidden}
+    values = {name: value for name, value in values.items() if not _says_nothing(name, value)}
+    for name in values:
+        if name not in options:
+            raise ConfigError(f"unknown option {name!r}{did_you_mean(name, options)}")
+    return _made({n: options[n].read(value, n) for n, value in values.items() if value is not None}, options)

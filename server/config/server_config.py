@@ -1,0 +1,22 @@
+"""ServerConfig: options that go together, as whoever serves reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.config.contradictions import contradiction
+from server.config.keys import user_keys
+from server.config.options import ConfigError, ServerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(ServerOptions):
+    """See ServerOptions. Raises ConfigError where they contradict each other."""
+
+    def __post_init__(self) -> None:
+        if complaint := contradiction(self):
+            raise ConfigError(complaint)
+
+    def user_keys(self) -> tuple[str, ...]:
+        """Keys of --api-key and of --api-key-file. Raises ConfigError where the file has none or cannot be read."""
+        return user_keys(self)

@@ -1,0 +1,3 @@
+"""The version of oneloop, as pyproject.toml has it."""
+
+__version__ = "0.1.0"
