@@ -15,7 +15,6 @@ from ops import tuning
 from ops.backends import on_cuda_at_any_size
 from ops.cuda.program import missing
 from ops.gemm import few_rows_coded
-from ops.gemm.dequantize import dequantize
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
 from ops.stored import CODED, FP8, W4, Stored, StoredWeight, formats_of, parts_of
@@ -45,11 +44,10 @@ class CodedLinearWeight(LinearWeight):
     def __init__(self, stored: Stored) -> None:
         parts = parts_of(stored)
         (self.codes,) = formats_of(parts)
-        self._weight, self._scales, self._order, self._in_features = _laid(parts)
+        self._weight, self._scales, self._order, self.in_features = _laid(parts)
         biases = [part.bias for part in parts if part.bias is not None]
         self._bias = torch.cat(biases).contiguous() if biases else None
         groups, self.out_features = self._scales.shape
-        self.in_features = self._in_features
         kept = (self._weight, self._scales, self._order, self._bias)
         self.nbytes = sum(each.nbytes for each in kept if each is not None)
         self._few = missing() is None and few_rows_coded.fits(self.codes, self.out_features, self.in_features, groups)
@@ -64,39 +62,36 @@ class CodedLinearWeight(LinearWeight):
             few_rows_coded.compile_ahead(self.codes, self.in_features, self._scales.shape[0], x.dtype, x.device)
         if self._order is not None:
             x = x.index_select(1, self._order)
-        if self._streams(num_rows):
-            return self._stream(x, gated=False)
+        if self._may_stream(num_rows):
+            return self.stream(x, gated=False)
         if self.codes == W4:
-            return self._by_sixteen_bits(x)
-        if num_rows <= few_rows_coded.MAX_ROWS:
-            return self._by_triton(x)
-        return self._by_rounded(x)
+            return self.by_triton(x) if num_rows < self._tuning.min_widened_rows else self.by_widened(x)
+        return self.by_triton(x) if num_rows <= few_rows_coded.MAX_ROWS else self.by_rounded(x)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        if not self._streams(x.shape[0]):
+        if not self._may_stream(x.shape[0]):
             return None
-        return self._stream(x if self._order is None else x.index_select(1, self._order), gated=True)
+        return self.stream(x if self._order is None else x.index_select(1, self._order), gated=True)
 
-    def _streams(self, num_rows: int) -> bool:
+    def _may_stream(self, num_rows: int) -> bool:
         return self._few and 0 < num_rows <= few_rows_coded.MAX_ROWS
 
-    def _stream(self, x: Tensor, *, gated: bool) -> Tensor:
+    def stream(self, x: Tensor, *, gated: bool = False) -> Tensor:
+        """For few rows; as the other ways, x in the order of the codes."""
         return few_rows_coded.few_rows(x, self.codes, self._weight, self._scales, self._bias, gated=gated)
 
-    def _by_triton(self, x: Tensor) -> Tensor:
+    def by_triton(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_coded import linear  # no CPU needs Triton
 
         return linear(x, self.codes, self._weight, self._scales, self._bias, x.dtype)
 
-    def _by_sixteen_bits(self, x: Tensor) -> Tensor:
-        if x.shape[0] < self._tuning.min_widened_rows:
-            return self._by_triton(x)
+    def by_widened(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_widen import widen
 
         weight = widen(self._weight, self._scales, self.in_features, x.dtype)
         return functional.linear(x, weight, self._bias)
 
-    def _by_rounded(self, x: Tensor) -> Tensor:
+    def by_rounded(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_coded import linear, round_rows
 
         if self._by_cublas and x.dtype == torch.bfloat16:
@@ -110,19 +105,7 @@ class CodedLinearWeight(LinearWeight):
         return linear(codes, self.codes, self._weight, self._scales, self._bias, x.dtype, scales)
 
     def rows(self, ids: Tensor) -> Tensor:
-        dtype = torch.bfloat16 if self._bias is None else self._bias.dtype
-        return dequantize(self._stored_rows(ids), dtype)
-
-    def _stored_rows(self, ids: Tensor) -> StoredWeight:
-        weight, words = self._weight[ids], self._scales.t()[ids].contiguous()
-        tensors = {} if self._order is None else {"order": self._order}
-        if self.codes == W4:
-            weight = _neighbours(weight)[:, : self.in_features // 2]
-            tensors |= {"zeros": (words & 15).to(torch.uint8), "scales": (words & -256).view(torch.float32)}
-        else:
-            weight = weight.view(torch.float8_e4m3fn if self.codes == FP8 else torch.int8)
-            tensors |= {"scales": words}
-        return StoredWeight(self.codes, {**tensors, "weight": weight})
+        raise TypeError("an embedding is kept in plain numbers")
 
     def refill(self, stored: Stored) -> bool:
         parts = parts_of(stored)
@@ -182,10 +165,3 @@ def _halves(weight: Tensor) -> Tensor:
     padded = functional.pad(weight, (0, -weight.shape[1] % (_CHUNK // 2)))
     codes = torch.stack([padded & 15, padded >> 4], dim=2).view(len(weight), -1, 2, _CHUNK // 2)
     return (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)
-
-
-def _neighbours(weight: Tensor) -> Tensor:
-    """The way back."""
-    chunks = weight.view(len(weight), -1, _CHUNK // 2)
-    codes = torch.stack([chunks & 15, chunks >> 4], dim=2).view(len(weight), -1, 2)
-    return codes[:, :, 0] | codes[:, :, 1] << 4

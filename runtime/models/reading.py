@@ -106,7 +106,14 @@ class ParameterReader:
     def _refusal(self, load: Load) -> Refusal:
         refusal = ops.moe_refusal if load.parameter.name in self._halves else ops.linear_refusal
         activations = DTYPES[self._dtype]
-        return lambda names: refusal([ops.WeightFormat(name) for name in sorted(names)], activations, self._device)
+
+        def of(names: frozenset[str]) -> str | None:
+            formats = [ops.WeightFormat(name) for name in sorted(names)]
+            if load.parameter.name == TABLE and not ops.CODED.isdisjoint(formats):
+                return "an embedding's rows are read as plain numbers"
+            return refusal(formats, activations, self._device)
+
+        return of
 
 
 def _plan(spec: DecoderSpec, source: TensorSource) -> list[Load]:
