@@ -2,7 +2,7 @@
 
 On a CPU a share is packed as weights are, and neighbouring tokens of one adapter are multiplied together. On a device all slots of
 a layer lie in two tensors, tokens are sorted by slot once a step, and two kernels serve all adapters and parts of a layer: first
-all shrink, then all expand (Chen et al., "Punica", 2023; Sheng et al., "S-LoRA", 2023)."""
+all shrink, then, behind the weight's own product, all expand (Chen et al., "Punica", 2023; Sheng et al., "S-LoRA", 2023)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _index = Op(
     "lora_index",
     USUAL,
     [
-        Kernel("lora_index", "triton", backends.on_cuda_at_any_size, "ops.lora.triton_lora:index"),
+        Kernel("lora_index", "triton", backends.on_cuda_at_any_size, "ops.lora.triton_index:index"),
         backends.reference("lora_index", lambda slots, num_slots: TokenAdapters(slots)),
     ],
 )

@@ -1,14 +1,16 @@
-"""Adapters in Triton: tokens sorted by slot once a step, then for each layer two kernels over tiles of one adapter's tokens.
+"""Adapters in Triton: for each layer two kernels over tiles of one adapter's tokens (triton_index.py), one before the weight's own
+product and one behind it.
 
-All that differs from step to step is read from device memory: which slot each token has, and so which tiles there are. The grid is
-an upper bound that follows from the number of tokens and slots alone, and a program without a tile ends at once, so one captured
-graph serves any mixture, none included. The first kernel shrinks the inputs for all parts of a layer, with the inner sum cut into
-pieces where few tokens would leave the device idle; the second adds the pieces up, expands, and adds to what the weight gave. Each
-output belongs to one program: the same bits every time.
+All that differs from step to step is read from device memory: which slot each token has, and so which tiles there are. The grid
+follows from the number of tokens and slots alone, so one captured graph serves any mixture, none included: a program takes a tile,
+and further ones while there are any. The first kernel shrinks the inputs for all parts of a layer, with the inner sum cut into
+pieces where few tokens would leave the device idle; the second adds the pieces up, expands, and adds to what the weight gave, or,
+behind gate and up, gates with that: nothing more is launched for the activation. Each output belongs to one program: the same bits
+every time.
 
-What a kernel reads before it waits for the one before it: which tiles there are, which torch's kernels wrote as the step
-began, none of which lets a later one begin early; and adapters, which copies wrote. Every program waits, those without a
-tile too: else whoever comes next would take what came before for done."""
+What a kernel reads before it waits for the one before it: which tiles there are, which a kernel wrote as the step began that let no
+later one begin early; and adapters, which copies wrote. A program without a tile ends at once, but for the first, which waits: else
+whoever comes next would take what came before for done."""
 
 from __future__ import annotations
 
@@ -20,46 +22,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ops.activation.triton_activation import activated
 from ops.launch import overlap, wait_for_previous
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
+from ops.lora.triton_index import index, tile_rows
 
-_FEW_TOKENS = 512  # up to which tiles are small
-_MANY_TILES = 128  # from which on the inner sum is not cut
-_PIECES = 16
-_DEPTH, _COLUMNS = 256, 128
+_PROGRAMS = 2048  # of a launch, about, where there is work for them: what a device holds at once
+_PIECES = ((128, 16), (512, 8))  # of the inner sum, up to so many tokens
+_FEWEST_PIECES = 4
 _LEAST_RANK = 16  # of a matrix product
 
 
-def tile_rows(num_tokens: int) -> int:
-    return 16 if num_tokens <= _FEW_TOKENS else 64
-
-
-def index(slots: Tensor, num_slots: int) -> TokenAdapters:
-    """slots [T] int32 -> order [T] int32, the tokens by slot, those without last; tiles [3, M] int32: the slot of each, -1 for
-    none, and the places in that order where it begins and where its slot's tokens end. The host asks for no number of it."""
-    num_tokens, device = len(slots), slots.device
-    rows = tile_rows(num_tokens)
-    key = torch.where(slots < 0, num_slots, slots)
-    order = torch.argsort(key, stable=True).to(torch.int32)
-    counts = (key[:, None] == torch.arange(num_slots, device=device, dtype=key.dtype)).sum(0)
-    ends, num_tiles = counts.cumsum(0), (counts + rows - 1) // rows
-    tiles_to = num_tiles.cumsum(0)
-    tile = torch.arange(-(-num_tokens // rows) + min(num_slots, num_tokens), device=device)
-    slot = torch.searchsorted(tiles_to, tile, right=True)
-    inside = slot.clamp(max=num_slots - 1)
-    first = (ends - counts)[inside] + (tile - (tiles_to - num_tiles)[inside]) * rows
-    has_slot = slot < num_slots
-    found = torch.stack([torch.where(has_slot, slot, -1), first.clamp(min=0), torch.where(has_slot, ends[inside], 0)])
-    return TokenAdapters(slots, order, found.to(torch.int32))
-
-
 @triton.jit
-def _tile(order_ptr, tiles_ptr, tile, num_tiles, ROWS: tl.constexpr):
-    # Slot; places [ROWS] in sorted order; which of them there are; and the tokens that stand there.
-    slot = tl.load(tiles_ptr + tile)
-    place = tl.load(tiles_ptr + num_tiles + tile) + tl.arange(0, ROWS)
-    end = tl.load(tiles_ptr + 2 * num_tiles + tile)
-    there = place < end  # nowhere, in a tile without a slot
+def _tile(order_ptr, tiles_ptr, tile, num_used, num_tiles, ROWS: tl.constexpr):
+    # Slot, -1 for none; places [ROWS] in sorted order; which of them there are; and the tokens that stand there.
+    is_used = tile < num_used
+    slot = tl.load(tiles_ptr + tile, mask=is_used, other=-1)
+    place = tl.load(tiles_ptr + num_tiles + tile, mask=is_used, other=0) + tl.arange(0, ROWS)
+    there = place < tl.load(tiles_ptr + 2 * num_tiles + tile, mask=is_used, other=0)
     token = tl.load(order_ptr + place, mask=there, other=0)
     return slot, place, there, token.to(tl.int64)
 
@@ -67,64 +47,124 @@ def _tile(order_ptr, tiles_ptr, tile, num_tiles, ROWS: tl.constexpr):
 # How many tokens and tiles there are differs from graph to graph, and is no constant: kernels would be compiled for each.
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _shrink(
-    x_ptr, stride_x, a_ptr, order_ptr, tiles_ptr, h_ptr, num_tokens, num_tiles,
+    x_ptr, stride_x, a_ptr, order_ptr, tiles_ptr, used_ptr, h_ptr, num_tokens, num_tiles,
     PARTS: tl.constexpr, RANK: tl.constexpr, IN: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # x [tokens, IN], a [slots, PARTS, RANK, IN] -> h [pieces, tokens as sorted, PARTS, RANK] float32: the sums over one PIECE.
-    slot, place, there, token = _tile(order_ptr, tiles_ptr, tl.program_id(0), num_tiles, ROWS)
-    part, piece = tl.program_id(1), tl.program_id(2)
-    rank = tl.arange(0, RANK)
-    depth = piece * PIECE + tl.arange(0, DEPTH)
+    part, piece, first = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    num_used = tl.load(used_ptr)
+    if (first >= num_used) & (tl.program_id(0) + first > 0):
+        return
+    rank, depth = tl.arange(0, RANK), piece * PIECE + tl.arange(0, DEPTH)
+    slot, place, there, token = _tile(order_ptr, tiles_ptr, first, num_used, num_tiles, ROWS)
     a_at = a_ptr + ((tl.maximum(slot, 0).to(tl.int64) * PARTS + part) * RANK + rank) * IN
     a = tl.load(a_at[:, None] + depth[None, :], mask=(depth < IN)[None, :], other=0.0)
     wait_for_previous(PDL)
-    if slot < 0:
-        return
-    x_at = x_ptr + token * stride_x
-    result = tl.zeros((ROWS, RANK), tl.float32)
-    for offset in range(0, PIECE, DEPTH):
-        inside = depth + offset < IN
-        x = tl.load(x_at[:, None] + (depth + offset)[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        result = tl.dot(x, tl.trans(a), result, input_precision=PRECISION)
-        after = (depth + offset + DEPTH < IN) & (offset + DEPTH < PIECE)
-        a = tl.load(a_at[:, None] + (depth + offset + DEPTH)[None, :], mask=after[None, :], other=0.0)
-    h_at = h_ptr + ((piece * num_tokens + place.to(tl.int64)) * PARTS + part) * RANK
-    tl.store(h_at[:, None] + rank[None, :], result, mask=there[:, None])
+    for tile in range(first, num_used, tl.num_programs(1)):
+        x_at = x_ptr + token * stride_x
+        result = tl.zeros((ROWS, RANK), tl.float32)
+        for offset in range(0, PIECE, DEPTH):
+            inside = depth + offset < IN
+            x = tl.load(x_at[:, None] + (depth + offset)[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+            result = tl.dot(x, tl.trans(a), result, input_precision=PRECISION)
+            after = (depth + offset + DEPTH < IN) & (offset + DEPTH < PIECE)
+            a = tl.load(a_at[:, None] + (depth + offset + DEPTH)[None, :], mask=after[None, :], other=0.0)
+        h_at = h_ptr + ((piece * num_tokens + place.to(tl.int64)) * PARTS + part) * RANK
+        tl.store(h_at[:, None] + rank[None, :], result, mask=there[:, None])
+        slot, place, there, token = _tile(order_ptr, tiles_ptr, tile + tl.num_programs(1), num_used, num_tiles, ROWS)
+        a_at = a_ptr + ((tl.maximum(slot, 0).to(tl.int64) * PARTS + part) * RANK + rank) * IN
+        wanted = depth < tl.where(slot >= 0, IN, 0)
+        a = tl.load(a_at[:, None] + depth[None, :], mask=wanted[None, :], other=0.0)
+
+
+@triton.jit
+def _added(
+    h_ptr, b, scale, place, there, part, num_tokens,
+    PARTS: tl.constexpr, RANK: tl.constexpr, PIECES: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # scale * (the sum of h's pieces) b^T, [ROWS, columns] float32.
+    rank = tl.arange(0, RANK)
+    h = tl.zeros((ROWS, RANK), tl.float32)
+    for piece in tl.static_range(PIECES):
+        h_at = h_ptr + ((piece * num_tokens + place.to(tl.int64)) * PARTS + part) * RANK
+        h += tl.load(h_at[:, None] + rank[None, :], mask=there[:, None], other=0.0)
+    return tl.dot((h * scale).to(b.dtype), tl.trans(b), input_precision=PRECISION)
+
+
+@triton.jit
+def _matrix(b_ptr, slot, column, end, OUT: tl.constexpr, RANK: tl.constexpr):
+    # Rows `column`, those before `end`, of the slot's b [OUT, RANK]; zeros where there is no slot.
+    at = b_ptr + (tl.maximum(slot, 0).to(tl.int64) * OUT + column) * RANK
+    wanted = column < tl.where(slot >= 0, end, 0)
+    return tl.load(at[:, None] + tl.arange(0, RANK)[None, :], mask=wanted[:, None], other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _expand(
-    h_ptr, b_ptr, scale_ptr, part_ptr, order_ptr, tiles_ptr, out_ptr, stride_out, num_tokens, num_tiles,
+    h_ptr, b_ptr, scale_ptr, part_ptr, order_ptr, tiles_ptr, used_ptr, out_ptr, stride_out, num_tokens, num_tiles,
     PARTS: tl.constexpr, RANK: tl.constexpr, OUT: tl.constexpr, PIECES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # h as above, b [slots, OUT, RANK], scale [slots, PARTS], part [3, column tiles]: the part, first column and end of each
     # -> out [tokens, OUT] += scale * h b^T.
-    slot, place, there, token = _tile(order_ptr, tiles_ptr, tl.program_id(0), num_tiles, ROWS)
-    block, num_blocks = tl.program_id(1), tl.num_programs(1)
+    block, num_blocks, first = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    num_used = tl.load(used_ptr)
+    if (first >= num_used) & (block + first > 0):
+        return
     part = tl.load(part_ptr + block)
     column = tl.load(part_ptr + num_blocks + block) + tl.arange(0, COLUMNS)
-    inside = column < tl.load(part_ptr + 2 * num_blocks + block)
-    rank = tl.arange(0, RANK)
-    known = tl.maximum(slot, 0)
-    scale = tl.load(scale_ptr + known * PARTS + part)
-    b_at = b_ptr + (known.to(tl.int64) * OUT + column) * RANK
-    b = tl.load(b_at[:, None] + rank[None, :], mask=inside[:, None], other=0.0)
+    end = tl.load(part_ptr + 2 * num_blocks + block)
+    inside = column < end
+    slot, place, there, token = _tile(order_ptr, tiles_ptr, first, num_used, num_tiles, ROWS)
+    b = _matrix(b_ptr, slot, column, end, OUT, RANK)
+    scale = tl.load(scale_ptr + tl.maximum(slot, 0) * PARTS + part)
     wait_for_previous(PDL)
-    if slot < 0:
+    for tile in range(first, num_used, tl.num_programs(1)):
+        if scale != 0.0:
+            out_at = out_ptr + token[:, None] * stride_out + column[None, :]
+            mask = there[:, None] & inside[None, :]
+            given = tl.load(out_at, mask=mask, other=0.0)
+            added = _added(h_ptr, b, scale, place, there, part, num_tokens, PARTS, RANK, PIECES, ROWS, PRECISION)
+            tl.store(out_at, (given.to(tl.float32) + added).to(given.dtype), mask=mask)
+        slot, place, there, token = _tile(order_ptr, tiles_ptr, tile + tl.num_programs(1), num_used, num_tiles, ROWS)
+        b = _matrix(b_ptr, slot, column, end, OUT, RANK)
+        scale = tl.load(scale_ptr + tl.maximum(slot, 0) * PARTS + part)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
+def _expand_gated(
+    h_ptr, b_ptr, scale_ptr, order_ptr, tiles_ptr, used_ptr, gate_up_ptr, out_ptr, num_tokens, num_tiles,
+    RANK: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # h, b and scale of two parts -> out [tokens, WIDTH] = silu(gate) * up of gate_up [tokens, 2 * WIDTH] + scale * h b^T, for all
+    # tokens, those without an adapter too, which have tiles of their own, the last.
+    column, first = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1)
+    num_used = tl.load(used_ptr + 1)
+    if (first >= num_used) & (tl.program_id(0) + first > 0):
         return
-    if scale == 0.0:
-        return
-    h = tl.zeros((ROWS, RANK), tl.float32)
-    for piece in tl.static_range(PIECES):
-        h_at = h_ptr + ((piece * num_tokens + place.to(tl.int64)) * PARTS + part) * RANK
-        h += tl.load(h_at[:, None] + rank[None, :], mask=there[:, None], other=0.0)
-    added = tl.dot((h * scale).to(b.dtype), tl.trans(b), input_precision=PRECISION)
-    out_at = out_ptr + token[:, None] * stride_out + column[None, :]
-    mask = there[:, None] & inside[None, :]
-    given = tl.load(out_at, mask=mask, other=0.0)
-    tl.store(out_at, (given.to(tl.float32) + added).to(given.dtype), mask=mask)
+    KIND: tl.constexpr = out_ptr.dtype.element_ty
+    inside = column < WIDTH
+    slot, place, there, token = _tile(order_ptr, tiles_ptr, first, num_used, num_tiles, ROWS)
+    gate_b = _matrix(b_ptr, slot, column, WIDTH, 2 * WIDTH, RANK)
+    up_b = _matrix(b_ptr, slot, column + WIDTH, 2 * WIDTH, 2 * WIDTH, RANK)
+    wait_for_previous(PDL)
+    for tile in range(first, num_used, tl.num_programs(1)):
+        at = gate_up_ptr + token[:, None] * (2 * WIDTH) + column[None, :]
+        mask = there[:, None] & inside[None, :]
+        gate, up = tl.load(at, mask=mask, other=0.0), tl.load(at + WIDTH, mask=mask, other=0.0)
+        if slot >= 0:
+            of_gate, of_up = tl.load(scale_ptr + slot * 2), tl.load(scale_ptr + slot * 2 + 1)
+            added = _added(h_ptr, gate_b, of_gate, place, there, 0, num_tokens, 2, RANK, PIECES, ROWS, PRECISION)
+            gate = (gate.to(tl.float32) + added).to(KIND)
+            added = _added(h_ptr, up_b, of_up, place, there, 1, num_tokens, 2, RANK, PIECES, ROWS, PRECISION)
+            up = (up.to(tl.float32) + added).to(KIND)
+        result = activated(gate.to(tl.float32), "silu") * up.to(tl.float32)
+        tl.store(out_ptr + token[:, None] * WIDTH + column[None, :], result.to(KIND), mask=mask)
+        slot, place, there, token = _tile(order_ptr, tiles_ptr, tile + tl.num_programs(1), num_used, num_tiles, ROWS)
+        gate_b = _matrix(b_ptr, slot, column, WIDTH, 2 * WIDTH, RANK)
+        up_b = _matrix(b_ptr, slot, column + WIDTH, 2 * WIDTH, 2 * WIDTH, RANK)
 
 
 class _Share(NamedTuple):
@@ -139,6 +179,8 @@ class TritonLoraSlots(LoraSlots):
     def __init__(self, shape: LoraShape, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape)
         self._rank = max(_LEAST_RANK, triton.next_power_of_2(shape.max_rank))
+        # Of a program: what it multiplies at a time, in shared memory and registers.
+        self._depth, self._columns = (256, 64) if self._rank <= 32 else (64, 32)
         num_parts, num_slots = len(shape.parts), shape.num_slots
         self._a = torch.zeros(num_slots, num_parts, self._rank, shape.in_features, dtype=dtype, device=device)
         self._b = torch.zeros(num_slots, shape.out_features, self._rank, dtype=dtype, device=device)
@@ -147,9 +189,10 @@ class TritonLoraSlots(LoraSlots):
         blocks = [
             (part, first, start + size)
             for part, (start, size) in enumerate(zip(self._starts, shape.parts, strict=True))
-            for first in range(start, start + size, _COLUMNS)
+            for first in range(start, start + size, self._columns)
         ]
         self._blocks = torch.tensor(blocks, dtype=torch.int32, device=device).T.contiguous()
+        self._is_pair = num_parts == 2 and shape.parts[0] == shape.parts[1]
         self.nbytes = self._a.nbytes + self._b.nbytes
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
         self._pinned = device.type == "cuda"
@@ -175,28 +218,73 @@ class TritonLoraSlots(LoraSlots):
         for ours, given in zip((self._a, self._b, self._scale), share, strict=True):
             ours[slot].copy_(given, non_blocking=True)
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
-        """Rows of x and out contiguous; x may be of a wider type than the adapters."""
-        num_tokens = len(x)
-        if not num_tokens:
-            return
-        assert adapters.order is not None
-        assert adapters.tiles is not None
-        num_tiles, num_blocks, num_parts = adapters.tiles.shape[1], self._blocks.shape[1], len(self.shape.parts)
-        rows, size = tile_rows(num_tokens), self.shape.in_features
-        pieces = 1 if num_tiles >= _MANY_TILES else min(_PIECES, triton.cdiv(size, _DEPTH))
-        piece = triton.cdiv(triton.cdiv(size, pieces), _DEPTH) * _DEPTH
+    def begin(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
+        """h [pieces, T as sorted, parts, rank] float32. Rows of x contiguous; it may be of a wider type than the adapters."""
+        num_tokens, size, num_parts = len(x), self.shape.in_features, len(self.shape.parts)
+        self._compile(x)
+        most = next((pieces for tokens, pieces in _PIECES if num_tokens <= tokens), _FEWEST_PIECES)
+        piece = triton.cdiv(triton.cdiv(size, most), self._depth) * self._depth
         pieces = triton.cdiv(size, piece)
         h = torch.empty(pieces, num_tokens, num_parts, self._rank, dtype=torch.float32, device=x.device)
-        x = x if x.dtype == self._a.dtype else x.to(self._a.dtype)
-        launch = overlap(x.device)
-        _shrink[num_tiles, num_parts, pieces](
-            x, x.stride(0), self._a, adapters.order, adapters.tiles, h, num_tokens, num_tiles,
-            PARTS=num_parts, RANK=self._rank, IN=size, PIECE=piece, ROWS=rows, DEPTH=_DEPTH,
-            PRECISION=self._precision, **launch,
+        if num_tokens:
+            order, tiles, used = _known(adapters)
+            x = x if x.dtype == self._a.dtype else x.to(self._a.dtype)
+            _shrink[_grid(num_parts * pieces, tiles)](
+                x, x.stride(0), self._a, order, tiles, used, h, num_tokens, tiles.shape[1],
+                PARTS=num_parts, RANK=self._rank, IN=size, PIECE=piece, ROWS=tile_rows(num_tokens), DEPTH=self._depth,
+                PRECISION=self._precision, **overlap(x.device),
+            )  # fmt: skip
+        return h
+
+    def finish(self, begun: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+        """Rows of out contiguous."""
+        if not len(out):
+            return
+        order, tiles, used = _known(adapters)
+        _expand[_grid(self._blocks.shape[1], tiles)](
+            begun, self._b, self._scale, self._blocks, order, tiles, used, out, out.stride(0), len(out), tiles.shape[1],
+            PARTS=len(self.shape.parts), RANK=self._rank, OUT=self.shape.out_features, PIECES=len(begun),
+            ROWS=tile_rows(len(out)), COLUMNS=self._columns, PRECISION=self._precision, **overlap(out.device),
         )  # fmt: skip
-        _expand[num_tiles, num_blocks](
-            h, self._b, self._scale, self._blocks, adapters.order, adapters.tiles, out, out.stride(0), num_tokens, num_tiles,
-            PARTS=num_parts, RANK=self._rank, OUT=self.shape.out_features, PIECES=pieces,
-            ROWS=rows, COLUMNS=_COLUMNS, PRECISION=self._precision, **launch,
-        )  # fmt: skip
+
+    def finish_gated(self, begun: Tensor, adapters: TokenAdapters, gate_up: Tensor) -> Tensor | None:
+        if not self._is_pair:
+            return None
+        width = self.shape.parts[0]
+        out = gate_up.new_empty(len(gate_up), width)
+        if len(out):
+            order, tiles, used = _known(adapters)
+            _expand_gated[_grid(triton.cdiv(width, self._columns), tiles)](
+                begun, self._b, self._scale, order, tiles, used, gate_up.contiguous(), out, len(out), tiles.shape[1],
+                RANK=self._rank, WIDTH=width, PIECES=len(begun), ROWS=tile_rows(len(out)), COLUMNS=self._columns,
+                PRECISION=self._precision, **overlap(out.device),
+            )  # fmt: skip
+        return out
+
+    def _compile(self, x: Tensor) -> None:
+        """Run every kernel that any number of tokens will need, once a shape: none is left to be compiled in a capture."""
+        key = self.shape, self._a.dtype, x.dtype, x.device
+        if x.device.type != "cuda" or key in _compiled:
+            return
+        _compiled.add(key)
+        for num_tokens in (1, *(tokens + 1 for tokens, _ in _PIECES)):
+            some = x.new_zeros(num_tokens, self.shape.in_features)
+            adapters = index(torch.zeros(num_tokens, dtype=torch.int32, device=x.device), self.shape.num_slots)
+            begun, out = self.begin(some, adapters), x.new_zeros(num_tokens, self.shape.out_features)
+            self.finish(begun, adapters, out)
+            self.finish_gated(begun, adapters, out)
+
+
+_compiled: set[tuple[LoraShape, torch.dtype, torch.dtype, torch.device]] = set()
+
+
+def _known(adapters: TokenAdapters) -> tuple[Tensor, Tensor, Tensor]:
+    assert adapters.order is not None
+    assert adapters.tiles is not None
+    assert adapters.used is not None
+    return adapters.order, adapters.tiles, adapters.used
+
+
+def _grid(across: int, tiles: Tensor) -> tuple[int, int]:
+    """Programs for each tile that there may be, but not more in all than a device holds: then each takes several."""
+    return across, min(tiles.shape[1], triton.cdiv(_PROGRAMS, across))

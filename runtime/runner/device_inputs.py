@@ -101,8 +101,8 @@ class DeviceInputs:
             block_tables=zeros(torch.int32, *self._updates.shape),
             num_state_tables=layout.num_state_tables, block_size=layout.kernel_block_size,
         )  # fmt: skip
-        # The slot of each row's adapter; and the last that the device was told of.
-        self._adapter_slots = zeros(torch.int32, rows).fill_(-1) if adapters else None
+        # The slot of each row's adapter, and at last none, for padding, whose row is -1; and what the device was told of last.
+        self._adapter_slots = zeros(torch.int32, rows + 1).fill_(-1) if adapters else None
         self._told_slots = [-1] * rows
         # A step with guesses begins with what it says of its tokens: `_by_token`, of each. What ops.unpack reads is behind that.
         capacity = 4 * tokens + 4 * rows + 3 * _UPDATES
@@ -270,11 +270,12 @@ class DeviceInputs:
         slots, rows = self._adapter_slots, by_row.rows
         assert slots is not None
         assert rows is not None
+        if by_row.uniform:
+            return slots[rows]
         tokens = torch.arange(num_tokens, dtype=torch.int32, device=slots.device)
         place = torch.searchsorted(by_row.query_start_loc, tokens, right=True) - 1
         inside = place < len(rows)
-        row = rows[place.clamp(max=len(rows) - 1)]
-        return torch.where(inside & (row >= 0), slots[row.clamp(min=0)], -1)
+        return torch.where(inside, slots[rows[place.clamp(max=len(rows) - 1)]], -1)
 
     def _tell_adapters(self, rows: Sequence[ScheduledRow]) -> None:
         """The slots of rows with new tenants, where they are others than before."""

@@ -13,7 +13,8 @@ import torch
 import transformers
 
 import ops
-from ops.lora.triton_lora import TritonLoraSlots, index
+from ops.lora.triton_index import index
+from ops.lora.triton_lora import TritonLoraSlots
 from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig, WeightPolicy
 from runtime.engine import Engine

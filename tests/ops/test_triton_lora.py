@@ -7,7 +7,8 @@ import torch
 
 import ops
 from ops.lora.reference import ReferenceLoraSlots
-from ops.lora.triton_lora import TritonLoraSlots, index, tile_rows
+from ops.lora.triton_index import index, tile_rows
+from ops.lora.triton_lora import TritonLoraSlots
 from tests.ops.places import DEVICES, interpreted_once, places
 
 IN, PARTS, NUM_SLOTS = 200, (136, 24, 24), 5
@@ -60,14 +61,15 @@ def test_tokens_are_sorted_by_slot_and_cut_into_tiles(mixture, device):
     found = index(slots, NUM_SLOTS)
     order, rows = found.order.tolist(), tile_rows(len(mixture))
     assert sorted(order) == [*range(len(mixture))]
+    with_adapter, in_all = found.used.tolist()
     seen = []
-    for slot, first, end in found.tiles.T.tolist():
-        if slot >= 0:
-            tokens = order[first : min(end, first + rows)]
-            assert tokens
-            assert {mixture[token] for token in tokens} == {slot}
-            seen += tokens
-    assert sorted(seen) == [token for token, slot in enumerate(mixture) if slot >= 0]
+    for number, (slot, first, end) in enumerate(found.tiles.T.tolist()[:in_all]):
+        assert (slot >= 0) == (number < with_adapter)
+        tokens = order[first : min(end, first + rows)]
+        assert tokens
+        assert {mixture[token] for token in tokens} == {slot}
+        seen += tokens
+    assert seen == order
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(places(1e-5, 2e-3, 2e-2)))
@@ -86,6 +88,46 @@ def test_every_token_takes_its_own_slot_s_adapter(mixture, device, dtype, tolera
     torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance * 10)
     untouched = [token for token, slot in enumerate(given) if slot not in SHARES]
     assert torch.equal(got.cpu()[untouched], out[untouched])
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(places(1e-5, 2e-3, 2e-2)))
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_gate_and_up_are_gated_with_what_adapters_add(mixture, device, dtype, tolerance):
+    """In the kernel that adds it: for tokens without an adapter, too, and for adapters of one of the two alone."""
+    width, random, given = 72, torch.Generator().manual_seed(4), MIXTURES[mixture]
+    shape = ops.LoraShape(2 * width, IN, (width, width), NUM_SLOTS, 20)
+    x, gate_up = (torch.randn(len(given), size, generator=random).to(dtype) for size in (IN, 2 * width))
+    reference = ReferenceLoraSlots(shape, torch.float64, torch.device("cpu"))
+    slots = TritonLoraSlots(shape, dtype, torch.device(device))
+    for slot, starts in {0: (0, width), 1: (0,), 2: (width,), 3: (0, width)}.items():
+        some = [
+            ops.LoraPart(start, *(torch.randn(size, generator=random) / 8 for size in ((9, IN), (width, 9))), 2.0)
+            for start in starts
+        ]
+        reference.put(slot, reference.prepared(some))
+        slots.put(slot, slots.prepared(some))
+    by_token = torch.tensor(given, dtype=torch.int32)
+    expected = gate_up.double()
+    reference.add(x.double(), ops.TokenAdapters(by_token), expected)
+    expected = torch.nn.functional.silu(expected[:, :width]) * expected[:, width:]
+    adapters, x = index(by_token.to(device), NUM_SLOTS), x.to(device)
+    got = slots.finish_gated(slots.begin(x, adapters), adapters, gate_up.to(device))
+    torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance * 10)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_program_takes_several_tiles_where_there_are_more(device, monkeypatch):
+    """One program for all tiles of a column: what it computes is bitwise what one for each does."""
+    slots, random = filled(TritonLoraSlots, torch.float32, device), torch.Generator().manual_seed(5)
+    x, given = torch.randn(len(MIXTURES["many"]), IN, generator=random).to(device), MIXTURES["many"]
+    adapters, found = index(torch.tensor(given, dtype=torch.int32, device=device), NUM_SLOTS), []
+    for programs in (1, 1 << 20):
+        monkeypatch.setattr("ops.lora.triton_lora._PROGRAMS", programs)
+        out = torch.zeros(len(given), sum(PARTS), device=device)
+        slots.add(x, adapters, out)
+        found.append(out)
+    assert torch.equal(*found)
+    assert found[0].any()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -28,16 +28,32 @@ class LoraLinear(ops.LinearWeight):
         return self._weight.nbytes + self.slots.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        out = self._weight.matmul(x)
+        adapters = self._step.current
         if isinstance(x, Symbol):
+            out = self._weight.matmul(x)
             assert isinstance(out, Symbol)
             self.slots.trace(x, out)
-        elif self._step.current is not None:
-            self.slots.add(x, self._step.current, out)
+            return out
+        if adapters is None:
+            return self._weight.matmul(x)
+        begun = self.slots.begin(x, adapters)
+        out = self._weight.matmul(x)
+        self.slots.finish(begun, adapters, out)
         return out
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        return self._weight.gated_matmul(x) if self._step.current is None and not isinstance(x, Symbol) else None
+        adapters = self._step.current
+        if isinstance(x, Symbol):
+            return None
+        if adapters is None:
+            return self._weight.gated_matmul(x)
+        begun = self.slots.begin(x, adapters)
+        gate_up = self._weight.ungated_matmul(x)
+        gated = self.slots.finish_gated(begun, adapters, gate_up)
+        if gated is None:
+            self.slots.finish(begun, adapters, gate_up)
+            gated = ops.silu_mul(gate_up)
+        return gated
 
     def refill(self, stored: ops.Stored) -> bool:
         return self._weight.refill(stored)

@@ -1,0 +1,128 @@
+"""Adapters beside linear layers on a GPU: `python tests/ops/bench_lora.py`, some 40 s.
+
+Linear layers of the 8b shape, one layer's behind another's with norms between, in a graph: microseconds a layer without adapters,
+and what adapters of rank 16 on all of them add, for several ways to launch the same kernels. Not a test: figures are for people."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from triton.testing import do_bench
+
+import ops
+from ops.compiling import compile_together
+from ops.lora import triton_lora
+from ops.lora.triton_index import index
+from ops.lora.triton_lora import TritonLoraSlots
+
+NUM_LAYERS, NUM_SLOTS, RANK, HIDDEN, INNER = 8, 65, 16, 4096, 12288
+PARTS = {"qkv": (4096, 1024, 1024), "o": (HIDDEN,), "gate_up": (INNER, INNER), "down": (HIDDEN,)}
+DEVICE = torch.device("cuda")
+
+
+class Way(NamedTuple):
+    """How: `before`: shrink is launched before the weight's own product; `own`: gate and up by a kernel of ours up to 64 rows;
+    `shrink`, `expand`: whether that is launched at all."""
+
+    name: str
+    columns: int = 64
+    programs: int = 2048
+    before: bool = True
+    own: bool = True
+    shrink: bool = True
+    expand: bool = True
+
+
+WAYS = (
+    Way("as it is"), Way("behind", before=False), Way("128 columns", columns=128), Way("1024 programs", programs=1024),
+    Way("4096 programs", programs=4096), Way("cuBLAS", own=False), Way("no expand", expand=False),
+    Way("no shrink", shrink=False), Way("neither", shrink=False, expand=False),
+)  # fmt: skip
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.weights, self.slots = {}, {}
+        for name, parts in PARTS.items():
+            inner = INNER if name == "down" else HIDDEN
+            weight = torch.randn(sum(parts), inner, device=DEVICE).mul_(0.02).bfloat16()
+            self.weights[name] = ops.prepare_linear(ops.StoredWeight.dense(weight))
+            shape = ops.LoraShape(sum(parts), inner, parts, NUM_SLOTS, RANK)
+            self.slots[name] = slots = TritonLoraSlots(shape, torch.bfloat16, DEVICE)
+            slots._a.normal_(), slots._b.normal_(), slots._scale.fill_(1e-4)
+
+    def linear(self, name: str, x: torch.Tensor, adapters: ops.TokenAdapters | None, way: Way) -> torch.Tensor:
+        weight, slots = self.weights[name], self.slots[name]
+        gated = name == "gate_up"
+        if adapters is None:
+            return ops.gated_linear(x, weight) if gated else ops.linear(x, weight)
+        slots._columns = way.columns
+        begun = (
+            slots.begin(x, adapters) if way.before and way.shrink else HELD[len(x), len(slots.shape.parts), x.shape[1]]
+        )
+        out = weight.ungated_matmul(x) if gated and way.own else weight.matmul(x)
+        if way.shrink and not way.before:
+            begun = slots.begin(x, adapters)
+        if way.expand and gated:
+            return slots.finish_gated(begun, adapters, out)
+        if way.expand:
+            slots.finish(begun, adapters, out)
+        return ops.silu_mul(out) if gated else out
+
+
+HELD: dict[tuple[int, int, int], torch.Tensor] = {}
+
+
+def us(work: Callable[[], None]) -> float:
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return float(do_bench(graph.replay, warmup=5, rep=30, return_mode="median")) / NUM_LAYERS * 1e3
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--ways", nargs="+", default=[way.name for way in WAYS])
+    args = parser.parse_args()
+    layers, norm = [Layer() for _ in range(NUM_LAYERS)], torch.ones(HIDDEN, device=DEVICE).bfloat16()
+    ways = [way for way in WAYS if way.name in args.ways]
+
+    def run(batch: int, adapters: ops.TokenAdapters | None, way: Way = WAYS[0]) -> None:
+        x, residual = (torch.zeros(batch, HIDDEN, device=DEVICE).bfloat16() for _ in range(2))
+        triton_lora._PROGRAMS = way.programs
+        for layer in layers:
+            x = ops.add_rms_norm(x, residual, norm, 1e-6)
+            layer.linear("qkv", x, adapters, way)
+            x = layer.linear("o", x, adapters, way)
+            x = ops.add_rms_norm(x, residual, norm, 1e-6)
+            x = layer.linear("down", layer.linear("gate_up", x, adapters, way), adapters, way)
+
+    for batch, name in product(args.batch, PARTS):
+        slots = layers[0].slots[name]
+        x = torch.zeros(batch, slots.shape.in_features, device=DEVICE).bfloat16()
+        begun = slots.begin(x, index(torch.zeros(batch, dtype=torch.int32, device=DEVICE), NUM_SLOTS))
+        HELD[batch, len(slots.shape.parts), x.shape[1]] = torch.zeros_like(begun)
+    with compile_together(DEVICE):
+        for batch, way in product(args.batch, ways):
+            run(batch, index(torch.zeros(batch, dtype=torch.int32, device=DEVICE), NUM_SLOTS), way)
+    for batch in args.batch:
+        everyone = torch.arange(batch, dtype=torch.int32, device=DEVICE)
+        plain, indexed = us(lambda batch=batch: run(batch, None)), us(lambda slots=everyone: index(slots, NUM_SLOTS))
+        print(f"batch {batch}: {plain:.2f} us a layer without adapters; index {indexed * NUM_LAYERS:.2f} us a step")
+        for number, way in product([number for number in args.adapters if number <= batch], ways):
+            adapters = index(everyone % number, NUM_SLOTS)
+            took = us(lambda batch=batch, adapters=adapters, way=way: run(batch, adapters, way))
+            print(f"  {number} adapters, {way.name}: +{took - plain:.2f} us a layer, {took / plain:.3f}x", flush=True)
+
+
+if __name__ == "__main__":
+    main()
