@@ -5,11 +5,15 @@ Plain data: a row names its sequence by number and nothing here holds a live obj
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.api import PoolingParams, SamplingParams
 from runtime.kv.block_table import NewBlocks
+from runtime.media import MediaItem
+
+if TYPE_CHECKING:
+    from runtime.media import Int32s
 
 ON_DEVICE = -1  # in place of a guessed id: only the device knows it
 NOT_FINITE = -1  # in place of a sampled id: this row's logits were NaN or infinite, its neighbours' were not
@@ -21,7 +25,8 @@ class RowBinding:
 
     `num_computed`: tokens whose keys and values its blocks hold already; the row's first span starts there. `params` without
     matchers, which are no data: `masked` says that there are some, so each of its samples comes with a mask of its own.
-    `adapter_slot`: where the device has its adapter, -1 for none."""
+    `adapter_slot`: where the device has its adapter, -1 for none. `rope_delta`: how far behind its prompt tokens stand beside their
+    positions, for a rotary embedding of three axes."""
 
     params: SamplingParams
     seed: int
@@ -30,6 +35,25 @@ class RowBinding:
     num_computed: int = 0
     masked: bool = False
     adapter_slot: int = -1
+    rope_delta: int = 0
+
+
+class MediaSpan(NamedTuple):
+    """The outputs from number `first` on of what an encoder has under `key` stand at `positions` of a sequence, ascending, in the
+    place of embeddings."""
+
+    key: bytes
+    first: int
+    positions: Int32s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowMedia:
+    """What a row of a prompt with pictures or sounds brings beside ids. `rope_positions` [3, num_tokens]: where its tokens stand
+    for a rotary embedding of three axes; None without one."""
+
+    spans: tuple[MediaSpan, ...]
+    rope_positions: Int32s | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +111,7 @@ class ScheduledRow(NamedTuple):
     prompt_logprobs: PromptLogprobsSpan | None = None
     num_proposed: int = 0
     restart: int = -1
+    media: RowMedia | None = None
 
     @property
     def guessed_on_device(self) -> bool:
@@ -121,22 +146,26 @@ class AdapterLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncoderWork:
-    """An input of sequence `number` that an encoder computes before the step, by the `key` that the runner has it under.
+    """`item`, of a prompt of sequence `number`, is encoded before the step, and kept under `key`.
 
     A runner without an encoder refuses a batch that has some."""
 
     number: int
     key: bytes
+    item: MediaItem
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
+    """`encoder_drops`: keys of what encoders have made and nobody needs, which goes before `encoder_work` is done."""
+
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
     num_preempted: int
     copies: tuple[BlockCopy, ...] = ()
     encoder_work: tuple[EncoderWork, ...] = ()
     adapter_loads: tuple[AdapterLoad, ...] = ()
+    encoder_drops: tuple[bytes, ...] = ()
 
     @property
     def sampling_rows(self) -> tuple[ScheduledRow, ...]:
@@ -160,9 +189,7 @@ class ScheduledBatch:
         rest = tuple(row._replace(work=None) if row.row in late else row for row in self.rows)
         sampling = tuple(row._replace(prompt_logprobs=None) for row in self.rows if row.row in late)
         return (
-            ScheduledBatch(
-                rest, self.num_tokens, self.num_preempted, self.copies, self.encoder_work, self.adapter_loads
-            ),
+            replace(self, rows=rest),
             ScheduledBatch(sampling, 0, 0),
         )
 

@@ -107,6 +107,8 @@ class EnginePlan:
     speculative: SpeculativeConfig | None
     notes: tuple[str, ...]  # what was cut to fit, for people
     lora: LoraLimits | None = None
+    max_num_encoder_tokens: int = 0
+    encoder_cache_size: int = 0
     draft_share: float = 0.1  # of a step with a single row, that a draft is taken to cost until steps have told
 
     def timed(self, config: EngineConfig, timed: TimedSteps, weights_bytes: int, platform: PlatformSteps) -> EnginePlan:
@@ -235,6 +237,8 @@ class EnginePlan:
             speculative=speculative,
             notes=tuple(notes),
             lora=config.lora,
+            max_num_encoder_tokens=config.max_num_encoder_tokens or budget,
+            encoder_cache_size=config.encoder_cache_size,
         )
 
 

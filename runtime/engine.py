@@ -353,6 +353,8 @@ class Engine:
         """The runner, which the engine has no more; nor is there anything left of what it kept for others."""
         runner, self._runner = self._runner, Asleep()
         self._scheduler.cache.clear()
+        if self._scheduler.encoding is not None:
+            self._scheduler.encoding.clear()
         return runner
 
     async def _launch_next(self) -> bool:
@@ -559,6 +561,8 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         self._model.check(request)
+        if request.media and self._scheduler.encoding is not None:
+            self._scheduler.encoding.check(request.media, self._scheduler.limits.max_num_batched_tokens)
         prepared = request.prepared
         if prepared is None:
             check_ids(request.prompt_ids, self._model.vocab_size)

@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
+
+    Int32s: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +26,7 @@ class MediaItem:
 
     modality: str
     digest: bytes
-    positions: np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+    positions: Int32s
     inputs: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]
 
 

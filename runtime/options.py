@@ -106,6 +106,19 @@ class EngineOptions:
     )
     max_num_seqs: int | None = option(None, "sequences in one step", group=ENGINE, minimum=1)
     max_num_batched_tokens: int | None = option(None, "tokens in one step, prompts included", group=ENGINE, minimum=1)
+    max_num_encoder_tokens: int | None = option(
+        None,
+        "tokens that pictures and sounds make before one step, unless a single one makes more (default: as "
+        "--max-num-batched-tokens)",
+        group=ENGINE,
+        minimum=1,
+    )
+    encoder_cache_size: int = option(
+        16384,
+        "tokens of pictures and sounds that are kept on the device, for prompts that have them again",
+        group=ENGINE,
+        minimum=1,
+    )
     max_itl: float | None = option(
         None,
         "milliseconds that a step takes at most which running answers share with prompts, as far as prompts go; half of them "

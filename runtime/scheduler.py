@@ -41,6 +41,7 @@ from runtime.batch import (
 )
 from runtime.block_copies import BlockCopies
 from runtime.decode_turns import DecodeTurns, Turns
+from runtime.encode.scheduling import EncoderScheduling
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.block_table import BlockTable, NewBlocks
 from runtime.kv.prefix_cache import NO_EXTRAS, Match, PrefixCache
@@ -119,9 +120,10 @@ class Scheduler:
     def __init__(
         self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy,
         speculation: Speculation | None = None, step_budget: StepBudget | None = None, adapters: AdapterSlots | None = None,
+        encoding: EncoderScheduling | None = None,
     ) -> None:  # fmt: skip
         """`speculation`: drafts, if any. `step_budget`: of prompts beside decodes; None: as the limits say. `adapters`: those that
-        requests may have, if any."""
+        requests may have, if any. `encoding`: of pictures and sounds, where the model takes some."""
         self.limits = limits
         self.pool = pool
         self.cache = cache
@@ -131,6 +133,7 @@ class Scheduler:
         self.speculation = speculation
         self._to_propose: dict[int, int] = {}  # drafts that are wanted behind this step, by number
         self.adapters = adapters
+        self.encoding = encoding
         self._has_states = any(group.state for group in cache.groups)
         self._has_windows = any(group.window is not None for group in cache.groups)
         self._blocks_per_entry = sum(group.width for group in cache.groups if group.kind.grows)
@@ -154,6 +157,8 @@ class Scheduler:
         sequence.ending_ids = params.stop_token_ids | eos_token_ids | {NOT_FINITE}
         if self.adapters is not None and sequence.request.adapter is not None:
             self.adapters.waits(sequence.request.adapter.key)
+        if self.encoding is not None:
+            self.encoding.admit(sequence)
         self.policy.waits(sequence)
         insort(self.waiting, sequence, key=self.policy.order)
 
@@ -216,12 +221,13 @@ class Scheduler:
                 self.adapters.turn(self.waiting, self.policy.order)
             self._compute_prompts(rows, prompts, budget, scored_cost, may_start=may_start)
         copies = self.copies.take()
-        if not rows and not copies:
+        if not rows and not copies and (self.encoding is None or not self.encoding.has_work):
             return None
         num_preempted = self.num_preemptions - preemptions_before
         loads = () if self.adapters is None else self.adapters.take_loads()
         num_tokens = sum([row.num_tokens for row in rows])
-        return ScheduledBatch(tuple(rows), num_tokens, num_preempted, copies, adapter_loads=loads)
+        work, drops = ((), ()) if self.encoding is None else self.encoding.take()
+        return ScheduledBatch(tuple(rows), num_tokens, num_preempted, copies, work, loads, drops)
 
     @property
     def num_free_rows(self) -> int:
@@ -394,6 +400,9 @@ class Scheduler:
         if self.adapters is not None:
             for batch in batches:
                 self.adapters.forget(batch.adapter_loads)
+        if self.encoding is not None:
+            for batch in batches:
+                self.encoding.forget(batch)
 
     def _take_turns(self, num_wanted: list[int]) -> Turns | None:
         """Whose turn it is to decode, where that is bounded. Who rests in this step has nothing to compute in `num_wanted` then."""
@@ -557,6 +566,9 @@ class Scheduler:
             self._prompt_logprobs(sequence, end) if sequence.next_prompt_logprob < sequence.num_prompt_tokens else None,
             num_proposed,
             sequence.restart,
+            self.encoding.of_row(sequence, start, end)
+            if self.encoding is not None and sequence.request.media
+            else None,
         )
         sequence.restart = -1
         sequence.needs_bind = False
@@ -583,6 +595,7 @@ class Scheduler:
             sequence.num_computed_tokens,
             sequence.has_matchers,
             sequence.adapter_slot,
+            sequence.rope_delta,
         )
 
     def _prompt_logprobs(self, sequence: Sequence, end: int) -> PromptLogprobsSpan | None:
@@ -639,6 +652,8 @@ class Scheduler:
         if self.adapters is not None and sequence.request.adapter is not None:
             self.adapters.stops(sequence.request.adapter.key)
             sequence.adapter_slot = -1
+        if self.encoding is not None:
+            self.encoding.release(sequence)
         for table in sequence.tables:
             self.pool.release(table.ids, self.cache)
             self.pool.unreserve(table.num_reserved)
@@ -666,7 +681,8 @@ class Scheduler:
                     sequence = prompts.pop(index)
                     cost = scored_cost if sequence.scores_prompt else 1
                     wanted = sequence.num_tokens - sequence.num_computed_tokens
-                    if (num_tokens := min(wanted, budget // cost)) and self._go_on(rows, sequence, num_tokens):
+                    num_tokens = self._encoded(rows, sequence, min(wanted, budget // cost))
+                    if num_tokens and self._go_on(rows, sequence, num_tokens):
                         budget -= num_tokens * cost + (ending_cost if num_tokens == wanted else 0)
                     elif num_tokens:
                         may_start = False  # there are no blocks even for those that run
@@ -710,6 +726,14 @@ class Scheduler:
         self.policy.computes(sequence, num_tokens)
         return True
 
+    def _encoded(self, rows: Several[ScheduledRow], sequence: Sequence, num_tokens: int) -> int:
+        """How many of `num_tokens` of a prompt this step, which has `rows`, may compute: as far as its pictures and sounds are
+        there, or are encoded before it."""
+        if self.encoding is None or not sequence.request.media or not num_tokens:
+            return num_tokens
+        room = self.limits.max_num_batched_tokens - sum([row.num_tokens for row in rows])
+        return self.encoding.reach(sequence, num_tokens, room)
+
     def _start(self, rows: list[ScheduledRow], sequence: Sequence, most: int) -> int:
         """Start a sequence for which blocks have been reserved, with at most so many tokens; how many these are."""
         self.waiting.remove(sequence)
@@ -720,8 +744,10 @@ class Scheduler:
             sequence.adapter_slot = self.adapters.starts(sequence.request.adapter.key)
         sequence.needs_bind = True
         insort(self.running, sequence, key=self.policy.order)
-        num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, most)
+        num_tokens = self._encoded(rows, sequence, min(sequence.num_tokens - sequence.num_computed_tokens, most))
         self._extend(sequence, sequence.num_computed_tokens + num_tokens)
+        if not num_tokens:
+            return 0  # it has its row, and goes on when what comes first can be encoded
         rows.append(self._advance(sequence, num_tokens))
         self.policy.computes(sequence, num_tokens)
         return num_tokens

@@ -9,13 +9,16 @@ computed and the next token, whose mask is late, has not been sampled, or where 
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from runtime.api import FinishReason, PoolingParams, Request, SamplingParams
 from runtime.batch import SAMPLE, SAMPLE_MASKED, Pool, Sample
 from runtime.kv.block_pool import BlockIds
 from runtime.kv.block_table import BlockTable
 from runtime.kv.prefix_cache import BlockHash
+
+if TYPE_CHECKING:
+    from runtime.media import Int32s
 
 _NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
 
@@ -87,6 +90,9 @@ class Sequence:
         self.finish: FinishReason | None = None
         self.row: int | None = None
         self.adapter_slot = -1  # while it has a row: where the device has its adapter
+        self.rope_positions: Int32s | None = (
+            None  # [3, num_prompt_tokens], where an embedding of three axes has them elsewhere
+        )
         self.tables: tuple[BlockTable, ...] = ()  # while it has a row: one for each group of layers
         self.num_slots = 0  # tokens that fit in all of these without another block
         self.has_new_blocks = False  # that the device has not been told of
@@ -114,6 +120,12 @@ class Sequence:
         if end <= num_prompt:
             return tuple(self.prompt_ids[start:end])
         return (*self.prompt_ids[start:], *self.output_ids[: end - num_prompt])
+
+    @property
+    def rope_delta(self) -> int:
+        """How far beside their positions tokens behind the prompt stand for the rotary embedding: they go on where it ends."""
+        positions = self.rope_positions
+        return 0 if positions is None else int(positions.max()) + 1 - self.num_prompt_tokens
 
     @property
     def num_output_tokens(self) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from runtime.admission import AdmissionLimits
 from runtime.api import LoadProgress, ModelInfo, SleepLevel
 from runtime.config import EngineConfig, EnginePlan, PlanError
+from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.engine import Engine
 from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
@@ -384,7 +385,7 @@ def assemble(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runn
     adapters = _adapters(plan, model)
     scheduler = Scheduler(
         limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), plan.speculation(), plan.step_budget(),
-        None if adapters is None else adapters.slots,
+        None if adapters is None else adapters.slots, _encoding(plan, model),
     )  # fmt: skip
     return EngineParts(scheduler, runner, _model_info(plan, model, eos_token_ids), plan, adapters)
 
@@ -399,6 +400,15 @@ def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:
     spec = model.spec.model if isinstance(model.spec, PairSpec) else model.spec
     assert isinstance(spec, DecoderSpec), "others have no room for adapters"
     return Adapters(plan.lora, AdapterStore(model.adapters, targets_of(spec), plan.lora.max_lora_rank))
+
+
+def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:
+    if model.encoder is None:
+        return None
+    spec = model.encoder.spec
+    return EncoderScheduling(
+        EncoderLimits(plan.max_num_encoder_tokens, plan.encoder_cache_size, spec.whole_items, spec.rope_positions)
+    )
 
 
 def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -> ModelInfo:
@@ -421,4 +431,5 @@ def _model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) -
         generates=model.spec.generates,
         speculative="" if plan.speculative is None else str(plan.speculative),
         reads_predictions=plan.speculative is not None and not plan.speculative.on_device,
+        modalities=frozenset() if model.encoder is None else model.encoder.spec.modalities,
     )

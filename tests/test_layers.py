@@ -31,7 +31,7 @@ RUNTIME_ROOMS = (
     ("models", "sample"),
     ("parallel",),
     ("constrain", "metrics"),
-    ("kv", "weights", "speculate", "profiling"),
+    ("kv", "weights", "speculate", "profiling", "encode"),
 )
 BENCH = {("server.__main__", "loadtests.__main__"), ("server.__main__", "loadtests.__main__.main")}
 NO_TORCH_IN_RUNTIME = (
@@ -40,6 +40,7 @@ NO_TORCH_IN_RUNTIME = (
     "runtime.token_stream", "runtime.speculate.methods", "runtime.block_copies", "runtime.metrics.engine_meter",
     "runtime.speculate.speculation",
     "runtime.profiling.session", "runtime.profiling.trace", "runtime.sleeping",
+    "runtime.media", "runtime.encode.cache", "runtime.encode.scheduling",
     "runtime.lora.adapters", "runtime.lora.slots", "runtime.lora.config",
     "runtime.constrain.masked_sampling", "runtime.metrics.step_health",
     "runtime.kv.block_pool", "runtime.kv.block_table", "runtime.kv.prefix_cache", "runtime.kv.layout",

@@ -19,10 +19,11 @@ from runtime.models.adapters import AdapterRoom, ModelAdapters
 from runtime.models.blocks.layer import build_layer
 from runtime.models.blocks.parameters import Parameters
 from runtime.models.blocks.pooler import PoolerBlock
-from runtime.models.blocks.rope import cos_sin_table
+from runtime.models.blocks.rope import RopeAxes, cos_sin_table
 from runtime.models.blocks.stack import LayerStack, TracedStack
 from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
+from runtime.models.encoder import Encoder
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.attention import Mask
 from runtime.models.spec.decoder import DecoderSpec, layer_name
@@ -46,9 +47,10 @@ class Decoder:
     def __init__(
         self, spec: DecoderSpec, vocabulary: VocabularyBlock, stack: LayerStack, parameters: Parameters, pooler: PoolerBlock,
         *, dtype: str, device: str, num_parameters: int, weights_bytes: int, traced: TracedStack | None = None,
-        adapters: ModelAdapters | None = None,
+        adapters: ModelAdapters | None = None, encoder: Encoder | None = None, axes: RopeAxes | None = None,
     ) -> None:  # fmt: skip
-        """`traced`: computes what `stack` does. `adapters`: room for some, if there is any."""
+        """`traced`: computes what `stack` does. `adapters`: room for some, if there is any. `axes`: of its rotary embedding, where
+        it has three."""
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -60,6 +62,8 @@ class Decoder:
         self._parameters = parameters
         self.pooler = pooler
         self.adapters = adapters
+        self.encoder = encoder
+        self._axes = axes
 
     may_refuse_capture = False
 
@@ -100,6 +104,7 @@ class Decoder:
             num_parameters=sum(prod(parameter.shape) for parameter in whole.parameters()),
             weights_bytes=weights.nbytes,
             adapters=room,
+            axes=RopeAxes.of(tables),
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
@@ -110,6 +115,7 @@ class Decoder:
             self.spec, self._vocabulary, self._layers, self._parameters, self.pooler, dtype=self.dtype, device=self.device,
             num_parameters=self.num_parameters, weights_bytes=self.weights_bytes,
             traced=TracedStack(self._layers, kv_caches, self.spec.hidden_size, self._parameters), adapters=self.adapters,
+            encoder=self.encoder, axes=self._axes,
         )  # fmt: skip
 
     def load_parameter(self, name: str, stored: ops.Stored) -> None:
@@ -128,6 +134,8 @@ class Decoder:
         attended to."""
         if self.adapters is not None:
             self.adapters.begin(step.adapters)
+        if self._axes is not None and step.rope_positions is not None and step.rope_positions.ndim > 1:
+            step = self._axes.rotated(step)
         x = self.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
         residual = self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
         return Hidden(self._stack.forward(residual, step), residual)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 import ops
 from runtime.kv.kv_cache import LayerKV
+
+
+class DeepstackStep(NamedTuple):
+    """To the outputs of layer l the row `features[l]` is added at `tokens`: tokens [N] int64, features [L, N, H]."""
+
+    tokens: Tensor
+    features: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +31,11 @@ class ForwardStep:
     token_type_ids [T] int64: which kind each token is of, None where all are of kind 0. input_embeds [T, H], of the model's dtype,
     in place of the embeddings of input_ids: scaled already, learned positions still to be added; left as it is.
 
-    adapters [T] int32: the slot of each token's adapter, -1 for none; None: no token has one."""
+    adapters [T] int32: the slot of each token's adapter, -1 for none; None: no token has one.
+
+    rope_positions: where tokens stand for rotary embeddings, if that is not `positions`; [T] int64, or [3, T] for embeddings of
+    three axes, with rope_table [T, D_rot] float32: each token's own cosines and sines. deepstack: what the first layers add beside
+    their own."""
 
     input_ids: Tensor
     positions: Tensor
@@ -33,6 +45,19 @@ class ForwardStep:
     input_embeds: Tensor | None = None
     token_type_ids: Tensor | None = None
     adapters: Tensor | None = None
+    rope_positions: Tensor | None = None
+    rope_table: Tensor | None = None
+    deepstack: DeepstackStep | None = None
+
+    @property
+    def rotated_at(self) -> Tensor:
+        """[T] int64, or [3, T]: where tokens stand for rotary embeddings."""
+        return self.positions if self.rope_positions is None else self.rope_positions
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is no more than what is traced of layers: ids or embeddings, each at one position."""
+        return self.deepstack is None and self.rotated_at.ndim == 1
 
     def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:
         """The tensors of `kv_caches[index]`, and of the block table that tells where in them: slot mapping and metadata."""

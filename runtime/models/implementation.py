@@ -84,10 +84,17 @@ def load(
             )
         from runtime.models.load import load_model
 
-        return load_model(
+        model = load_model(
             files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, max_model_len=max_model_len,
             device=device, weights=weights, spec=spec, adapters=adapters, peers=peers,
         )  # fmt: skip
+        if spec.encoder is not None:
+            from runtime.models.through_transformers import tower
+
+            model.encoder = tower.load(
+                spec.encoder, files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, device=device
+            )
+        return model
     if adapters is not None:
         raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no adapters are served")
     from runtime.models.through_transformers.load import load as load_through_transformers

@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.adapters import ModelAdapters
 from runtime.models.blocks.pooler import PoolerBlock
+from runtime.models.encoder import Encoder
 from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.model import ModelSpec
 
@@ -17,7 +18,8 @@ from runtime.models.spec.model import ModelSpec
 class Model(Protocol):
     """`dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `graph_unsupported_reason`: why its steps cannot be
     captured as CUDA graphs, None where they can. `may_refuse_capture`: that nobody wrote the modules for it, so a capture that
-    fails is no error: steps then run one kernel after another. `adapters`: its room for them, None where it has none."""
+    fails is no error: steps then run one kernel after another. `adapters`: its room for them, None where it has none. `encoder`: of
+    what prompts have beside text, None where it takes text alone."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -37,9 +39,15 @@ class Model(Protocol):
     def may_refuse_capture(self) -> bool: ...
     @property
     def adapters(self) -> ModelAdapters | None: ...
+    @property
+    def encoder(self) -> Encoder | None: ...
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Model:
         """The same model for these caches alone, in as few native calls as `ops.Tracer` allows; it may be itself."""
+        ...
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """input_ids [T] int64 -> [T, H], fresh, as `ForwardStep.input_embeds` takes them."""
         ...
 
     def forward(self, step: ForwardStep) -> Any:

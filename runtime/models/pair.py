@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.adapters import ModelAdapters
 from runtime.models.blocks.pooler import PoolerBlock
+from runtime.models.encoder import Encoder
 from runtime.models.forward_step import ForwardStep
 from runtime.models.model import Model
 from runtime.models.spec.pair import PairSpec
@@ -54,6 +55,11 @@ class ModelPair:
         return self.model.adapters
 
     @property
+    def encoder(self) -> Encoder | None:
+        """Of the model: the draft guesses from ids alone."""
+        return self.model.encoder
+
+    @property
     def may_refuse_capture(self) -> bool:
         return self.model.may_refuse_capture or self.draft.may_refuse_capture
 
@@ -64,6 +70,9 @@ class ModelPair:
     def traced(self, kv_caches: Sequence[LayerKV]) -> ModelPair:
         model = self.model.traced(kv_caches[: self._num_caches])
         return ModelPair(model, self.draft.traced(self.draft_caches(kv_caches)))
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self.model.embed(input_ids)
 
     def forward(self, step: ForwardStep) -> Any:
         return self.model.forward(step)

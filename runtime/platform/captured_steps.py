@@ -37,11 +37,13 @@ class CapturedSteps:
 
 
 def serves(rows: Sequence[ScheduledRow]) -> bool:
-    """Whether `rows` want no more of a graph than draws and hidden states, and bring no kinds of tokens. Where some have guesses,
-    none has a piece of a prompt: attention would read a context once for each of its tokens."""
+    """Whether `rows` want no more of a graph than draws and hidden states, and bring neither kinds of tokens nor pictures. Where
+    some have guesses, none has a piece of a prompt: attention would read a context once for each of its tokens."""
     if any(row.draft_ids for row in rows) and any(row.num_tokens > 1 + num_drafts(row) for row in rows):
         return False
     return all(
-        row.prompt_logprobs is None and (type(row.work) is not Pool or row.work.params.token_type_ids is None)
+        row.prompt_logprobs is None
+        and row.media is None
+        and (type(row.work) is not Pool or row.work.params.token_type_ids is None)
         for row in rows
     )

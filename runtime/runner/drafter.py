@@ -99,7 +99,9 @@ class ModelDrafter:
         """What it knows of a row is in the row's blocks."""
 
     def follow(self, step: ForwardStep) -> None:
-        self._model.forward(replace(step, kv_caches=self._kv_caches, adapters=None))  # adapters are the model's
+        # Adapters are the model's, and so is what it sees: the draft reads ids alone, each at its own position.
+        own = replace(step, input_embeds=None, rope_positions=None, deepstack=None)
+        self._model.forward(replace(own, kv_caches=self._kv_caches, adapters=None))
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
         wanting = sorted((row for row in rows if row.num_proposed), key=lambda row: -row.num_proposed)

@@ -18,7 +18,7 @@ from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
 from runtime.runner.host_tables import HostTables, Int64s
-from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, token_types
+from runtime.runner.step_inputs import StepInputs, inputs_with_drafts, rope_positions, token_types
 
 
 class InputBuffers:
@@ -37,6 +37,7 @@ class InputBuffers:
         self._last_ids: Int64s = self.last_ids.numpy()  # the same memory
         self._num_computed: Int64s = self.num_computed.numpy()  # the same memory
         self._adapter_slots = np.full(max_num_seqs, -1, np.int32)  # by row
+        self._rope_deltas = np.zeros(max_num_seqs, np.int64)  # by row
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
         return rows
@@ -72,6 +73,7 @@ class InputBuffers:
             kv_caches=self._kv_caches,
             token_type_ids=None if (kinds := token_types(rows)) is None else _int64(kinds),
             adapters=torch.from_numpy(slots) if (slots := self._adapter_slots[token_rows]).max() >= 0 else None,
+            rope_positions=self._rope_positions(rows, positions, token_rows),
         )
         if longest > 1 and any(row.draft_ids for row in rows):
             return inputs_with_drafts(forward, rows, self.num_computed)
@@ -87,6 +89,15 @@ class InputBuffers:
             sample_rows=_int32([-1 if row.masked else row.row for row in logits_of]),
             sample_positions=sample_positions,
         )
+
+    def _rope_positions(
+        self, rows: Sequence[ScheduledRow], positions: Int64s, token_rows: Int64s
+    ) -> torch.Tensor | None:
+        deltas = self._rope_deltas[token_rows]
+        given = rope_positions(rows, positions + deltas)
+        if given is None:
+            return torch.from_numpy(positions + deltas) if deltas.any() else None
+        return torch.from_numpy(given)
 
     def put_drafts(self, rows: torch.Tensor, nth: torch.Tensor, ids: torch.Tensor) -> None:
         self.draft_ids[rows, nth] = ids
@@ -118,6 +129,7 @@ class InputBuffers:
             if row.binding is not None:
                 self._num_computed[row.row] = row.binding.num_computed
                 self._adapter_slots[row.row] = row.binding.adapter_slot
+                self._rope_deltas[row.row] = row.binding.rope_delta
             elif row.restart >= 0:
                 self._num_computed[row.row] = row.restart
         return self._num_computed[row_ids]

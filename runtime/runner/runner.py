@@ -23,6 +23,7 @@ from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.pool.pooling import Pooled, Pooling
 from runtime.runner.drafter import drafter_of
+from runtime.runner.encoding import Encoding
 from runtime.runner.lane import Lane, Part
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.drafts import accepted_ids, check_drafts, num_drafts
@@ -113,16 +114,17 @@ class ModelRunner:
         self._logprobs = LogprobsState()
         self._pooling = Pooling(model)
         self._captures_samples = model.spec.generates and not pools
+        self._encoding = Encoding(model, lane.fault)
         self.drafter = drafter_of(model, cache.layers, inputs, sampler, lookup)
 
     # --- what the engine calls ------------------------------------------------------------------------------------
 
     def launch(self, batch: ScheduledBatch) -> Step:
-        _refuse_encoder_work(batch)
+        self._encoding.refuse(batch)
         return self._step(batch, lambda: self.whole(batch))
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
-        _refuse_encoder_work(batch)
+        self._encoding.refuse(batch)
         return self._forward_output(batch, self._lane.begin(lambda: self._first_part(batch)))
 
     def fault(self, error: BaseException) -> Fault:
@@ -150,6 +152,7 @@ class ModelRunner:
 
     def compute(self, step: StepInputs, rows: tuple[ScheduledRow, ...]) -> Computed:
         """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled."""
+        step = step._replace(forward=self._encoding.embedded(step.forward, rows))
         hidden = self._forward(step)
         device = step.forward.positions.device
         prompt_logprobs = PromptLogprobs.compute(
@@ -210,6 +213,7 @@ class ModelRunner:
                 self._bind(row, row.binding)
         if len(rows) < batch.num_tokens:
             check_drafts(rows)
+        self._encoding.run(batch)
         if batch.copies:
             device = self._inputs.last_ids.device
             ends = [copy.source for copy in batch.copies], [copy.target for copy in batch.copies]
@@ -348,9 +352,3 @@ def _result(
         ]
     vectors = {} if pooled is None else pooled.by_row()
     return StepResult(gained, entries, [vectors[row.row] for row in batch.pooling_rows] if vectors else ())
-
-
-def _refuse_encoder_work(batch: ScheduledBatch) -> None:
-    if batch.encoder_work:
-        numbers = sorted({work.number for work in batch.encoder_work})
-        raise ValueError(f"encoder work for sequences {numbers}: no encoder runs beside this model")

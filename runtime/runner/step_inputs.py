@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ops.sampling.tables import Drafts
 from runtime.batch import Pool, Sample, ScheduledRow
 from runtime.models.forward_step import ForwardStep
+from runtime.runner.host_tables import Int64s
 from runtime.transfer import index_on
 
 
@@ -74,6 +76,18 @@ def token_types(rows: Sequence[ScheduledRow]) -> list[int] | None:
     for row, own in zip(rows, given, strict=True):
         kinds.extend(own[row.start : row.end] if own else (0,) * row.num_tokens)
     return kinds
+
+
+def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | None:
+    """[3, T]: where a step's tokens stand for a rotary embedding of three axes, as rows say; those of others at `positions` [T].
+    None where no row says anything."""
+    if not any(row.media is not None and row.media.rope_positions is not None for row in rows):
+        return None
+    by_axis = np.repeat(positions[None], 3, axis=0)
+    for row, stop in zip(rows, accumulate(row.num_tokens for row in rows), strict=True):
+        if row.media is not None and row.media.rope_positions is not None:
+            by_axis[:, stop - row.num_tokens : stop] = row.media.rope_positions
+    return by_axis
 
 
 class LogitsRows(NamedTuple):

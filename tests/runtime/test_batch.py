@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
+import numpy as np
+
+from runtime.api import MediaItem
 from runtime.batch import BlockCopy, EncoderWork, ScheduledBatch, ScheduledRow
 from tests.pooling import LAST
 from tests.runtime.test_scheduler import GROUPS, make, sequence
@@ -20,8 +24,12 @@ def test_a_batch_survives_a_wire_unchanged():
     for each in (batch, *batch.split({batch.rows[0].row})):
         assert pickle.loads(pickle.dumps(each)) == each
     pooling = ScheduledRow(4, 2, 0, 3, (1, 2, 3), work=LAST)
-    other = ScheduledBatch((pooling,), 3, 0, (BlockCopy(3, 4),), (EncoderWork(4, b"key"),))
+    other = ScheduledBatch((pooling,), 3, 0, (BlockCopy(3, 4),))
     assert pickle.loads(pickle.dumps(other)) == other
+    item = MediaItem("image", b"key", np.arange(2, dtype=np.int32), {"pixel_values": np.ones(3, np.float32)})
+    (work,) = pickle.loads(pickle.dumps(replace(other, encoder_work=(EncoderWork(4, b"key", item),)))).encoder_work
+    assert (work.number, work.key, work.item.positions.tolist()) == (4, b"key", [0, 1])
+    assert work.item.inputs["pixel_values"].tolist() == [1, 1, 1]
 
 
 def test_a_binding_says_from_where_on_the_row_is_computed_and_brings_no_matchers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -60,11 +61,15 @@ class AttentionBlock:
         if self._query_factors is not None:
             qkv[:, : self._query_size] *= self._query_factors[step.positions]
         caches, slot_mapping, attn_metadata = step.cache(self._cache_index)
+        heads, positions = self._heads, step.rotated_at
+        if step.rope_table is not None:
+            heads = replace(heads, cos_sin=step.rope_table)
+            positions = torch.arange(len(qkv), device=qkv.device)
         if caches:
             keys, values = caches
-            mixed = ops.attend(qkv, self._heads, step.positions, keys, values, slot_mapping, attn_metadata)
+            mixed = ops.attend(qkv, heads, positions, keys, values, slot_mapping, attn_metadata)
         else:  # a layer without memory
-            mixed = ops.attend_packed(qkv, self._heads, step.positions, attn_metadata)
+            mixed = ops.attend_packed(qkv, heads, positions, attn_metadata)
         return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)
 
 

@@ -6,10 +6,13 @@ RoFormer (Su et al. 2021); linear scaling (kaiokendev 2023, Chen et al. 2023); Y
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.rope import (
     FactorScaling,
     LinearScaling,
@@ -33,6 +36,30 @@ def cos_sin_table(rope: Rope | None, num_positions: int) -> Tensor:
     if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         table *= rope.scaling.attention_factor
     return table
+
+
+class RopeAxes:
+    """A rotary embedding of three axes. `cos_sin`: its table, as if there were one; `axes` [pairs]: which turns each pair."""
+
+    def __init__(self, cos_sin: Tensor, axes: tuple[int, ...]) -> None:
+        self._cos_sin = cos_sin
+        self._axes = torch.tensor([*axes, *axes], device=cos_sin.device)
+        self._columns = torch.arange(2 * len(axes), device=cos_sin.device)
+
+    @classmethod
+    def of(cls, tables: Mapping[Rope | None, Tensor]) -> RopeAxes | None:
+        """Of a model's tables, where it has such an embedding; it has no other then."""
+        found = [(rope, table) for rope, table in tables.items() if rope is not None and rope.axes]
+        if not found:
+            return None
+        ((rope, table),) = found
+        return cls(table, rope.axes)
+
+    def rotated(self, step: ForwardStep) -> ForwardStep:
+        """`step` with a table of its own: a row of cosines and sines for each token."""
+        assert step.rope_positions is not None
+        positions = step.rope_positions[self._axes].T  # [T, dim]
+        return replace(step, rope_table=self._cos_sin[positions, self._columns].contiguous())
 
 
 def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:

@@ -34,14 +34,27 @@ class LayerStack:
 
     def forward(self, residual: Tensor, step: ForwardStep) -> Tensor | None:
         """residual [T, H], changed in place -> what the last layer adds, [T, H], if anything."""
+        if not step.is_plain:
+            return self.forward_each(residual, step)
         x = None
         if self._keeps_embedding:
             step = replace(step, input_embeds=residual.clone())
         for part in self._parts:
             if isinstance(part, ops.CompiledStack):
-                x = part.run(x, residual, step.positions, step.slot_mapping, step.attn_metadata, step.adapters)
+                x = part.run(x, residual, step.rotated_at, step.slot_mapping, step.attn_metadata, step.adapters)
             else:
                 x = part.forward(x, residual, step)
+        return x
+
+    def forward_each(self, residual: Tensor, step: ForwardStep) -> Tensor | None:
+        """`forward`, layer by layer, whatever the step brings."""
+        x, num_deep = None, 0 if step.deepstack is None else len(step.deepstack.features)
+        if self._keeps_embedding:
+            step = replace(step, input_embeds=residual.clone())
+        for index, layer in enumerate(self._layers):
+            x = layer.forward(x, residual, step)
+            if step.deepstack is not None and index < num_deep:
+                residual[step.deepstack.tokens] += step.deepstack.features[index]
         return x
 
     def traced(self, kv_caches: Sequence[LayerKV], hidden_size: int) -> LayerStack:

@@ -36,6 +36,11 @@ class HfConfig:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """All of it, as it is written."""
+        return self._values
+
     def __contains__(self, key: str) -> bool:
         """Whether the key is written, be it null."""
         return key in self._values

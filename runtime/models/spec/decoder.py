@@ -13,6 +13,7 @@ from runtime.api import PoolerInfo
 from runtime.config import ELEMENT_BYTES
 from runtime.kv.kinds import MemoryKind
 from runtime.models.spec.attention import Attention
+from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.layer import AnyLayer, Block, Layer, Mixer, ParallelLayer, PostNormLayer
 from runtime.models.spec.linear import Linear
 from runtime.models.spec.moe import Experts, MoE
@@ -66,8 +67,8 @@ class DecoderSpec:
     multiplied by `embedding_multiplier`, logits by `logit_scale`, and then softcap * tanh(logit / softcap) is taken of them where
     `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
     they may be. `pooler`: of prompts that are pooled. `num_token_types`: kinds of tokens, whose vectors are added to the embedding.
-    `generates`: there is a head that makes logits. `shard_of`: where this is what one of several devices computes; it holds
-    `vocab_rows` of the vocabulary."""
+    `generates`: there is a head that makes logits. `encoder`: of what prompts may have beside text. `shard_of`: where this is what
+    one of several devices computes; it holds `vocab_rows` of the vocabulary."""
 
     architecture: str
     vocab_size: int
@@ -91,6 +92,7 @@ class DecoderSpec:
     pooler: PoolerSpec = POOLS_LAST
     num_token_types: int = 0
     generates: bool = True
+    encoder: EncoderSpec | None = None
 
     def __post_init__(self) -> None:
         if len({isinstance(layer, PostNormLayer) for layer in self.layers}) > 1:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from runtime.api import PoolerInfo
 from runtime.kv.kinds import MemoryKind
+from runtime.models.spec.encoder import EncoderSpec
 from runtime.weights.rules import WeightsError
 
 
@@ -15,7 +16,8 @@ class UnsupportedModel(WeightsError):
 
 class ModelSpec(Protocol):
     """A model before its weights are read, whoever will compute it. `max_model_len`: the longest context it was made for.
-    `generates`: whether it makes logits, from which tokens are sampled."""
+    `generates`: whether it makes logits, from which tokens are sampled. `encoder`: of what prompts may have beside text, if
+    anything."""
 
     @property
     def architecture(self) -> str: ...
@@ -27,6 +29,8 @@ class ModelSpec(Protocol):
     def pooler_info(self) -> PoolerInfo: ...
     @property
     def generates(self) -> bool: ...
+    @property
+    def encoder(self) -> EncoderSpec | None: ...
 
     def weights_bytes(self, dtype: str) -> int:
         """Bytes of all parameters, stored as `dtype`."""

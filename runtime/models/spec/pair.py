@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from runtime.api import PoolerInfo
 from runtime.kv.kinds import MemoryKind, State
+from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
 
 
@@ -57,6 +58,10 @@ class PairSpec:
     @property
     def generates(self) -> bool:
         return True
+
+    @property
+    def encoder(self) -> EncoderSpec | None:
+        return self.model.encoder
 
     def weights_bytes(self, dtype: str) -> int:
         return self.model.weights_bytes(dtype) + self.draft.weights_bytes(dtype)

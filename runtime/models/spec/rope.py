@@ -61,8 +61,10 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | Long
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotates the first `dim` of a head's dims, which is even. None scales nothing."""
+    """Rotates the first `dim` of a head's dims, which is even. None scales nothing. `axes`: for each pair of dims, which of a
+    token's three positions turns it, time, height or width (M-RoPE, Qwen2-VL 2024); () where there is but one."""
 
     dim: int
     theta: float
     scaling: RopeScaling | None = None
+    axes: tuple[int, ...] = ()

@@ -122,7 +122,7 @@ def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UnsupportedModel(f"transformers {VERSION} knows no model_type {model_type!r}")
     try:
-        own = CONFIG_MAPPING[model_type].from_dict(_without_code(dict(config)))
+        own = CONFIG_MAPPING[model_type].from_dict(without_code(dict(config)))
     except Exception as error:  # each config class checks in its own way
         raise UnsupportedModel(f"transformers cannot read its config{said(error, _OF_CONFIG)}") from error
     if why := config_refusal(own):
@@ -130,14 +130,15 @@ def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:
     return own
 
 
-def _without_code(value: Any) -> Any:
+def without_code(value: Any) -> Any:
+    """A config without what names code."""
     if isinstance(value, Mapping):
         return {
-            key: _without_code(each)
+            key: without_code(each)
             for key, each in value.items()
             if str(key).strip("_").removesuffix("_internal") not in _CODE
         }
-    return [_without_code(each) for each in value] if isinstance(value, list) else value
+    return [without_code(each) for each in value] if isinstance(value, list) else value
 
 
 def on_meta(architecture: str, own: Any) -> nn.Module:

@@ -6,7 +6,7 @@ transformers' own attention, and served only if they agree."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +53,7 @@ def load(
             f"quantization {weights.online} is for models of our own, not for those through transformers"
         )
     described = on_meta(spec.architecture, spec.config)
-    with files.open_tensors(load_format, _state_shapes(described), seed) as source:
+    with files.open_tensors(load_format, state_shapes(described), seed) as source:
         types = set(source.types.values())
         causal = _fill(spec, source, dtype, device, progress, _experts(described, getattr(torch, dtype)))
     stored = _with_format(weights or WeightPolicy(dtype), dtype, types, device)
@@ -85,7 +85,7 @@ def _with_format(weights: WeightPolicy, dtype: str, types: set[str], device: str
     return narrow.pop() if len(narrow) == 1 and refusal is None else dtype
 
 
-def _state_shapes(model: nn.Module) -> dict[str, Shape]:
+def state_shapes(model: nn.Module) -> dict[str, Shape]:
     """Shapes by the modules' own names, tied tensors once."""
     parameters = dict(model.named_parameters())
     own = set(parameters) | (set(model.state_dict()) & {name for name, _ in model.named_buffers()})
@@ -104,13 +104,11 @@ def _fill(
     spec: TransformersSpec, source: TensorSource, dtype: str, device: str, progress: Report, experts: str | None
 ) -> Any:
     names = [name for name in source.shapes if not name.endswith(_IGNORED)]
-    reading = _Reading(source, progress, len(names))
-    stored = {name: _Stored(name, source.shapes[name], reading) for name in names}
     try:
-        with _read_when_needed():
+        with read_when_needed():
             causal, found = getattr(transformers, spec.architecture).from_pretrained(
-                None, config=spec.config, state_dict=stored, dtype=getattr(torch, dtype), attn_implementation=PAGED,
-                experts_implementation=experts, ignore_mismatched_sizes=True,
+                None, config=spec.config, state_dict=lazily(source, names, progress), dtype=getattr(torch, dtype),
+                attn_implementation=PAGED, experts_implementation=experts, ignore_mismatched_sizes=True,
                 output_loading_info=True, device_map={"": device},
             )  # fmt: skip
     except torch.OutOfMemoryError:
@@ -123,6 +121,12 @@ def _fill(
     ]
     refuse_misfit(sorted(found["missing_keys"]), misshapen, sorted(found["unexpected_keys"]))
     return causal
+
+
+def lazily(source: TensorSource, names: Sequence[str], progress: Report) -> dict[str, Any]:
+    """Tensors of `source` as transformers takes a state dict: read one by one, when each is asked for."""
+    reading = _Reading(source, progress, len(names))
+    return {name: _Stored(name, source.shapes[name], reading) for name in names}
 
 
 @dataclass(slots=True)
@@ -154,7 +158,7 @@ class _Stored:
 
 
 @contextmanager
-def _read_when_needed() -> Iterator[None]:
+def read_when_needed() -> Iterator[None]:
     """Otherwise transformers' threads read the whole checkpoint ahead, and merged tensors are in memory twice."""
     switch = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(switch)

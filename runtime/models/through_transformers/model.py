@@ -83,6 +83,7 @@ class TransformersModel:
     graph_unsupported_reason = None  # nobody knows before it is tried
     may_refuse_capture = True  # modules may look at what they computed, which no graph can record
     adapters = None
+    encoder = None
 
     def __init__(
         self, spec: TransformersSpec, causal: nn.Module, base: str, *, dtype: str, device: str, linears: str
@@ -99,6 +100,12 @@ class TransformersModel:
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Self:
         return self
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """What transformers calls inputs_embeds, [T, H]."""
+        table: Any = self._base.get_input_embeddings
+        embeds: Tensor = table()(input_ids)
+        return embeds
 
     def forward(self, step: ForwardStep) -> Any:
         """-> transformers' own output of a base model, whose last_hidden_state is [1, T, H]. `input_embeds` are what transformers

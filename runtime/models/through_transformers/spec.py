@@ -59,6 +59,10 @@ class TransformersSpec:
     def pooler_info(self) -> PoolerInfo:
         return PoolerSpec().info(self.hidden_size)
 
+    @property
+    def encoder(self) -> None:
+        """Its text alone is served."""
+
     def weights_bytes(self, dtype: str) -> int:
         return ELEMENT_BYTES[dtype] * self.num_parameters
 

@@ -29,6 +29,7 @@ LAYOUT = KVLayout.of((full(1, 8),))
 
 class Constant:
     spec = SimpleNamespace(vocab_size=VOCAB, generates=True)
+    encoder = None
 
     def __init__(self, num_rows: int) -> None:
         self._logits = torch.randn(num_rows, VOCAB)

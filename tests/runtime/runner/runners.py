@@ -53,6 +53,7 @@ class Successor:
     """A model that finds the id behind the last one likeliest, and the next ones less and less."""
 
     spec = SimpleNamespace(vocab_size=VOCAB, generates=True)
+    encoder = None
 
     def forward(self, step):
         return step.input_ids.clone()

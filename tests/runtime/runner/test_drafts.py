@@ -35,6 +35,7 @@ class Remembering:
     """Gives logits that are a function of the whole sequence so far, and NaN behind `poison`."""
 
     spec = SimpleNamespace(vocab_size=VOCAB, generates=True)
+    encoder = None
 
     def __init__(self, poison: int | None = None) -> None:
         self._stored = [-1] * (BLOCK * BLOCKS * len(PROMPTS))

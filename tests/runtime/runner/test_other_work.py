@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import ops
 from ops.attention import triton_packed
-from runtime.api import PoolingParams, SamplingParams
+from runtime.api import MediaItem, PoolingParams, SamplingParams
 from runtime.batch import SAMPLE, BlockCopy, EncoderWork, Pool, RowBinding, ScheduledBatch, ScheduledRow
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.kv_cache import KVCache
@@ -136,11 +137,16 @@ async def test_a_step_may_be_of_copies_alone(lane, pair, references, monkeypatch
     await runner.close()
 
 
+PICTURE = MediaItem("image", b"picture", np.arange(2, dtype=np.int32), {})
+
+
 @pytest.mark.parametrize("lane", LANES)
 async def test_encoder_work_is_refused_by_its_sequences(lane, monkeypatch):
     cache = NoCache()
     runner = make_runner(lane, Successor(), monkeypatch, cache=cache)
-    batch = batch_of(row_of(0, (1, 2), SAMPLE), encoder_work=(EncoderWork(17, b"picture"),), copies=(BlockCopy(1, 2),))
+    batch = batch_of(
+        row_of(0, (1, 2), SAMPLE), encoder_work=(EncoderWork(17, b"picture", PICTURE),), copies=(BlockCopy(1, 2),)
+    )
     with pytest.raises(ValueError, match=r"encoder work for sequences \[17\]"):
         runner.launch(batch)
     assert not cache.copies

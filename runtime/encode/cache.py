@@ -1,0 +1,81 @@
+"""Encoder cache: whose outputs are in the device's memory, by key, and which of them go when others need the room.
+
+Counts outputs, not bytes: an encoder's are vectors of one size. What a chunk still needs is held and never goes; the rest stays
+while there is room, least recently used first to go. Knows keys and numbers of sequences, neither tensors nor pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+Holder: TypeAlias = tuple[int, int]  # a sequence's number, and where in it the item begins
+
+
+class EncoderCache:
+    """`capacity`: outputs that there is room for."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.num_used = 0
+        self._sizes: dict[bytes, int] = {}  # in the order of their last use
+        self._holders: dict[bytes, set[Holder]] = {}  # of those that are held
+        self._dropped: list[bytes] = []
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def hold(self, key: bytes, holder: Holder) -> None:
+        """`holder` needs outputs that are there."""
+        self._sizes[key] = self._sizes.pop(key)
+        self._holders.setdefault(key, set()).add(holder)
+
+    def release(self, key: bytes, holder: Holder) -> None:
+        """It needs them no more, if it did."""
+        holders = self._holders.get(key)
+        if holders is not None:
+            holders.discard(holder)
+            if not holders:
+                del self._holders[key]
+
+    def add(self, key: bytes, size: int) -> bool:
+        """Make room for `size` outputs, of a key that is not there. False where those that are held leave too little."""
+        free = self.capacity - self.num_used
+        going: list[bytes] = []
+        for other, other_size in self._sizes.items():
+            if free >= size:
+                break
+            if other not in self._holders:
+                going.append(other)
+                free += other_size
+        if free < size:
+            return False
+        for other in going:
+            self.forget(other)
+        self._sizes[key] = size
+        self.num_used += size
+        return True
+
+    def forget(self, key: bytes) -> None:
+        """Its outputs are not there any more, if they were."""
+        size = self._sizes.pop(key, None)
+        if size is not None:
+            self.num_used -= size
+            self._holders.pop(key, None)
+            self._dropped.append(key)
+
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """The device may still have these, which are not here."""
+        self._dropped += [key for key in keys if key not in self._sizes]
+
+    def clear(self) -> None:
+        for key in list(self._sizes):
+            self.forget(key)
+
+    def take_dropped(self) -> tuple[bytes, ...]:
+        """Those that have gone since the last call: the device drops them before its next step's encoders run."""
+        dropped = tuple(self._dropped)
+        self._dropped.clear()
+        return dropped

@@ -1,0 +1,161 @@
+"""Scheduling of encoders: what has to be encoded before a prompt's chunk, and how far a chunk may go without it.
+
+A chunk may end between and within pictures: it needs the outputs of those that it reaches, and where one is neither in the cache
+nor fits the step's budget it ends before it. A sequence holds what its chunks have begun and not finished, and nothing more, so
+nobody waits with something that another waits for. Counts advance when a step is scheduled, as everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from runtime.batch import EncoderWork, MediaSpan, RowMedia, ScheduledBatch
+from runtime.encode.cache import EncoderCache, Holder
+from runtime.media import MediaItem
+from runtime.sequence import Sequence
+
+if TYPE_CHECKING:
+    from runtime.media import Int32s
+
+RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLimits:
+    """`max_num_encoder_tokens`: outputs that encoders make before one step, unless a single item has more. `cache_size`: outputs
+    that are kept. `whole_items`: an item is never cut, since its tokens see each other all. `rope_positions`: where a prompt's
+    tokens stand for a rotary embedding of three axes, if the model has one."""
+
+    max_num_encoder_tokens: int
+    cache_size: int
+    whole_items: bool = False
+    rope_positions: RopePositions | None = None
+
+
+class EncoderScheduling:
+    def __init__(self, limits: EncoderLimits) -> None:
+        self.limits = limits
+        self.cache = EncoderCache(limits.cache_size)
+        self._work: list[EncoderWork] = []
+        self._finished: list[tuple[bytes, Holder]] = []  # what sequences need in that step, and not behind it
+        self._left = limits.max_num_encoder_tokens  # of the step that is being decided
+        self.num_queries = 0  # items that chunks came to, and those that were there
+        self.num_hits = 0
+
+    def check(self, media: Iterable[MediaItem], max_num_batched_tokens: int) -> None:
+        """Raises ValueError, whose message is for people, for what no step could hold."""
+        for item in media:
+            num = len(item.positions)
+            if num > self.cache.capacity:
+                raise ValueError(
+                    f"the {item.modality} has {num} tokens, and there is room for {self.cache.capacity} (--encoder-cache-size)"
+                )
+            span = int(item.positions[-1] - item.positions[0]) + 1
+            if self.limits.whole_items and span >= max_num_batched_tokens:
+                raise ValueError(
+                    f"the {item.modality} has {span} tokens, and a step holds {max_num_batched_tokens} (--max-num-batched-tokens)"
+                )
+
+    def admit(self, sequence: Sequence) -> None:
+        """Note where its tokens stand, once."""
+        media, locate = sequence.request.media, self.limits.rope_positions
+        if media and locate is not None:
+            sequence.rope_positions = locate(media, sequence.num_prompt_tokens)
+
+    def reach(self, sequence: Sequence, num_tokens: int, most: int) -> int:
+        """How many of its next `num_tokens` a step may compute, which has then what they need: fewer where an item does not fit,
+        more, up to `most`, where one may not be cut."""
+        start = sequence.num_computed_tokens
+        end = start + num_tokens
+        for item in sequence.request.media:
+            first, last = int(item.positions[0]), int(item.positions[-1])
+            if last < start:
+                continue
+            if first >= end:
+                break
+            begins = int(item.positions[np.searchsorted(item.positions, start)])
+            if begins >= end:
+                continue
+            if self.limits.whole_items and last >= end:
+                if last + 1 - start > most:
+                    return begins - start
+                end = last + 1
+            if not self._provide(item, sequence):
+                return begins - start
+        return end - start
+
+    def _provide(self, item: MediaItem, sequence: Sequence) -> bool:
+        key, num = key_of(item, sequence.request.cache_salt), len(item.positions)
+        if key in self.cache:
+            self.num_hits += 1
+        elif (self._work and num > self._left) or not self.cache.add(key, num):
+            return False
+        else:
+            self._work.append(EncoderWork(sequence.number, key, item))
+            self._left -= num
+        self.num_queries += 1
+        self.cache.hold(key, _holder(sequence, item))
+        return True
+
+    def of_row(self, sequence: Sequence, start: int, end: int) -> RowMedia | None:
+        """What a row brings that computes tokens [start, end) of a prompt, None of others. Behind the step its sequence holds no
+        more than what it has begun."""
+        if start >= sequence.num_prompt_tokens:
+            return None
+        spans = []
+        for item in sequence.request.media:
+            first, stop = (int(each) for each in np.searchsorted(item.positions, (start, end)))
+            if first < stop:
+                key = key_of(item, sequence.request.cache_salt)
+                spans.append(MediaSpan(key, first, item.positions[first:stop]))
+                if stop == len(item.positions):
+                    self._finished.append((key, _holder(sequence, item)))
+        positions = sequence.rope_positions
+        if positions is not None and end > positions.shape[1]:
+            behind = np.arange(positions.shape[1], end, dtype=np.int32) + sequence.rope_delta
+            positions = np.concatenate([positions, np.broadcast_to(behind, (3, len(behind)))], axis=1)
+        return RowMedia(tuple(spans), None if positions is None else positions[:, start:end])
+
+    def release(self, sequence: Sequence) -> None:
+        """It has ended, or starts over."""
+        for item in sequence.request.media:
+            self.cache.release(key_of(item, sequence.request.cache_salt), _holder(sequence, item))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._work)
+
+    def take(self) -> tuple[tuple[EncoderWork, ...], tuple[bytes, ...]]:
+        """What is to be encoded before the step, and what goes to make room for it. The next step has a budget of its own."""
+        for key, holder in self._finished:
+            self.cache.release(key, holder)
+        self._finished.clear()
+        # What is not there was for sequences that have been preempted meanwhile.
+        work = tuple(each for each in self._work if each.key in self.cache)
+        self._work.clear()
+        self._left = self.limits.max_num_encoder_tokens
+        return work, self.cache.take_dropped()
+
+    def clear(self) -> None:
+        """Nothing is there any more."""
+        self.cache.clear()
+
+    def forget(self, batch: ScheduledBatch) -> None:
+        """`batch` did not run: what it was to encode is not there, and what it was to drop may be."""
+        for work in batch.encoder_work:
+            self.cache.forget(work.key)
+        self.cache.drop(batch.encoder_drops)
+
+
+def key_of(item: MediaItem, cache_salt: str | None) -> bytes:
+    """What an item's outputs are kept under: its digest, for its own tenants."""
+    return item.digest if cache_salt is None else sha256(item.digest + cache_salt.encode()).digest()
+
+
+def _holder(sequence: Sequence, item: MediaItem) -> Holder:
+    return sequence.number, int(item.positions[0])

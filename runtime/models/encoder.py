@@ -1,0 +1,26 @@
+"""What runners need of a loaded encoder of pictures, sounds or videos, whoever computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from runtime.media import MediaItem
+from runtime.models.spec.encoder import EncoderSpec
+
+
+class Encoder(Protocol):
+    @property
+    def spec(self) -> EncoderSpec: ...
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def weights_bytes(self) -> int: ...
+
+    def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
+        """Of each item, all of one modality, its outputs [N, W], in the model's dtype: what takes the place of N embeddings, and
+        behind it what further layers add (`EncoderSpec.num_deepstack`). Raises ValueError where an item has another number of
+        positions."""
+        ...

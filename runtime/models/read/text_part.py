@@ -1,0 +1,77 @@
+"""The text of models that also see or hear, and what they see and hear with.
+
+Their config keeps that of the text in a section, their checkpoints its tensors below one of a few names. The text is a family's
+like any; the encoder is transformers' own (`EncoderSpec`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from runtime.models.read.hf_config import HfConfig
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.encoder import EncoderSpec
+from runtime.models.spec.model import UnsupportedModel
+from runtime.weights.rules import rename
+
+Family = Callable[[HfConfig], DecoderSpec]
+_WAYS = (
+    (rename("language_model.model", into="model"), rename("language_model.lm_head", into="lm_head")),
+    (rename("model.language_model", into="model"),),
+    (rename("model.text_model", into="model"),),
+    (),
+)
+_SENSES = (
+    "vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "connector.", "audio_tower.", "image_newline",
+)  # fmt: skip
+STORED_BELOW = (*_SENSES, *(f"model.{name}" for name in _SENSES))
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+# What sections of these kinds leave unsaid where it is their class's default.
+_UNSAID: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        "llama": (32000, 4096, 11008, 32, 32),
+        "mistral": (32000, 4096, 14336, 32, 32),
+        "qwen2": (151936, 4096, 22016, 32, 32),
+        "qwen3": (151936, 4096, 22016, 32, 32),
+        "gemma": (256000, 3072, 24576, 28, 16),
+        "gemma2": (256000, 2304, 9216, 26, 8, 4),
+    }
+)
+
+
+def text_part(config: HfConfig, family: Family, architecture: str, **defaults: Any) -> DecoderSpec:
+    """The text of a model of this `architecture`, of a `family`; what its section leaves unsaid is as `defaults` say."""
+    text = config.section("text_config").with_defaults(**defaults)
+    if config.get("tie_word_embeddings") is not None:  # of the whole model, whatever the section says
+        text = text.changed(tie_word_embeddings=config.get("tie_word_embeddings"))
+    spec = family(text)
+    first, *others = ((*rules, *names) for rules in (spec.rules, *spec.other_rules) for names in _WAYS)
+    return replace(
+        spec, architecture=architecture, rules=first, other_rules=tuple(others),
+        ignored_below=(*spec.ignored_below, *STORED_BELOW),
+    )  # fmt: skip
+
+
+def text_of_any(config: HfConfig, families: Mapping[str, Family], architecture: str, default: str) -> DecoderSpec:
+    """`text_part` of the family that the section's model_type says, `default` where it says none.
+
+    Raises UnsupportedModel for another."""
+    kind = config.section("text_config").with_defaults(model_type=default).get("model_type")
+    if kind not in families:
+        raise UnsupportedModel(f"config: text_config is of model_type {kind!r}; supported: {', '.join(families)}")
+    return text_part(config, families[kind], architecture, **dict(zip(_SIZES, _UNSAID.get(kind, ()), strict=False)))
+
+
+def seeing(spec: DecoderSpec, config: HfConfig, *modalities: str, **rest: Any) -> DecoderSpec:
+    """`spec` with the encoder that transformers' class of its architecture has. `rest`: of `EncoderSpec`."""
+    encoder = EncoderSpec(spec.architecture, frozenset(modalities or ("image",)), STORED_BELOW, config.values, **rest)
+    return replace(spec, encoder=encoder)

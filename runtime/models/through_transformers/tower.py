@@ -1,0 +1,161 @@
+"""A tower: what a model of transformers sees and hears with, its modules as they are, without the decoder behind them.
+
+The class is built with a decoder of no layers and next to no vocabulary, filled by our readers with what the checkpoint has of the
+encoder, and what is left of the decoder is dropped. Then the class's own `get_image_features` and its like compute."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from runtime.media import MediaItem
+from runtime.models.spec.encoder import EncoderSpec
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.through_transformers.describe import VERSION, said, without_code
+from runtime.models.through_transformers.load import lazily, read_when_needed, state_shapes
+from runtime.weights.rules import Checkpoint, Report, WeightsError, refuse_misfit, shape_text
+
+log = logging.getLogger("oneloop.models")
+
+_FEATURES = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
+_DECODERS = ("language_model", "text_model", "lm_head", "embed_tokens")
+
+
+class Tower:
+    """An `Encoder`."""
+
+    def __init__(self, spec: EncoderSpec, model: nn.Module, dtype: torch.dtype, device: str) -> None:
+        self.spec = spec
+        self._model, self._dtype, self._device = model, dtype, device
+        self.num_parameters = sum(each.numel() for each in model.parameters())
+        self.weights_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
+        self._features = {each: getattr(model, _FEATURES[each]) for each in spec.modalities}
+        self._takes = {each: _parameters(features) for each, features in self._features.items()}
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
+        """See `Encoder`. One by one: how items of a batch stand side by side differs from class to class."""
+        return [self._encode(item) for item in items]
+
+    def _encode(self, item: MediaItem) -> Tensor:
+        inputs = {
+            name: self._placed(torch.from_numpy(values))
+            for name, values in item.inputs.items()
+            if name in self._takes[item.modality]
+        }
+        found = self._features[item.modality](**inputs, return_dict=True)
+        features = _flat(found.pooler_output)
+        if self.spec.num_deepstack:
+            features = torch.cat([features, *map(_flat, found.deepstack_features)], dim=1)
+        if len(features) != len(item.positions):
+            raise ValueError(f"{len(item.positions)} positions for {len(features)} outputs of the {item.modality}")
+        return features.to(self._dtype)
+
+    def _placed(self, values: Tensor) -> Tensor:
+        return values.to(self._device, self._dtype if values.is_floating_point() else None)
+
+
+def _flat(features: Any) -> Tensor:
+    """[N, W] of one item's outputs, which may come in parts, or with a batch of one."""
+    parts = features if isinstance(features, list | tuple) else [features]
+    return torch.cat([part.flatten(0, -2) for part in parts])
+
+
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(inspect.unwrap(function)).parameters)
+
+
+def load(
+    spec: EncoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report, device: str
+) -> Tower | None:
+    """Arguments as of `models.load.load_model`. None where the checkpoint has no encoder: it was saved for its text.
+
+    Raises WeightsError, or UnsupportedModel where transformers has no such model."""
+    own = _small_decoder(spec)
+    model_class = getattr(transformers, spec.architecture)
+    with torch.device("meta"):
+        described = _built(model_class, own)
+    shapes = {name: shape for name, shape in state_shapes(described).items() if not _is_decoders(name)}
+    with files.open_tensors(load_format, shapes, seed) as source:
+        names = [name for name in source.shapes if name.startswith(spec.stored_below)]
+        if load_format == "dummy":
+            names = list(shapes)
+        if not names:
+            log.warning("%s is served for text alone: its checkpoint has no encoder", spec.architecture)
+            return None
+        try:
+            with read_when_needed():
+                model, found = model_class.from_pretrained(
+                    None, config=own, state_dict=lazily(source, names, progress), dtype=getattr(torch, dtype),
+                    attn_implementation="sdpa", ignore_mismatched_sizes=True, output_loading_info=True,
+                    device_map={"": device},
+                )  # fmt: skip
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, KeyError, ImportError) as error:
+            raise WeightsError(f"transformers cannot make the encoder of these weights{said(error)}") from error
+    misshapen = [
+        f"{name} is {shape_text(stored)} instead of {shape_text(wanted)}"
+        for name, stored, wanted in sorted(found["mismatched_keys"])
+    ]
+    missing = sorted(name for name in found["missing_keys"] if not _is_decoders(name))
+    refuse_misfit(missing, misshapen, sorted(found["unexpected_keys"]))
+    _drop_decoder(model)
+    return Tower(spec, model.eval(), getattr(torch, dtype), device)
+
+
+def num_parameters(spec: EncoderSpec) -> int:
+    """Of the encoder alone, without memory for any."""
+    with torch.device("meta"):
+        model = _built(getattr(transformers, spec.architecture), _small_decoder(spec))
+    return sum(each.numel() for name, each in model.named_parameters() if not _is_decoders(name))
+
+
+def _small_decoder(spec: EncoderSpec) -> Any:
+    """transformers' config of the model, whose decoder has no layers."""
+    config: Mapping[str, Any] = spec.config
+    model_type = str(config.get("model_type"))
+    if model_type not in CONFIG_MAPPING or not hasattr(transformers, spec.architecture):
+        raise UnsupportedModel(f"transformers {VERSION} has no {spec.architecture} of model_type {model_type!r}")
+    try:
+        own = CONFIG_MAPPING[model_type].from_dict(deepcopy(without_code(_plain(config))))
+    except Exception as error:  # each config class checks in its own way
+        raise UnsupportedModel(f"transformers cannot read the encoder's config{said(error)}") from error
+    text = own.get_text_config()
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 8, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    return own
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without how the decoder's weights are quantised: an encoder's never are."""
+    return {key: value for key, value in config.items() if key != "quantization_config"}
+
+
+def _built(model_class: Any, own: Any) -> nn.Module:
+    try:
+        model: nn.Module = model_class(deepcopy(own))
+    except Exception as error:
+        raise UnsupportedModel(f"transformers cannot build the encoder of its config{said(error)}") from error
+    return model
+
+
+def _is_decoders(name: str) -> bool:
+    return not set(name.split(".")).isdisjoint(_DECODERS)
+
+
+def _drop_decoder(model: nn.Module) -> None:
+    """What is left of it: an embedding of nothing, a norm, a head."""
+    for parent in [*model.modules()]:
+        for name in _DECODERS:
+            if name in dict(parent.named_children()):
+                setattr(parent, name, None)

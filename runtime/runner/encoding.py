@@ -1,0 +1,69 @@
+"""Encoding: what encoders have made of pictures and sounds, kept on the device by key, and put where a step's tokens stand.
+
+Enqueued in launch order, like everything a step reads: what a batch drops was read by steps before it. An item that cannot be
+encoded ends its own sequence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from runtime.batch import ScheduledBatch, ScheduledRow
+from runtime.fault import Fault, RowFailed
+from runtime.models.forward_step import DeepstackStep, ForwardStep
+from runtime.models.model import Model
+from runtime.transfer import index_on
+
+
+class Encoding:
+    """`fault`: of what kind an error is."""
+
+    def __init__(self, model: Model, fault: Callable[[BaseException], Fault]) -> None:
+        self._model = model
+        self._fault = fault
+        self._outputs: dict[bytes, Tensor] = {}
+
+    def refuse(self, batch: ScheduledBatch) -> None:
+        """Raises ValueError for work that there is no encoder for."""
+        if batch.encoder_work and self._model.encoder is None:
+            numbers = sorted({work.number for work in batch.encoder_work})
+            raise ValueError(f"encoder work for sequences {numbers}: no encoder runs beside this model")
+
+    def run(self, batch: ScheduledBatch) -> None:
+        """Enqueue the batch's encoder work. Raises RowFailed for the first item that cannot be encoded."""
+        for key in batch.encoder_drops:
+            self._outputs.pop(key, None)
+        for work in batch.encoder_work:
+            encoder = self._model.encoder
+            assert encoder is not None
+            try:
+                (self._outputs[work.key],) = encoder.encode([work.item])
+            except Exception as error:
+                if self._fault(error) is not Fault.STEP:
+                    raise
+                raise RowFailed(work.number) from error
+
+    def embedded(self, step: ForwardStep, rows: Sequence[ScheduledRow]) -> ForwardStep:
+        """`step` of `rows`, arranged, with outputs in the place of embeddings where their prompts say so."""
+        tokens: list[int] = []
+        outputs: list[Tensor] = []
+        for row, stop in zip(rows, accumulate(row.num_tokens for row in rows), strict=True):
+            if row.media is not None:
+                first = stop - row.num_tokens - row.start
+                for key, start, positions in row.media.spans:
+                    tokens += (positions + first).tolist()
+                    outputs.append(self._outputs[key][start : start + len(positions)])
+        if not tokens:
+            return step
+        places, given = index_on(step.input_ids.device, tokens), torch.cat(outputs)
+        embeds = self._model.embed(step.input_ids)
+        size = embeds.shape[1]
+        embeds[places] = given[:, :size]
+        deepstack = None
+        if given.shape[1] > size:
+            deepstack = DeepstackStep(places, given[:, size:].view(len(given), -1, size).transpose(0, 1))
+        return replace(step, input_embeds=embeds, deepstack=deepstack)

@@ -1,0 +1,237 @@
+"""Encoder work in a scheduler's steps: before the chunk that needs it, within budgets, once; and what a device has of it at any
+time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.api import FinishReason, MediaItem, Request, SamplingParams
+from runtime.batch import ScheduledBatch
+from runtime.encode.cache import EncoderCache
+from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
+from runtime.kv.block_pool import BlockPool
+from runtime.kv.prefix_cache import PrefixCache
+from runtime.policy import POLICIES
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.sequence import Sequence
+
+TEXT, PICTURE = 7, 9
+
+
+class Device:
+    """What a runner has of encoders' outputs, and complains where a row needs what is not there."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.sizes: dict[bytes, int] = {}
+        self.encoded: list[bytes] = []
+
+    def run(self, batch: ScheduledBatch) -> None:
+        for key in batch.encoder_drops:
+            self.sizes.pop(key, None)
+        for work in batch.encoder_work:
+            assert work.key not in self.sizes, "encoded twice"
+            self.sizes[work.key] = len(work.item.positions)
+            self.encoded.append(work.key)
+        assert sum(self.sizes.values()) <= self.capacity
+        for row in batch.rows:
+            for key, first, positions in () if row.media is None else row.media.spans:
+                assert first + len(positions) <= self.sizes[key]
+                assert row.start <= positions[0] <= positions[-1] < row.end
+
+
+def make(budget=16, *, encoder_tokens=16, cache_size=32, seqs=3, num_blocks=64, caching=False, **rest) -> Scheduler:
+    encoding = EncoderScheduling(EncoderLimits(encoder_tokens, cache_size, **rest))
+    return Scheduler(
+        SchedulerLimits(seqs, budget, frozenset()), BlockPool(num_blocks), PrefixCache(4, caching), POLICIES["fcfs"](),
+        encoding=encoding,
+    )  # fmt: skip
+
+
+def sequence(number: int, *parts: int | tuple[bytes, int], salt: str | None = None, max_tokens: int = 2) -> Sequence:
+    """`parts`: so many tokens of text, or a picture of that digest and so many tokens."""
+    ids: list[int] = []
+    media = []
+    for part in parts:
+        if isinstance(part, int):
+            ids += [TEXT] * part
+        else:
+            digest, num = part
+            media.append(MediaItem("image", digest, np.arange(len(ids), len(ids) + num, dtype=np.int32), {}))
+            ids += [PICTURE] * num
+    request = Request(str(number), ids, SamplingParams(max_tokens), cache_salt=salt, media=tuple(media))
+    return Sequence(request, number=number, max_model_len=256, seed=0)
+
+
+def steps(scheduler: Scheduler, device: Device, *, most: int = 200) -> list[ScheduledBatch]:
+    """All that follow, each settled before the next."""
+    found = []
+    while (batch := scheduler.schedule()) is not None:
+        assert len(found) < most, "it does not come to an end"
+        device.run(batch)
+        scheduler.settle(batch, [[TEXT]] * len(batch.sampling_rows))
+        found.append(batch)
+    assert not scheduler.waiting
+    assert not scheduler.running
+    return found
+
+
+def spans(batch: ScheduledBatch) -> list[tuple[int, int]]:
+    return [(row.start, row.end) for row in batch.rows]
+
+
+def test_a_picture_is_encoded_before_the_chunk_that_reaches_it_and_not_again():
+    scheduler, device = make(budget=8), Device(32)
+    scheduler.add(sequence(1, 8, (b"a", 6), 6))
+    first, second, third, *_ = steps(scheduler, device)
+    assert [len(batch.encoder_work) for batch in (first, second, third)] == [0, 1, 0]
+    assert (spans(second), spans(third)) == ([(8, 16)], [(16, 20)])
+    assert second.encoder_work[0].number == 1
+
+
+def test_a_chunk_ends_within_a_picture_and_the_next_goes_on_with_the_rest_of_it():
+    scheduler, device = make(budget=5, seqs=2), Device(32)
+    scheduler.add(sequence(1, 3, (b"a", 6), 3))
+    first, second, *_ = steps(scheduler, device)
+    (one,), (other,) = (batch.rows[0].media.spans for batch in (first, second))
+    assert (one.first, one.positions.tolist()) == (0, [3, 4])
+    assert (other.first, other.positions.tolist()) == (2, [5, 6, 7, 8])
+    assert device.encoded == [b"a"]
+
+
+def test_what_does_not_fit_the_steps_budget_is_where_the_chunk_ends():
+    scheduler, device = make(budget=64, encoder_tokens=8), Device(32)
+    scheduler.add(sequence(1, 2, (b"a", 6), 2, (b"b", 6), 2))
+    first, second, *_ = steps(scheduler, device)
+    assert (spans(first), spans(second)) == ([(0, 10)], [(10, 18)])
+    assert device.encoded == [b"a", b"b"]
+
+
+def test_one_that_is_larger_than_the_budget_is_encoded_alone():
+    scheduler, device = make(budget=64, encoder_tokens=4), Device(32)
+    scheduler.add(sequence(1, (b"a", 6), (b"b", 6)))
+    first, second, *_ = steps(scheduler, device)
+    assert [work.key for work in (*first.encoder_work, *second.encoder_work)] == [b"a", b"b"]
+
+
+def test_a_cache_that_holds_one_makes_others_wait_for_their_turn():
+    scheduler, device = make(budget=64, encoder_tokens=64, cache_size=6), Device(6)
+    for number, key in enumerate((b"a", b"b", b"c")):
+        scheduler.add(sequence(number, 2, (key, 6), 2))
+    steps(scheduler, device)
+    assert device.encoded == [b"a", b"b", b"c"]
+
+
+def test_two_that_come_together_share_one_picture_unless_their_salts_differ():
+    scheduler, device = make(budget=64), Device(32)
+    scheduler.add(sequence(1, 2, (b"a", 6)))
+    scheduler.add(sequence(2, 4, (b"a", 6), salt="other"))
+    scheduler.add(sequence(3, 1, (b"a", 6)))
+    steps(scheduler, device)
+    assert len(device.encoded) == 2
+
+
+def test_what_the_prefix_cache_has_of_a_picture_needs_no_encoder():
+    scheduler, device = make(budget=64, caching=True), Device(32)
+    scheduler.add(sequence(1, 2, (b"a", 6), 9))
+    steps(scheduler, device)
+    scheduler.encoding.clear()
+    scheduler.add(sequence(2, 2, (b"a", 6), 5))
+    (first, *_) = steps(scheduler, device)
+    assert spans(first) == [(12, 13)]
+    assert device.encoded == [b"a"]
+
+
+def test_items_that_may_not_be_cut_are_in_one_step_even_beyond_its_budget_for_prompts():
+    scheduler, device = make(budget=16, whole_items=True), Device(32)
+    scheduler.step_budget = type("Two", (), {"has_turns": False, "prompt_tokens": lambda *_: 2, "scored_cost": lambda _: 1,
+                                             "ending_cost": lambda _: 0})()  # fmt: skip
+    scheduler.add(sequence(1, 2, max_tokens=9))
+    scheduler.add(sequence(2, 3, (b"a", 10), 1))
+    found = steps(scheduler, device)
+    holding = [row for batch in found for row in batch.rows if row.media is not None and row.media.spans]
+    assert [(row.start <= 3, row.end >= 13) for row in holding] == [(True, True)]
+
+
+def test_what_no_step_could_hold_is_refused():
+    whole = make(budget=8, cache_size=10, whole_items=True).encoding
+    (large,), (wide,) = (sequence(1, (b"a", num)).request.media for num in (11, 8))
+    with pytest.raises(ValueError, match=r"11 tokens, and there is room for 10 \(--encoder-cache-size\)"):
+        whole.check([large], 8)
+    with pytest.raises(ValueError, match=r"8 tokens, and a step holds 8 \(--max-num-batched-tokens\)"):
+        whole.check([wide], 8)
+    make(cache_size=10).encoding.check([wide], 8)
+
+
+def test_a_step_that_failed_leaves_nothing():
+    scheduler, device = make(budget=64), Device(32)
+    scheduler.add(sequence(1, 2, (b"a", 6), 2))
+    failed = scheduler.schedule()
+    assert len(failed.encoder_work) == 1
+    scheduler.forget_step([failed])
+    (again, *_) = steps(scheduler, device)
+    assert [work.key for work in again.encoder_work] == [b"a"]
+
+
+def test_the_least_recently_used_goes_first_and_what_is_held_never():
+    cache = EncoderCache(10)
+    for key in (b"a", b"b"):
+        assert cache.add(key, 4)
+        cache.hold(key, (1, 0))
+    assert not cache.add(b"c", 4)
+    cache.release(b"a", (1, 0))
+    cache.release(b"b", (1, 0))
+    cache.hold(b"a", (2, 0))
+    cache.release(b"a", (2, 0))
+    assert cache.add(b"c", 4)
+    assert (b"a" in cache, b"b" in cache, cache.take_dropped(), cache.num_used) == (True, False, (b"b",), 8)
+
+
+parts = st.lists(
+    st.one_of(st.integers(1, 9), st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.just(6))),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(prompts=st.lists(parts, min_size=1, max_size=6), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_every_row_finds_what_it_needs_and_all_come_to_an_end(prompts, data):
+    cache_size = data.draw(st.integers(6, 20))
+    whole = data.draw(st.booleans())
+    scheduler = make(
+        data.draw(st.integers(8, 24)), encoder_tokens=data.draw(st.integers(1, 16)), cache_size=cache_size, seqs=4,
+        num_blocks=data.draw(st.integers(20, 40)), caching=data.draw(st.booleans()), whole_items=whole,
+    )  # fmt: skip
+    device = Device(cache_size)
+    sequences = [sequence(number, *each) for number, each in enumerate(prompts)]
+    for each in sequences:
+        scheduler.add(each)
+    for _ in range(400):
+        event = data.draw(st.integers(0, 12))
+        if event == 0 and scheduler.running:
+            scheduler._preempt(scheduler.running[-1])
+        elif event == 1 and scheduler.running:
+            scheduler.finish(scheduler.running[0], FinishReason.ABORT)
+        batch = scheduler.schedule()
+        if batch is None:
+            break
+        if event == 2:
+            scheduler.forget_step([batch])
+            continue
+        device.run(batch)
+        for row in batch.rows:
+            own = sequences[row.number].request
+            wanted = sorted(p for item in own.media for p in item.positions.tolist() if row.start <= p < row.end)
+            given_to = [] if row.media is None else [p for span in row.media.spans for p in span.positions.tolist()]
+            assert given_to == wanted
+            if whole:
+                for item in own.media:
+                    assert not row.start <= item.positions[0] < row.end <= item.positions[-1]
+        scheduler.settle(batch, [[TEXT]] * len(batch.sampling_rows))
+    assert not scheduler.running
+    assert not scheduler.waiting
+    assert not scheduler.encoding.cache._holders
