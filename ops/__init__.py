@@ -34,6 +34,7 @@ from ops.inputs.tensors import StepTensors
 from ops.kv import store_kv
 from ops.lookup import look_up
 from ops.lora import index_adapters, prepare_lora
+from ops.lora.layers import LoraLayers, PreparedLora
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.moe import moe, moe_refusal, prepare_experts
 from ops.moe.routing import Routing
@@ -60,10 +61,12 @@ __all__ = [
     "HeadsWeight",
     "LatentHeads",
     "LinearWeight",
+    "LoraLayers",
     "LoraPart",
     "LoraShape",
     "LoraSlots",
     "NotTraceable",
+    "PreparedLora",
     "Routing",
     "ScanHeads",
     "StepSymbols",

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oneloop.start")
 
+_MORE_ADAPTERS_READY = (
+    8  # than there are slots: memory that is set aside for some more to come while those in slots are kept
+)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
@@ -341,7 +345,10 @@ def _loaded(
     from runtime.models.adapters import AdapterRoom
 
     config, spec, plan = planned.config, planned.spec, planned.plan
-    room = None if plan.lora is None else AdapterRoom(plan.lora.max_loras, plan.lora.max_lora_rank)
+    room = None
+    if (lora := plan.lora) is not None:
+        num_ready = min(lora.max_cpu_loras, lora.max_loras + _MORE_ADAPTERS_READY)
+        room = AdapterRoom(lora.max_loras, lora.max_lora_rank, num_ready)
 
     def loaded(spec: ModelSpec, files: ModelFiles, load_format: str, room: AdapterRoom | None = None) -> Model:
         return load(

@@ -56,9 +56,11 @@ class TokenAdapters(NamedTuple):
 
 
 class LoraSlots(ABC):
-    """The shares of one layer, by slot. `nbytes`: of what is allocated whether a slot is used or not."""
+    """The shares of one layer, by slot. `nbytes`: of what is allocated whether a slot is used or not. `slot_bytes`: what a slot
+    takes of memory that all layers have in common (`LoraLayers`); 0: it keeps its slots itself."""
 
     nbytes = 0
+    slot_bytes = 0
 
     def __init__(self, shape: LoraShape) -> None:
         self.shape = shape
@@ -70,6 +72,14 @@ class LoraSlots(ABC):
     @abstractmethod
     def put(self, slot: int, share: Any | None) -> None:
         """From the next step on `slot` has this share; None: an adapter that leaves this layer as it is. In the order of steps."""
+
+    def bind(self, memory: Tensor) -> None:
+        """Have the slots in memory [num_slots, slot_bytes] uint8 of zeros, whose rows may be far from each other."""
+        raise NotImplementedError
+
+    def write(self, parts: Sequence[LoraPart], memory: Tensor) -> None:
+        """A share as it lies in a slot, into memory [slot_bytes] uint8 of the host, which are zeros. As `prepared`."""
+        raise NotImplementedError
 
     def begin(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
         """What `finish` takes of x [T, K], T may be 0: computed before the weight's own product. By default x itself."""

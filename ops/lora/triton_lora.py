@@ -31,6 +31,7 @@ _PROGRAMS = 2048  # of a launch, about, where there is work for them: what a dev
 _PIECES = ((128, 16), (512, 8))  # of the inner sum, up to so many tokens
 _FEWEST_PIECES = 4
 _LEAST_RANK = 16  # of a matrix product
+_ALIGNMENT = 16  # bytes, of what a slot's tensors begin at
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def _tile(order_ptr, tiles_ptr, tile, num_used, num_tiles, ROWS: tl.constexpr):
 # How many tokens and tiles there are differs from graph to graph, and is no constant: kernels would be compiled for each.
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _shrink(
-    x_ptr, stride_x, a_ptr, order_ptr, tiles_ptr, used_ptr, h_ptr, num_tokens, num_tiles,
+    x_ptr, stride_x, a_ptr, stride_a, order_ptr, tiles_ptr, used_ptr, h_ptr, num_tokens, num_tiles,
     PARTS: tl.constexpr, RANK: tl.constexpr, IN: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +59,7 @@ def _shrink(
         return
     rank, depth = tl.arange(0, RANK), piece * PIECE + tl.arange(0, DEPTH)
     slot, place, there, token = _tile(order_ptr, tiles_ptr, first, num_used, num_tiles, ROWS)
-    a_at = a_ptr + ((tl.maximum(slot, 0).to(tl.int64) * PARTS + part) * RANK + rank) * IN
+    a_at = a_ptr + tl.maximum(slot, 0).to(tl.int64) * stride_a + (part * RANK + rank) * IN
     a = tl.load(a_at[:, None] + depth[None, :], mask=(depth < IN)[None, :], other=0.0)
     wait_for_previous(PDL)
     for tile in range(first, num_used, tl.num_programs(1)):
@@ -73,7 +74,7 @@ def _shrink(
         h_at = h_ptr + ((piece * num_tokens + place.to(tl.int64)) * PARTS + part) * RANK
         tl.store(h_at[:, None] + rank[None, :], result, mask=there[:, None])
         slot, place, there, token = _tile(order_ptr, tiles_ptr, tile + tl.num_programs(1), num_used, num_tiles, ROWS)
-        a_at = a_ptr + ((tl.maximum(slot, 0).to(tl.int64) * PARTS + part) * RANK + rank) * IN
+        a_at = a_ptr + tl.maximum(slot, 0).to(tl.int64) * stride_a + (part * RANK + rank) * IN
         wanted = depth < tl.where(slot >= 0, IN, 0)
         a = tl.load(a_at[:, None] + depth[None, :], mask=wanted[None, :], other=0.0)
 
@@ -93,21 +94,21 @@ def _added(
 
 
 @triton.jit
-def _matrix(b_ptr, slot, column, end, OUT: tl.constexpr, RANK: tl.constexpr):
-    # Rows `column`, those before `end`, of the slot's b [OUT, RANK]; zeros where there is no slot.
-    at = b_ptr + (tl.maximum(slot, 0).to(tl.int64) * OUT + column) * RANK
+def _matrix(b_ptr, stride_b, slot, column, end, RANK: tl.constexpr):
+    # Rows `column`, those before `end`, of the slot's b [outputs, RANK]; zeros where there is no slot.
+    at = b_ptr + tl.maximum(slot, 0).to(tl.int64) * stride_b + column * RANK
     wanted = column < tl.where(slot >= 0, end, 0)
     return tl.load(at[:, None] + tl.arange(0, RANK)[None, :], mask=wanted[:, None], other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _expand(
-    h_ptr, b_ptr, scale_ptr, part_ptr, order_ptr, tiles_ptr, used_ptr, out_ptr, stride_out, num_tokens, num_tiles,
-    PARTS: tl.constexpr, RANK: tl.constexpr, OUT: tl.constexpr, PIECES: tl.constexpr,
+    h_ptr, b_ptr, stride_b, scale_ptr, stride_scale, part_ptr, order_ptr, tiles_ptr, used_ptr, out_ptr, stride_out,
+    num_tokens, num_tiles, PARTS: tl.constexpr, RANK: tl.constexpr, PIECES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # h as above, b [slots, OUT, RANK], scale [slots, PARTS], part [3, column tiles]: the part, first column and end of each
-    # -> out [tokens, OUT] += scale * h b^T.
+    # h as above, b [slots, outputs, RANK], scale [slots, PARTS], part [3, column tiles]: the part, first column and end of each
+    # -> out [tokens, outputs] += scale * h b^T.
     block, num_blocks, first = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     num_used = tl.load(used_ptr)
     if (first >= num_used) & (block + first > 0):
@@ -117,8 +118,8 @@ def _expand(
     end = tl.load(part_ptr + 2 * num_blocks + block)
     inside = column < end
     slot, place, there, token = _tile(order_ptr, tiles_ptr, first, num_used, num_tiles, ROWS)
-    b = _matrix(b_ptr, slot, column, end, OUT, RANK)
-    scale = tl.load(scale_ptr + tl.maximum(slot, 0) * PARTS + part)
+    b = _matrix(b_ptr, stride_b, slot, column, end, RANK)
+    scale = tl.load(scale_ptr + tl.maximum(slot, 0).to(tl.int64) * stride_scale + part)
     wait_for_previous(PDL)
     for tile in range(first, num_used, tl.num_programs(1)):
         if scale != 0.0:
@@ -128,13 +129,13 @@ def _expand(
             added = _added(h_ptr, b, scale, place, there, part, num_tokens, PARTS, RANK, PIECES, ROWS, PRECISION)
             tl.store(out_at, (given.to(tl.float32) + added).to(given.dtype), mask=mask)
         slot, place, there, token = _tile(order_ptr, tiles_ptr, tile + tl.num_programs(1), num_used, num_tiles, ROWS)
-        b = _matrix(b_ptr, slot, column, end, OUT, RANK)
-        scale = tl.load(scale_ptr + tl.maximum(slot, 0) * PARTS + part)
+        b = _matrix(b_ptr, stride_b, slot, column, end, RANK)
+        scale = tl.load(scale_ptr + tl.maximum(slot, 0).to(tl.int64) * stride_scale + part)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _expand_gated(
-    h_ptr, b_ptr, scale_ptr, order_ptr, tiles_ptr, used_ptr, gate_up_ptr, out_ptr, num_tokens, num_tiles,
+    h_ptr, b_ptr, stride_b, scale_ptr, stride_scale, order_ptr, tiles_ptr, used_ptr, gate_up_ptr, out_ptr, num_tokens, num_tiles,
     RANK: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -147,15 +148,16 @@ def _expand_gated(
     KIND: tl.constexpr = out_ptr.dtype.element_ty
     inside = column < WIDTH
     slot, place, there, token = _tile(order_ptr, tiles_ptr, first, num_used, num_tiles, ROWS)
-    gate_b = _matrix(b_ptr, slot, column, WIDTH, 2 * WIDTH, RANK)
-    up_b = _matrix(b_ptr, slot, column + WIDTH, 2 * WIDTH, 2 * WIDTH, RANK)
+    gate_b = _matrix(b_ptr, stride_b, slot, column, WIDTH, RANK)
+    up_b = _matrix(b_ptr, stride_b, slot, column + WIDTH, 2 * WIDTH, RANK)
     wait_for_previous(PDL)
     for tile in range(first, num_used, tl.num_programs(1)):
         at = gate_up_ptr + token[:, None] * (2 * WIDTH) + column[None, :]
         mask = there[:, None] & inside[None, :]
         gate, up = tl.load(at, mask=mask, other=0.0), tl.load(at + WIDTH, mask=mask, other=0.0)
         if slot >= 0:
-            of_gate, of_up = tl.load(scale_ptr + slot * 2), tl.load(scale_ptr + slot * 2 + 1)
+            scale_at = scale_ptr + slot.to(tl.int64) * stride_scale
+            of_gate, of_up = tl.load(scale_at), tl.load(scale_at + 1)
             added = _added(h_ptr, gate_b, of_gate, place, there, 0, num_tokens, 2, RANK, PIECES, ROWS, PRECISION)
             gate = (gate.to(tl.float32) + added).to(KIND)
             added = _added(h_ptr, up_b, of_up, place, there, 1, num_tokens, 2, RANK, PIECES, ROWS, PRECISION)
@@ -163,12 +165,12 @@ def _expand_gated(
         result = activated(gate.to(tl.float32), "silu") * up.to(tl.float32)
         tl.store(out_ptr + token[:, None] * WIDTH + column[None, :], result.to(KIND), mask=mask)
         slot, place, there, token = _tile(order_ptr, tiles_ptr, tile + tl.num_programs(1), num_used, num_tiles, ROWS)
-        gate_b = _matrix(b_ptr, slot, column, WIDTH, 2 * WIDTH, RANK)
-        up_b = _matrix(b_ptr, slot, column + WIDTH, 2 * WIDTH, 2 * WIDTH, RANK)
+        gate_b = _matrix(b_ptr, stride_b, slot, column, WIDTH, RANK)
+        up_b = _matrix(b_ptr, stride_b, slot, column + WIDTH, 2 * WIDTH, RANK)
 
 
-class _Share(NamedTuple):
-    """On the host, where copies begin: a [PARTS, RANK, K], b [N, RANK], scale [PARTS]."""
+class _Views(NamedTuple):
+    """A slot, or all of them, as they lie in memory: a [..., PARTS, RANK, K], b [..., N, RANK], scale [..., PARTS] float32."""
 
     a: Tensor
     b: Tensor
@@ -178,13 +180,11 @@ class _Share(NamedTuple):
 class TritonLoraSlots(LoraSlots):
     def __init__(self, shape: LoraShape, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape)
+        self._dtype, self._device = dtype, device
         self._rank = max(_LEAST_RANK, triton.next_power_of_2(shape.max_rank))
         # Of a program: what it multiplies at a time, in shared memory and registers.
         self._depth, self._columns = (256, 64) if self._rank <= 32 else (64, 32)
-        num_parts, num_slots = len(shape.parts), shape.num_slots
-        self._a = torch.zeros(num_slots, num_parts, self._rank, shape.in_features, dtype=dtype, device=device)
-        self._b = torch.zeros(num_slots, shape.out_features, self._rank, dtype=dtype, device=device)
-        self._scale = torch.zeros(num_slots, num_parts, dtype=torch.float32, device=device)
+        num_parts = len(shape.parts)
         self._starts = [sum(shape.parts[:part]) for part in range(num_parts)]
         blocks = [
             (part, first, start + size)
@@ -193,15 +193,39 @@ class TritonLoraSlots(LoraSlots):
         ]
         self._blocks = torch.tensor(blocks, dtype=torch.int32, device=device).T.contiguous()
         self._is_pair = num_parts == 2 and shape.parts[0] == shape.parts[1]
-        self.nbytes = self._a.nbytes + self._b.nbytes
+        self._sizes = num_parts * self._rank * shape.in_features, shape.out_features * self._rank
+        used = sum(self._sizes) * dtype.itemsize + 4 * num_parts
+        self.slot_bytes = -(-used // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = shape.num_slots * self.slot_bytes
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
-        self._pinned = device.type == "cuda"
+        self._bound: _Views | None = None
 
-    def prepared(self, parts: Sequence[LoraPart]) -> _Share:
+    def bind(self, memory: Tensor) -> None:
+        self._bound = self._views(memory)
+
+    def _views(self, memory: Tensor) -> _Views:
+        """memory [..., slot_bytes] uint8: the last dim is contiguous."""
+        of_a, of_b = (size * self._dtype.itemsize for size in self._sizes)
+        num_parts, lead = len(self.shape.parts), memory.shape[:-1]
+        a = memory[..., :of_a].view(self._dtype).view(*lead, num_parts, self._rank, self.shape.in_features)
+        b = memory[..., of_a : of_a + of_b].view(self._dtype).view(*lead, self.shape.out_features, self._rank)
+        return _Views(a, b, memory[..., of_a + of_b : of_a + of_b + 4 * num_parts].view(torch.float32))
+
+    def _slots(self) -> _Views:
+        if self._bound is None:  # nobody has given it memory
+            size = self.shape.num_slots, self.slot_bytes
+            self.bind(torch.zeros(size, dtype=torch.uint8, device=self._device))
+        assert self._bound is not None
+        return self._bound
+
+    def prepared(self, parts: Sequence[LoraPart]) -> Tensor:
+        memory = torch.zeros(self.slot_bytes, dtype=torch.uint8)
+        self.write(parts, memory)
+        return memory
+
+    def write(self, parts: Sequence[LoraPart], memory: Tensor) -> None:
         """What lies in a slot whole, padding included, so that nothing is left of the adapter before."""
-        a = torch.zeros(self._a.shape[1:], dtype=self._a.dtype, pin_memory=self._pinned)
-        b = torch.zeros(self._b.shape[1:], dtype=self._b.dtype, pin_memory=self._pinned)
-        scale = torch.zeros(self._scale.shape[1:], pin_memory=self._pinned)
+        a, b, scale = self._views(memory)
         for part in parts:
             stop = part.start + len(part.b)
             for place, start in enumerate(self._starts):
@@ -209,14 +233,13 @@ class TritonLoraSlots(LoraSlots):
                     a[place, : part.rank] = part.a
                     scale[place] = part.scale
             b[part.start : stop, : part.rank] = part.b
-        return _Share(a, b, scale)
 
-    def put(self, slot: int, share: _Share | None) -> None:
+    def put(self, slot: int, share: Tensor | None) -> None:
         if share is None:
-            self._scale[slot].zero_()
+            self._slots().scale[slot].zero_()
             return
-        for ours, given in zip((self._a, self._b, self._scale), share, strict=True):
-            ours[slot].copy_(given, non_blocking=True)
+        for ours, given in zip(self._slots(), self._views(share), strict=True):
+            ours[slot].copy_(given)
 
     def begin(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
         """h [pieces, T as sorted, parts, rank] float32. Rows of x contiguous; it may be of a wider type than the adapters."""
@@ -228,9 +251,10 @@ class TritonLoraSlots(LoraSlots):
         h = torch.empty(pieces, num_tokens, num_parts, self._rank, dtype=torch.float32, device=x.device)
         if num_tokens:
             order, tiles, used = _known(adapters)
-            x = x if x.dtype == self._a.dtype else x.to(self._a.dtype)
+            a = self._slots().a
+            x = x if x.dtype == self._dtype else x.to(self._dtype)
             _shrink[_grid(num_parts * pieces, tiles)](
-                x, x.stride(0), self._a, order, tiles, used, h, num_tokens, tiles.shape[1],
+                x, x.stride(0), a, a.stride(0), order, tiles, used, h, num_tokens, tiles.shape[1],
                 PARTS=num_parts, RANK=self._rank, IN=size, PIECE=piece, ROWS=tile_rows(num_tokens), DEPTH=self._depth,
                 PRECISION=self._precision, **overlap(x.device),
             )  # fmt: skip
@@ -240,10 +264,10 @@ class TritonLoraSlots(LoraSlots):
         """Rows of out contiguous."""
         if not len(out):
             return
-        order, tiles, used = _known(adapters)
+        (order, tiles, used), (_, b, scale) = _known(adapters), self._slots()
         _expand[_grid(self._blocks.shape[1], tiles)](
-            begun, self._b, self._scale, self._blocks, order, tiles, used, out, out.stride(0), len(out), tiles.shape[1],
-            PARTS=len(self.shape.parts), RANK=self._rank, OUT=self.shape.out_features, PIECES=len(begun),
+            begun, b, b.stride(0), scale, scale.stride(0), self._blocks, order, tiles, used, out, out.stride(0),
+            len(out), tiles.shape[1], PARTS=len(self.shape.parts), RANK=self._rank, PIECES=len(begun),
             ROWS=tile_rows(len(out)), COLUMNS=self._columns, PRECISION=self._precision, **overlap(out.device),
         )  # fmt: skip
 
@@ -253,9 +277,10 @@ class TritonLoraSlots(LoraSlots):
         width = self.shape.parts[0]
         out = gate_up.new_empty(len(gate_up), width)
         if len(out):
-            order, tiles, used = _known(adapters)
+            (order, tiles, used), (_, b, scale) = _known(adapters), self._slots()
             _expand_gated[_grid(triton.cdiv(width, self._columns), tiles)](
-                begun, self._b, self._scale, order, tiles, used, gate_up.contiguous(), out, len(out), tiles.shape[1],
+                begun, b, b.stride(0), scale, scale.stride(0), order, tiles, used, gate_up.contiguous(), out, len(out),
+                tiles.shape[1],
                 RANK=self._rank, WIDTH=width, PIECES=len(begun), ROWS=tile_rows(len(out)), COLUMNS=self._columns,
                 PRECISION=self._precision, **overlap(out.device),
             )  # fmt: skip
@@ -263,7 +288,7 @@ class TritonLoraSlots(LoraSlots):
 
     def _compile(self, x: Tensor) -> None:
         """Run every kernel that any number of tokens will need, once a shape: none is left to be compiled in a capture."""
-        key = self.shape, self._a.dtype, x.dtype, x.device
+        key = self.shape, self._dtype, x.dtype, x.device
         if x.device.type != "cuda" or key in _compiled:
             return
         _compiled.add(key)

@@ -5,7 +5,7 @@ Slots are written in the order of steps, by whoever computes them; to prepare an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,14 @@ from runtime.models.blocks.weights import Weights
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.linear import Linear
 
-PreparedAdapter = Mapping[str, Any]  # by layer, what its slots take
-
 
 class AdapterRoom(NamedTuple):
-    """For `num_slots` adapters at a time, none of a greater rank."""
+    """For `num_slots` adapters at a time, none of a greater rank. `num_ready`: those that the host's memory has room for from the
+    beginning, where it must be memory of a kind that is slow to get."""
 
     num_slots: int
     max_rank: int
+    num_ready: int = 0
 
 
 def adaptable(spec: DecoderSpec) -> list[Linear]:
@@ -36,11 +36,10 @@ def adaptable(spec: DecoderSpec) -> list[Linear]:
 
 
 class ModelAdapters:
-    def __init__(self, linears: Mapping[str, LoraLinear], num_slots: int, step: StepAdapters) -> None:
+    def __init__(self, layers: ops.LoraLayers, num_slots: int, step: StepAdapters) -> None:
         self.num_slots = num_slots
-        self._linears, self._step = linears, step
-        self._kept: dict[int, PreparedAdapter] = {}
-        self._taken: list[frozenset[str]] = [frozenset()] * num_slots  # layers that a slot's adapter changes
+        self._layers, self._step = layers, step
+        self._kept: dict[int, ops.PreparedLora] = {}
 
     @classmethod
     def around(
@@ -54,28 +53,26 @@ class ModelAdapters:
             )
             for linear in adaptable(spec)
         }
-        return weights._replace(linears={**weights.linears, **linears}), cls(linears, room.num_slots, step)
+        slots = {name: linear.slots for name, linear in linears.items()}
+        layers = ops.LoraLayers(slots, room.num_slots, torch.device(device), room.num_ready)
+        return weights._replace(linears={**weights.linears, **linears}), cls(layers, room.num_slots, step)
 
-    def prepared(self, parts: Mapping[str, Sequence[ops.LoraPart]]) -> PreparedAdapter:
+    def prepared(self, parts: Mapping[str, Sequence[ops.LoraPart]]) -> ops.PreparedLora:
         """An adapter as `keep` takes it, given what it does to each layer. On any thread."""
-        return {name: self._linears[name].slots.prepared(some) for name, some in parts.items()}
+        return self._layers.prepared(parts)
 
-    def keep(self, key: int, adapter: PreparedAdapter) -> None:
+    def keep(self, key: int, adapter: ops.PreparedLora) -> None:
         """From now on slots may take it by this key. On any thread."""
         self._kept[key] = adapter
 
     def drop(self, key: int) -> None:
         """The contrary; slots that have taken it keep it."""
-        self._kept.pop(key, None)
+        if (adapter := self._kept.pop(key, None)) is not None:
+            self._layers.release(adapter)
 
     def place(self, slot: int, key: int) -> None:
         """From the next step on, tokens of `slot` take this adapter, and no longer the one before."""
-        adapter = self._kept[key]
-        for name in self._taken[slot] - adapter.keys():
-            self._linears[name].slots.put(slot, None)
-        for name, share in adapter.items():
-            self._linears[name].slots.put(slot, share)
-        self._taken[slot] = frozenset(adapter)
+        self._layers.put(slot, self._kept[key])
 
     def begin(self, slots: Tensor | None) -> None:
         """A step begins, whose tokens have adapters in these slots, [T] int32, -1 for none; None: no token has one."""
@@ -86,5 +83,5 @@ def _slots(linear: Linear, base: ops.LinearWeight, room: AdapterRoom, dtype: str
     """Adapters of a weight that is kept in 16 bits or fewer are kept in 16: what they take of memory counts as its own does."""
     size = linear.out_features, linear.in_features
     narrow = base.nbytes < 3 * size[0] * size[1]
-    shape = ops.LoraShape(*size, linear.parts or size[:1], *room, narrow)
+    shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, narrow)
     return ops.prepare_lora(shape, torch.float32 if linear.float32 else getattr(torch, dtype), torch.device(device))

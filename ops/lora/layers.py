@@ -1,0 +1,117 @@
+"""The slots of all layers of a model, which an adapter takes together.
+
+On a device a slot is one stretch of memory over all layers, and so is an adapter on the host: it comes by one copy, which takes
+what its bytes take, where hundreds of small ones would take the loop milliseconds to ask for. The host's stretches are pinned when
+the server starts, since to pin memory may stop a device that computes; they are taken and written on any thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ops.lora.share import LoraPart, LoraSlots
+
+_ALIGNMENT = 256
+_PINNED_AT_ONCE = 1 << 30  # bytes: torch rounds what it pins up to a power of two
+
+
+@dataclass(slots=True, eq=False)
+class _Stretch:
+    """`copied`: behind the last copy out of it."""
+
+    memory: Tensor
+    copied: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedLora:
+    """An adapter as slots take it: by layer what those keep that keep their slots themselves, and all others' in one stretch."""
+
+    shares: Mapping[str, Any]
+    stretch: _Stretch | None = None
+
+
+class LoraLayers:
+    """`slots`: of each layer, by name. `num_ready`: for so many adapters memory is pinned at once; further ones find their own."""
+
+    def __init__(
+        self, slots: Mapping[str, LoraSlots], num_slots: int, device: torch.device, num_ready: int = 0
+    ) -> None:
+        self._slots = slots
+        self._places: dict[str, slice] = {}
+        end = 0
+        for name, each in slots.items():
+            if each.slot_bytes:
+                self._places[name] = slice(end, end + each.slot_bytes)
+                end += -(-each.slot_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._memory = torch.zeros(num_slots, end, dtype=torch.uint8, device=device)
+        for name, place in self._places.items():
+            slots[name].bind(self._memory[:, place])
+        self._host = _Host(end, num_ready if end else 0, pinned=device.type == "cuda")
+        self._taken: list[frozenset[str]] = [frozenset()] * num_slots  # layers with slots of their own that one changes
+
+    def prepared(self, parts: Mapping[str, Sequence[LoraPart]]) -> PreparedLora:
+        """An adapter as `put` takes it, given what it does to each layer. On any thread; takes long."""
+        shares = {name: self._slots[name].prepared(some) for name, some in parts.items() if name not in self._places}
+        if not self._places:
+            return PreparedLora(shares)
+        stretch = self._host.take()
+        for name, place in self._places.items():
+            if name in parts:
+                self._slots[name].write(parts[name], stretch.memory[place])
+        return PreparedLora(shares, stretch)
+
+    def release(self, adapter: PreparedLora) -> None:
+        """It will not be put any more; slots that have it keep it."""
+        if adapter.stretch is not None:
+            self._host.give(adapter.stretch)
+
+    def put(self, slot: int, adapter: PreparedLora) -> None:
+        """From the next step on `slot` has this adapter. In the order of steps."""
+        for name in self._taken[slot] - adapter.shares.keys():
+            self._slots[name].put(slot, None)
+        for name, share in adapter.shares.items():
+            self._slots[name].put(slot, share)
+        self._taken[slot] = frozenset(adapter.shares)
+        if adapter.stretch is not None:
+            self._memory[slot].copy_(adapter.stretch.memory, non_blocking=True)
+            if self._memory.device.type == "cuda":
+                adapter.stretch.copied = torch.cuda.Event()
+                adapter.stretch.copied.record()
+
+
+@dataclass(slots=True)
+class _Host:
+    """Stretches of `num_bytes`, zeros when they are taken."""
+
+    num_bytes: int
+    num_ready: int
+    pinned: bool
+    _free: deque[_Stretch] = field(default_factory=deque)  # whose ends are safe on any thread
+
+    def __post_init__(self) -> None:
+        if self.num_bytes and self.pinned:
+            at_once = max(1, _PINNED_AT_ONCE // self.num_bytes)
+            for first in range(0, self.num_ready, at_once):
+                self._free.extend(map(_Stretch, self._allocated(min(at_once, self.num_ready - first))))
+
+    def take(self) -> _Stretch:
+        try:
+            stretch = self._free.pop()
+        except IndexError:
+            stretch = _Stretch(self._allocated(1)[0])
+        if stretch.copied is not None:
+            stretch.copied.synchronize()
+        stretch.memory.zero_()
+        return stretch
+
+    def give(self, stretch: _Stretch) -> None:
+        self._free.append(stretch)
+
+    def _allocated(self, count: int) -> Tensor:
+        return torch.empty(count, self.num_bytes, dtype=torch.uint8, pin_memory=self.pinned)
