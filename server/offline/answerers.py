@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import httpx
 
-from server.offline.llm import LLM, RequestOutput, SamplingParams
+from server.offline.llm import LLM
+from server.offline.outputs import RequestOutput
+from server.offline.prepare import SamplingParams
 
 Message = Mapping[str, str]
 CONNECT_LIMIT_S = 10.0  # to an endpoint; an answer may take as long as it takes

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from server.offline.llm import Logprob, RequestOutput
+from server.offline.outputs import Logprob, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)

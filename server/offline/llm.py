@@ -13,34 +13,32 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
-import inspect
 import os
 import sys
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from runtime.api import EngineError, Output, PoolingTask, SleepLevel, TokenLogprobs
-from server.config.option import did_you_mean
+from runtime.api import EngineError, PoolingTask, SleepLevel
 from server.config.options import ConfigError
 from server.config.parse import from_keywords
 from server.config.server_config import ServerConfig
 from server.context.arrival import Arrival
 from server.context.offload import Offload
-from server.generate.generation import EngineFailed, Generation, PromptChoice
-from server.generate.request import Chat, GenerateRequest
+from server.generate.generation import EngineFailed
+from server.generate.request import Chat
 from server.generate.start import start
-from server.generate.transcript import Call, Transcript
+from server.generate.transcript import Transcript
 from server.loaded.lifecycle import Lifecycle
 from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
 from server.offline.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from server.offline.loop_thread import LoopThread
+from server.offline.outputs import CompletionOutput, RequestOutput, best_first, increment, prompt_logprobs
 from server.offline.pooling import (
     ClassificationRequestOutput,
     Compare,
@@ -58,242 +56,32 @@ from server.offline.pooling import (
     pooling_output,
     scoring_output,
 )
+from server.offline.prepare import (
+    Conversation,
+    Prepared,
+    SamplingParams,
+    check_chat_options,
+    conversations,
+    naming,
+    of_conversation,
+    of_prompt,
+    one_each,
+)
 from server.offline.progress import Progress
-from server.offline.prompts import Prompt, plain, several
-from server.offline.refusals import as_value_error, decoded
+from server.offline.prompts import Prompt, several
+from server.offline.refusals import as_value_error
 from server.offline.tokenizer import as_transformers
-from server.openai import requests, wire
 from server.pooling.answers import ranked
 from server.pooling.run import Pooled
 from server.process.load import load
 from server.process.terminal import StartupDisplay
 from server.routes.service import Service
-from server.text.events import Malformed, Reasoning, Text
 from server.wire.errors import ApiError, UnsupportedParameter
 
 T = TypeVar("T")
 
-Conversation = Sequence[Mapping[str, Any]]
 
-# The wire's fields that say how tokens are chosen and where text ends: the others are about HTTP, or change an answer's form.
-SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "logit_bias", "n", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
-    "skip_special_tokens", "add_special_tokens", "allowed_token_ids", "truncate_prompt_tokens", "truncation_side", "priority",
-    "cache_salt", "logprobs", "prompt_logprobs", "logprob_token_ids", "best_of", "use_beam_search", "length_penalty",
-    "early_stopping", "bad_words", "response_format", "structured_outputs", "speculative",
-)  # fmt: skip
-# Those that say what a prompt is made of beside messages, and what may be in an answer.
-CHAT_FIELDS = (
-    "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-    "documents", "reasoning_effort", "include_reasoning", "thinking_token_budget", "prediction",
-)  # fmt: skip
 UNBOUNDED = 2**31 - 1  # the queue's limit: `_Window` is what bounds it here
-
-
-# --- asked --------------------------------------------------------------------------------------------------------
-
-
-class SamplingParams:
-    """How to choose tokens and where to stop: the fields of the HTTP API, by the same names, with the same limits.
-
-    What is not given is as the model's authors advise; `max_tokens` is then 16 for `generate` and the rest of the context
-    for `chat`. Raises ValueError naming the field."""
-
-    __slots__ = ("fields",)
-    __signature__ = inspect.Signature(
-        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in SAMPLING_FIELDS]
-    )
-
-    def __init__(self, **fields: Any) -> None:
-        for name, value in fields.items():
-            if name not in SAMPLING_FIELDS:
-                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
-            _check_finite(name, value)
-        self.fields: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        decoded(wire.COMPLETION, {"prompt": "", **self.fields})
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SamplingParams) and self.fields == other.fields
-
-    __hash__ = None  # type: ignore[assignment]  # logit_bias is a dict
-
-    def __repr__(self) -> str:
-        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name not in CHAT_FIELDS:
-            raise ValueError(f"chat has no option {name!r}{did_you_mean(name, CHAT_FIELDS)}")
-
-
-def _check_finite(name: str, value: Any) -> None:
-    """JSON, in which the rules are written, has no word for these."""
-    for number in value.values() if isinstance(value, Mapping) else (value,):
-        if isinstance(number, float) and not abs(number) < float("inf"):
-            raise ValueError(f"Invalid {name!r}: {number} is not a finite number")
-
-
-@contextlib.contextmanager
-def _naming(param: str, number: int, total: int) -> Iterator[None]:
-    """A complaint inside the block tells which of `total` prompts it is about."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{param} {number}: {error}" if total > 1 else str(error)) from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """One prompt or conversation, checked. `text`: the prompt as given, where it was text."""
-
-    request: GenerateRequest
-    text: str | None
-
-    @property
-    def param(self) -> str:
-        return self.request.prompt_field
-
-
-def _ask_completion(prompt: Prompt, params: SamplingParams) -> _Ask:
-    found = plain(prompt)
-    salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
-    request = requests.of_completion(decoded(wire.COMPLETION, {"prompt": found.given, **params.fields, **salt}))
-    return _Ask(request, found.text)
-
-
-def _ask_chat(messages: Conversation, params: SamplingParams, options: Mapping[str, Any]) -> _Ask:
-    body = {"messages": list(messages), **{name: value for name, value in options.items() if value is not None}}
-    fields = dict(params.fields)
-    if "logprobs" in fields:  # a chat has its own names for it
-        fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
-    given = decoded(wire.CHAT, {**body, **fields})
-    try:
-        return _Ask(requests.of_chat(given), None)
-    except ApiError as error:
-        raise as_value_error(error) from None
-
-
-def _conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    conversations: list[Any] = list(given)
-    return [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num
-    if len(params) != num:
-        raise ValueError(f"sampling_params: {len(params)} for {num} prompts; give one for all or one for each")
-    return list(params)
-
-
-# --- answered -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """`rank` counts from 1, the most likely; None for tokens that were asked for by id."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One of n answers. `token_ids` holds the token that ended it, `text` does not. `finish_reason` "stop", "length" or
-    "tool_calls", None while it goes on; `stop_reason`: the stop string or id of `stop_token_ids` that ended it. `logprobs`, if
-    asked: for each of `token_ids` itself and its alternatives, by id; `cumulative_logprob`: the sum of their own.
-
-    Of a chat, `text` is the answer alone: `reasoning` what the model thought before, `tool_calls` the calls it wants made,
-    which come all together once it has ended."""
-
-    index: int
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: list[Call] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    cumulative_logprob: float | None = None
-
-    def add(self, more: CompletionOutput) -> None:
-        if more.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *more.logprobs]
-            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (more.cumulative_logprob or 0.0)
-        self.text += more.text
-        self.reasoning += more.reasoning
-        self.tool_calls += more.tool_calls
-        self.token_ids += more.token_ids
-        self.finish_reason, self.stop_reason = more.finish_reason, more.stop_reason
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """What came of one prompt: `outputs` by index, n of them. From `agenerate` and `achat` an increment: only the choices
-    that moved, with the text and ids that are new. `prompt` is None for a prompt of ids, and for a conversation the text
-    its template made. `finished`: nothing follows. `num_cached_tokens`: of the prompt, found in the prefix cache.
-    `prompt_logprobs`, if asked, when finished: as an answer's, for each token of the prompt; None for the first. Answers that
-    compete (`best_of`) come when all are complete."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = False
-    num_cached_tokens: int = 0
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-
-
-def _increment(generation: Generation, output: Output, transcript: Transcript) -> CompletionOutput:
-    """The choice's part in `output`. `transcript`: of the choice so far; grows."""
-    choice = generation.choices[output.index]
-    before = choice.num_tokens
-    events = choice.events(output)
-    transcript.add(events)
-    # Ids behind a stop string came from the engine, and belong to nobody.
-    ids = list(output.token_ids[: choice.num_tokens - before])
-    more = CompletionOutput(
-        output.index,
-        "".join(event.text for event in events if isinstance(event, Text | Malformed)),
-        "".join(event.text for event in events if isinstance(event, Reasoning)),
-        transcript.calls if choice.finish_reason is not None else [],
-        ids,
-        choice.finish_reason,
-        choice.stop_reason,
-    )
-    if generation.options.logprobs is not None:
-        found = list(zip(ids, output.logprobs or (), strict=False))
-        by_id = bool(generation.requests[output.index].sampling.logprob_token_ids)
-        more.logprobs = [_shown(generation.tokenizer, id, entry, ranked=not by_id) for id, entry in found]
-        more.cumulative_logprob = sum(entry.logprob for _, entry in found)
-    return more
-
-
-def _shown(tokenizer: Tokenizer, id: int, found: TokenLogprobs, *, ranked: bool = True) -> dict[int, Logprob]:
-    def text(id: int) -> str:
-        return tokenizer.token_bytes(id).decode(errors="replace")
-
-    shown = {id: Logprob(found.logprob, found.rank, text(id))}
-    for rank, (other, logprob) in enumerate(found.top, start=1):
-        shown.setdefault(other, Logprob(logprob, rank if ranked else None, text(other)))
-    return shown
-
-
-def _prompt_logprobs(generation: Generation) -> list[dict[int, Logprob] | None] | None:
-    first = generation.choices[0]
-    if generation.options.prompt_logprobs is None or not isinstance(first, PromptChoice):
-        return None
-    return [None if found is None else _shown(generation.tokenizer, id, found) for id, found in first.prompt_logprobs]
-
-
-def _best(generation: Generation, wholes: Sequence[CompletionOutput]) -> list[CompletionOutput]:
-    return [dataclasses.replace(wholes[index], index=place) for place, index in enumerate(generation.best)]
-
-
-# --- the engine's side, on the background loop --------------------------------------------------------------------
 
 
 class _Window:
@@ -338,7 +126,7 @@ class _Core:
         finally:
             display.finish()
 
-    async def increments(self, ask: _Ask) -> AsyncGenerator[RequestOutput, None]:
+    async def increments(self, ask: Prepared) -> AsyncGenerator[RequestOutput, None]:
         """Raises ValueError where the request does not fit the model, RuntimeError where the engine fails or is closed."""
         id = uuid.uuid4().hex
         async with self._window.room_for(ask.request.num_candidates):
@@ -367,7 +155,7 @@ class _Core:
             try:
                 async with opened as stream:
                     async for outputs in stream:
-                        moved = [_increment(generation, output, transcripts[output.index]) for output in outputs]
+                        moved = [increment(generation, output, transcripts[output.index]) for output in outputs]
                         finished = all(choice.finish_reason is not None for choice in generation.choices)
                         if generation.aborted:
                             raise RuntimeError("the LLM was closed before the answer was complete")
@@ -376,11 +164,9 @@ class _Core:
                                 competing[more.index].add(more)
                             if not finished:
                                 continue
-                            moved = _best(generation, competing)
-                        prompt_logprobs = _prompt_logprobs(generation) if finished else None
-                        yield RequestOutput(
-                            id, text, ids, moved, finished, generation.num_cached_tokens, prompt_logprobs
-                        )
+                            moved = best_first(generation, competing)
+                        of_prompt_ids = prompt_logprobs(generation) if finished else None
+                        yield RequestOutput(id, text, ids, moved, finished, generation.num_cached_tokens, of_prompt_ids)
             except ApiError as error:
                 raise as_value_error(error) from None
             except EngineFailed as error:
@@ -388,14 +174,14 @@ class _Core:
             except EngineError as error:
                 raise RuntimeError(f"the LLM was closed before the answer was complete: {error}") from None
 
-    async def answers(self, asks: Sequence[_Ask], progress: Progress) -> list[RequestOutput]:
+    async def answers(self, asks: Sequence[Prepared], progress: Progress) -> list[RequestOutput]:
         """In the order of `asks`; the first that fails ends the others."""
         found: list[RequestOutput | None] = [None] * len(asks)
         todo = iter(enumerate(asks))
 
         async def work() -> None:
             for number, ask in todo:
-                with _naming(ask.param, number, len(asks)):
+                with naming(ask.param, number, len(asks)):
                     answer = found[number] = await self._whole(ask)
                 progress.done(sum(len(output.token_ids) for output in answer.outputs))
 
@@ -407,7 +193,7 @@ class _Core:
             raise errors.exceptions[0] from None
         return [answer for answer in found if answer is not None]
 
-    async def _whole(self, ask: _Ask) -> RequestOutput:
+    async def _whole(self, ask: Prepared) -> RequestOutput:
         outputs = [CompletionOutput(index) for index in range(ask.request.n)]
         async with contextlib.aclosing(self.increments(ask)) as increments:
             async for increment in increments:
@@ -434,7 +220,7 @@ class _Core:
         await self._loaded.engine.close()
 
 
-# --- for users ----------------------------------------------------------------------------------------------------
+# --- for users -----------------------------------------------------------------------------------------------------
 
 
 class LLM:
@@ -486,11 +272,11 @@ class LLM:
 
         Raises ValueError, naming the prompt and the field, and then nothing is answered."""
         given = several(prompts)
-        params = _one_each(sampling_params, len(given))
+        params = one_each(sampling_params, len(given))
         asks = []
         for number, each in enumerate(zip(given, params, strict=True)):
-            with _naming("prompt", number, len(given)):
-                asks.append(_ask_completion(*each))
+            with naming("prompt", number, len(given)):
+                asks.append(of_prompt(*each))
         return self._all(asks, use_tqdm)
 
     def chat(
@@ -502,13 +288,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation or several: lists of {"role": …, "content": …}. `options`: CHAT_FIELDS, as the HTTP API has
         them (`tools` …). Otherwise as `generate`."""
-        given = _conversations(messages)
-        params = _one_each(sampling_params, len(given))
-        _check_options(options)
+        given = conversations(messages)
+        params = one_each(sampling_params, len(given))
+        check_chat_options(options)
         asks = []
         for number, each in enumerate(zip(given, params, strict=True)):
-            with _naming("messages", number, len(given)):
-                asks.append(_ask_chat(*each, options))
+            with naming("messages", number, len(given)):
+                asks.append(of_conversation(*each, options))
         return self._all(asks, use_tqdm)
 
     def agenerate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
@@ -517,7 +303,7 @@ class LLM:
         leave through `contextlib.aclosing`.
 
         Raises ValueError: for what is wrong in itself here, for what does not fit the model at the first step."""
-        return self._iterate(_ask_completion(prompt, sampling_params or SamplingParams()))
+        return self._iterate(of_prompt(prompt, sampling_params or SamplingParams()))
 
     def achat(
         self,
@@ -526,8 +312,8 @@ class LLM:
         **options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Increments of the answer to one conversation. See `agenerate`."""
-        _check_options(options)
-        return self._iterate(_ask_chat(messages, sampling_params or SamplingParams(), options))
+        check_chat_options(options)
+        return self._iterate(of_conversation(messages, sampling_params or SamplingParams(), options))
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
@@ -659,7 +445,7 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _all(self, asks: Sequence[_Ask], use_tqdm: bool) -> list[RequestOutput]:
+    def _all(self, asks: Sequence[Prepared], use_tqdm: bool) -> list[RequestOutput]:
         core = self._open_core()
         progress = Progress(len(asks), "prompt", shown=use_tqdm)
         try:
@@ -667,7 +453,7 @@ class LLM:
         finally:
             progress.close()
 
-    def _iterate(self, ask: _Ask) -> AsyncIterator[RequestOutput]:
+    def _iterate(self, ask: Prepared) -> AsyncIterator[RequestOutput]:
         return self._background.iterate(self._open_core().increments(ask))
 
     def _open_core(self) -> _Core:

@@ -20,7 +20,7 @@ from server.config.server_config import ServerConfig
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel
-from server.offline.llm import SAMPLING_FIELDS
+from server.offline.prepare import SAMPLING_FIELDS
 from server.openai.wire import CompletionRequest
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import END, EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
