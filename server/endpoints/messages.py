@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from server.anthropic import api_types, wire
 from server.anthropic.content import blocks, message, stop, usage
+from server.anthropic.errors import AnthropicErrors
 from server.anthropic.events import MessageFrames
 from server.anthropic.prepare import NAMES, PreparedMessages, generate_request, prepare
 from server.generate.collect import collect_transcripts
@@ -18,8 +19,10 @@ from server.http.body import body_cost, json_response, note_ignored, read_reques
 from server.http.middleware import arrival, request_id
 from server.http.sse import ClientWatch, EventStream, while_waited_for
 from server.loaded.model import LoadedModel
-from server.routes.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
 from server.routes.service import Service
+
+ERRORS = ErrorsBelow("/v1/messages", AnthropicErrors())
 
 
 @route(

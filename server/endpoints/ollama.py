@@ -16,15 +16,18 @@ from server.http.sse import ClientWatch, JsonLineStream
 from server.loaded.model import LoadedModel
 from server.ollama import api_types, wire
 from server.ollama.answers import LOAD, ChatShape, GenerateShape, Shape, nothing, whole
+from server.ollama.errors import OllamaErrors
 from server.ollama.frames import LineFrames
 from server.ollama.models import named
 from server.ollama.prepare import CHAT_NAMES, GENERATE_NAMES, Prepared, of_chat, of_generate
-from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route
+from server.routes.route import GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
 from server.routes.service import Service
 from server.wire.errors import InvalidRequest
 from server.wire.field_names import FieldNames
 
 LINES = "application/x-ndjson"
+
+ERRORS = ErrorsBelow("/api", OllamaErrors())
 
 
 @route(

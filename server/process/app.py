@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.routing import Route as PathRoute
@@ -20,7 +21,6 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import server.endpoints
-from server.anthropic.errors import AnthropicErrors
 from server.batches.folder import BatchFolder
 from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
@@ -35,30 +35,34 @@ from server.loaded import engines
 from server.loaded.feed import Feed, Snapshots
 from server.loaded.swaps import visiting
 from server.loaded.texts import Texts
-from server.ollama.errors import OllamaErrors
-from server.routes.route import Route
+from server.routes.route import ErrorsBelow, Route
 from server.routes.service import Service
 from server.wire.errors import ErrorShape
+
+T = TypeVar("T")
 
 logger = logging.getLogger("oneloop.http")
 
 
-def found_routes() -> tuple[Route, ...]:
-    """Every Route in the files of `endpoints/`; a path with a name in it behind those without, which it may match.
-
-    Raises ValueError where two answer the same."""
+def _declared(kind: type[T]) -> list[T]:
+    """Every `kind` in the files of `endpoints/`."""
     folder = server.endpoints
     modules = (import_module(f"{folder.__name__}.{found.name}") for found in pkgutil.iter_modules(folder.__path__))
-    routes = [each for module in modules for each in vars(module).values() if isinstance(each, Route)]
+    return [each for module in modules for each in vars(module).values() if isinstance(each, kind)]
+
+
+def found_routes() -> tuple[Route, ...]:
+    """Every Route; a path with a name in it behind those without, which it may match.
+
+    Raises ValueError where two answer the same."""
+    routes = _declared(Route)
     if twice := [key for key, count in Counter((each.method, each.path) for each in routes).items() if count > 1]:
         raise ValueError(f"more than one endpoint answers {' '.join(twice[0])}")
     return tuple(sorted(routes, key=lambda each: "{" in each.path))
 
 
 ROUTES = found_routes()
-
-# Where clients do not read errors as OpenAI's do; it holds for what is below a path too.
-ERROR_SHAPES: Mapping[str, ErrorShape] = MappingProxyType({"/v1/messages": AnthropicErrors(), "/api": OllamaErrors()})
+ERROR_SHAPES: Mapping[str, ErrorShape] = MappingProxyType({each.path: each.shape for each in _declared(ErrorsBelow)})
 
 
 class Endpoint:

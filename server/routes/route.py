@@ -3,7 +3,7 @@
     @route("GET", "/version", Operation("version", "Server", "The server's version", {JSON: Version}))
     async def version(service: Service, http: Request) -> Response: ...
 
-Every Route in a file of `endpoints/` is found by `app`; nothing else lists them."""
+Every Route in a file of `endpoints/` is found by `app`, and every ErrorsBelow; nothing else lists them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server.routes.service import Service
+from server.wire.errors import ErrorShape
 
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
@@ -64,6 +65,14 @@ class Route:
     path: str
     handler: Handler
     operation: Operation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ErrorsBelow:
+    """How errors of `path` and of all below it are written, routes or not, where clients do not read them as OpenAI's do."""
+
+    path: str
+    shape: ErrorShape
 
 
 def route(method: str, path: str, operation: Operation) -> Callable[[Handler], Route]:
