@@ -18,7 +18,7 @@ from server.anthropic.wire import (
     ThinkingDisabled,
     ThinkingEnabled,
 )
-from server.generate.matchers import one_constraint
+from server.generate.constraint import json_schema, one_constraint
 from server.generate.request import (
     Chat,
     Function,
@@ -30,7 +30,6 @@ from server.generate.request import (
     ToolChoice,
 )
 from server.loaded.prompt import ChatTemplate
-from server.structured.grammar import JsonSchema
 from server.wire.field_names import FieldNames
 
 # Variables by which templates switch reasoning on.
@@ -129,7 +128,7 @@ def _constraint(wire: MessagesRequest) -> OutputConstraint | None:
     found: list[OutputConstraint] = []
     if wire.json_format is not None:
         field = "output_config.format" if wire.output_format is None else "output_format"
-        found.append(OutputConstraint(JsonSchema(wire.json_format.schema), f"{field}.schema"))
+        found.append(json_schema(wire.json_format.schema, f"{field}.schema"))
     return one_constraint(found, wire.constraints())
 
 

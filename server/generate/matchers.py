@@ -4,99 +4,20 @@ A constraint of a chat is one of what follows the reasoning; calls in it are in 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
-
-from msgspec import structs
 
 from runtime.api import MatcherFactory
 from server.generate.bad_words import forbid
 from server.generate.request import CONTINUE, TOOL_CHOICE, TOOLS, Chat, GenerateRequest, OnlyFunction, OutputConstraint
 from server.loaded.chat_format import OutputParser
-from server.loaded.json_style import Whitespace
-from server.loaded.model import Grammar, LoadedModel
+from server.loaded.model import LoadedModel
 from server.structured.after_reasoning import after_reasoning
 from server.structured.budget import ReasoningMarkers, thinking_budget
 from server.structured.chats import ChatGrammar, Function
-from server.structured.grammar import (
-    ANY_OBJECT,
-    Choice,
-    GrammarError,
-    JsonSchema,
-    Regex,
-    Rules,
-)
-from server.structured.tags import StructuralTag
+from server.structured.grammar import GrammarError
 from server.text.tools.registry import name_of
 from server.wire.errors import Field, InvalidRequest
-from server.wire.schema import StructuredOutputs
-
-
-def structured_grammar(wanted: StructuredOutputs) -> Grammar:
-    """The grammar that `wanted`, which has been checked, describes."""
-    whitespace = _whitespace(wanted)
-    closed = wanted.disable_additional_properties
-    if wanted.regex is not None:
-        return Regex(wanted.regex)
-    if wanted.choice is not None:
-        return Choice(tuple(wanted.choice))
-    if wanted.grammar is not None:
-        return Rules(wanted.grammar)
-    if wanted.structural_tag is not None:
-        return StructuralTag(wanted.structural_tag, whitespace, wanted.whitespace_pattern, closed)
-    schema = ANY_OBJECT.schema if wanted.json is None else wanted.json
-    return JsonSchema(schema, whitespace, wanted.whitespace_pattern, closed)
-
-
-def one_constraint(
-    found: Sequence[OutputConstraint], wanted: Mapping[str, StructuredOutputs]
-) -> OutputConstraint | None:
-    """The constraint that all of these are: clients say the same thing twice, to servers old and new. `found`: of the API's own
-    fields, `wanted`: of others, by their names; one that is only a style says how the others' JSON is written.
-
-    Raises InvalidRequest where they are different ones."""
-    constraints = list(found)
-    constraints += (
-        OutputConstraint(structured_grammar(one), param) for param, one in wanted.items() if not one.is_style
-    )
-    for param, style in wanted.items():
-        if style.is_style:
-            constraints = [_styled(one, style) for one in constraints]
-            if not any(isinstance(one.grammar, JsonSchema | StructuralTag) for one in constraints):
-                raise InvalidRequest(f"{param} says how JSON is written, and no field asks for JSON", param=param)
-    if not constraints:
-        return None
-    first, *others = constraints
-    if any(_meaning(one.grammar) != _meaning(first.grammar) for one in others):
-        names = " and ".join(dict.fromkeys(one.param.partition(".")[0] for one in constraints))
-        raise InvalidRequest(f"{names} each ask for a form, and not the same; give one of them", param=first.param)
-    return first
-
-
-def _styled(constraint: OutputConstraint, style: StructuredOutputs) -> OutputConstraint:
-    if not isinstance(constraint.grammar, JsonSchema | StructuralTag):
-        return constraint
-    pattern, closed = style.whitespace_pattern, style.disable_additional_properties
-    changed = structs.replace(constraint.grammar, whitespace=_whitespace(style), pattern=pattern, closed=closed)
-    return constraint._replace(grammar=changed)
-
-
-def _whitespace(wanted: StructuredOutputs) -> Whitespace | None:
-    if wanted.disable_any_whitespace is None:
-        return None
-    return "none" if wanted.disable_any_whitespace else "any"
-
-
-def _meaning(grammar: Grammar) -> object:
-    """What two grammars that say the same have in common."""
-    if not isinstance(grammar, JsonSchema) or not isinstance(grammar.schema, str):
-        return grammar
-    try:
-        return structs.replace(grammar, schema=json.loads(grammar.schema))
-    except (ValueError, RecursionError):
-        return grammar
 
 
 class Matchers(NamedTuple):

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from server.generate.constraint import json_schema, rules
 from server.generate.request import GenerateRequest, Infill, OutputConstraint, Prompts, Sampling, Shown
 from server.llamacpp import wire
-from server.structured.grammar import JsonSchema, Rules
 from server.wire.errors import InvalidRequest
 from server.wire.field_names import FieldNames
 
@@ -77,9 +77,9 @@ def _prepared(given: wire.LlamaRequest, prompt: Prompts | Infill) -> Prepared:
 
 def _constraint(given: wire.LlamaRequest) -> OutputConstraint | None:
     if given.grammar:
-        return OutputConstraint(Rules(given.grammar), "grammar")
+        return rules(given.grammar, "grammar")
     if given.json_schema is not None:
-        return OutputConstraint(JsonSchema(given.json_schema), "json_schema")
+        return json_schema(given.json_schema, "json_schema")
     return None
 
 

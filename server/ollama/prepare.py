@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from server.generate.constraint import json_object, json_schema
 from server.generate.request import (
     Chat,
     Function,
@@ -19,7 +20,6 @@ from server.generate.request import (
 )
 from server.loaded.model import LoadedModel
 from server.ollama import wire
-from server.structured.grammar import ANY_OBJECT, JsonSchema
 from server.wire.errors import InvalidRequest
 from server.wire.field_names import FieldNames
 
@@ -121,7 +121,7 @@ def _prepared(
 def _constraint(format: wire.Format | None) -> OutputConstraint | None:
     if format is None or format == "":
         return None
-    return OutputConstraint(ANY_OBJECT if isinstance(format, str) else JsonSchema(format), "format")
+    return json_object("format") if isinstance(format, str) else json_schema(format, "format")
 
 
 # --- thinking -----------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from server.generate.constraint import json_object, json_schema, one_constraint, structural_tag
 from server.generate.custom_tools import arguments_of, custom_function
-from server.generate.matchers import one_constraint
 from server.generate.request import (
     Beams,
     Chat,
@@ -25,8 +25,6 @@ from server.generate.request import (
 )
 from server.openai import wire
 from server.openai.wire import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
-from server.structured.grammar import ANY_OBJECT, JsonSchema
-from server.structured.tags import StructuralTag
 from server.wire.errors import InvalidRequest, clip
 from server.wire.schema import JsonObject
 
@@ -131,21 +129,22 @@ def _constraint(request: GenerationRequest) -> OutputConstraint | None:
     """The constraint that `request` has, in whichever fields. Raises InvalidRequest where these are different ones."""
     found: list[OutputConstraint] = []
     match request.response_format:
+        case JsonObject(schema=None):
+            found.append(json_object("response_format"))
         case JsonObject(schema=schema):
-            grammar = ANY_OBJECT if schema is None else JsonSchema(schema)
-            found.append(OutputConstraint(grammar, "response_format" if schema is None else "response_format.schema"))
+            found.append(json_schema(schema, "response_format.schema"))
         case wire.JsonSchemaFormat(json_schema=named):
-            found.append(OutputConstraint(JsonSchema(named.schema), "response_format.json_schema.schema"))
+            found.append(json_schema(named.schema, "response_format.json_schema.schema"))
         case wire.StructuralTagFormat() as tag:
-            found.append(OutputConstraint(_structural_tag(tag), "response_format"))
+            found.append(structural_tag(_tag_of(tag), "response_format"))
     return one_constraint(found, request.constraints())
 
 
-def _structural_tag(structured: wire.StructuralTagFormat) -> StructuralTag:
+def _tag_of(structured: wire.StructuralTagFormat) -> Mapping[str, Any]:
     """A structural tag, in either spelling."""
     if structured.structures is None:
-        return StructuralTag({"format": structured.format})
-    return StructuralTag({"structures": structured.structures, "triggers": structured.triggers})
+        return {"format": structured.format}
+    return {"structures": structured.structures, "triggers": structured.triggers}
 
 
 # --- conversations ------------------------------------------------------------------------------------------------

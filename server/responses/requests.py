@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from server.generate.matchers import one_constraint
+from server.generate.constraint import json_object, json_schema, one_constraint
 from server.generate.request import (
     Chat,
     GenerateRequest,
@@ -15,7 +15,6 @@ from server.generate.request import (
 )
 from server.responses.tools import Tools
 from server.responses.wire import FormatSchema, ResponsesRequest
-from server.structured.grammar import ANY_OBJECT, JsonSchema
 from server.wire.field_names import FieldNames
 from server.wire.schema import JsonObject
 
@@ -66,8 +65,7 @@ def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
     found: list[OutputConstraint] = []
     match None if wire.text is None else wire.text.format:
         case JsonObject(schema=schema):
-            grammar = ANY_OBJECT if schema is None else JsonSchema(schema)
-            found.append(OutputConstraint(grammar, "text.format"))
+            found.append(json_object("text.format") if schema is None else json_schema(schema, "text.format"))
         case FormatSchema(schema=schema):
-            found.append(OutputConstraint(JsonSchema(schema), "text.format.schema"))
+            found.append(json_schema(schema, "text.format.schema"))
     return one_constraint(found, wire.constraints())
