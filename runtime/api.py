@@ -526,7 +526,9 @@ class RequestEvent(NamedTuple):
 
 
 class RequestRecord(NamedTuple):
-    """The life of a sequence. `number`: of those that have ended, from 1; 0 of one that has not. Times: the monotonic clock's."""
+    """The life of a sequence. `number`: of those that have ended and were read, from 1; 0 of one that has not. Times: the monotonic
+    clock's. `delivered_s`: when its reader was done with all of it; `held_s`: how long what had settled waited for a reader that
+    was busy with what came before (its text, its socket), in all; of requests that were submitted together the same."""
 
     number: int
     id: str
@@ -540,6 +542,8 @@ class RequestRecord(NamedTuple):
     num_output_tokens: int
     finish: FinishReason | None
     events: tuple[RequestEvent, ...]
+    delivered_s: float | None = None
+    held_s: float = 0.0
 
 
 class Finished(NamedTuple):
@@ -561,7 +565,8 @@ class KVMap(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What an engine does and did lately. `num_steps` and `num_requests`: the numbers of the last of all."""
+    """What an engine does and did lately. `num_steps` and `num_requests`: the numbers of the last of all. `live`: requests that have
+    not ended, or whose readers are behind."""
 
     now_s: float
     num_steps: int

@@ -505,7 +505,10 @@ class Engine:
 
     def _admit(self, sequences: list[Sequence], *, continues: bool = False) -> EngineTokenStream:
         stream = EngineTokenStream(
-            len(sequences), lambda index, reason: self._leave(sequences[index], reason), self._stream_interval
+            len(sequences),
+            lambda index, reason: self._leave(sequences[index], reason),
+            self._stream_interval,
+            lambda index: self._meter.delivered(sequences[index], stream.held_s),
         )
         for index, sequence in enumerate(sequences):
             self._sinks[sequence.number] = _Sink(sequence, stream, index)

@@ -7,6 +7,7 @@ aborts what is unfinished; that is the only clean-up there is, and it cannot be 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -16,10 +17,25 @@ from runtime.api import FinishReason, Output, TokenLogprobs
 
 class EngineTokenStream:
     """`end(index, reason)` is the engine's way to end request `index` early. A reader that waits is woken by a request's first
-    token and by its end, and between them by every `interval` tokens: each wake-up is a write to a socket in the end."""
+    token and by its end, and between them by every `interval` tokens: each wake-up is a write to a socket in the end.
 
-    def __init__(self, num_requests: int, end: Callable[[int, FinishReason], None], interval: int = 1) -> None:
+    `delivered(index)` is called once the reader is done with the last Output of a request that has ended: it has come back for more,
+    or has left. `held_s`: how long Outputs have waited here for a reader that was still busy with earlier ones, in all."""
+
+    def __init__(
+        self,
+        num_requests: int,
+        end: Callable[[int, FinishReason], None],
+        interval: int = 1,
+        delivered: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.held_s = 0.0
+        self._since_s = 0.0  # since when something waits for a reader that is busy; 0 while nothing does
+        self._ended: list[int] = []  # whose last Output has not been dealt with
         self._end = end
+        self._delivered = delivered
+        self._clock = clock
         self._interval = interval
         self._silent = set(range(num_requests))  # of which nothing has come yet
         self._open = set(range(num_requests))  # may still produce something
@@ -54,6 +70,8 @@ class EngineTokenStream:
             return
         output = self._fresh.get(index)
         if output is None:
+            if self._reader is None and not self._fresh:  # a reader that waits costs no look at the clock
+                self._since_s = self._clock()
             self._fresh[index] = Output(
                 index, token_ids, finish, stop_token_id, num_cached_tokens, error, logprobs, complete, None, pooled,
                 retry_after_s, num_draft_tokens, num_accepted_tokens,
@@ -69,6 +87,7 @@ class EngineTokenStream:
             self._fresh[index].prompt_logprobs = self._prompts.pop(index)
         if finish is not None:
             self._open.discard(index)
+            self._ended.append(index)
         elif self._interval > 1 and index not in self._silent and len(self._fresh[index].token_ids) < self._interval:
             return
         self._silent.discard(index)
@@ -84,11 +103,14 @@ class EngineTokenStream:
     ) -> None:
         for index in tuple(self._open):
             self._leave(index, FinishReason.ABORT)
+        self._tell_delivered()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Output]:
+        if self._ended and not self._fresh:  # all that has ended was read
+            self._tell_delivered()
         if not self._fresh:
             if not self._open:
                 raise StopAsyncIteration
@@ -97,6 +119,9 @@ class EngineTokenStream:
             if not self._fresh:  # woken by the stop of the last one
                 raise StopAsyncIteration
         fresh, self._fresh = self._fresh, {}
+        if self._since_s:
+            self.held_s += self._clock() - self._since_s
+            self._since_s = 0.0
         return [*fresh.values()]
 
     def stop(self, index: int) -> None:
@@ -107,8 +132,15 @@ class EngineTokenStream:
         if index in self._open:
             self._open.discard(index)
             self._end(index, reason)
+            self._ended.append(index)
             if not self._open:
                 self._wake()
+
+    def _tell_delivered(self) -> None:
+        ended, self._ended = self._ended, []
+        if self._delivered is not None:
+            for index in ended:
+                self._delivered(index)
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None

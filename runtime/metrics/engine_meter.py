@@ -157,6 +157,10 @@ class EngineMeter:
             if sequence.num_output_tokens > 1:
                 stats.time_per_output_token.observe(decode_s / (sequence.num_output_tokens - 1))
 
+    def delivered(self, sequence: Sequence, held_s: float) -> None:
+        """Its reader, for whom Outputs have waited so long in all, is done with the last."""
+        self._history.delivered(sequence, time.monotonic(), held_s)
+
     def _prompt_computed(self, sequence: Sequence, now: float) -> None:
         stats = self._stats
         stats.prompt_tokens += sequence.num_prompt_tokens

@@ -1,6 +1,7 @@
 """History: the last steps, and the lives of the last requests, for whoever looks at a running engine.
 
-A step is one tuple in a ring, a request one record when it ends: that is all it costs while nobody looks. What is shown is made
+A step is one tuple in a ring, a request one record when it ends, which goes into the ring once it was read to its end: that is all
+it costs while nobody looks. What is shown is made
 when it is asked for. Bounded, in entries and in events of each; token ids are not kept."""
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class History:
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, ScheduledCounts, bool, float | None]] = deque(maxlen=NUM_STEPS)
         self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
+        self._undelivered: dict[int, RequestRecord] = {}  # by the sequence's number: those that have ended, and are being read
         self.num_steps = 0
         self._num_requests = 0
 
@@ -42,10 +44,15 @@ class History:
             sequence.events.append((kind, at_s, num_tokens))
 
     def finished(self, sequence: Sequence, now: float) -> RequestRecord:
-        self._num_requests += 1
-        record = _record(sequence, self._num_requests, now)
-        self._requests.append(record)
+        record = self._undelivered[sequence.number] = _record(sequence, now)
         return record
+
+    def delivered(self, sequence: Sequence, now: float, held_s: float) -> None:
+        """It had ended, and nothing of it is left to be read."""
+        record = self._undelivered.pop(sequence.number, None)
+        if record is not None:  # a probe's is not kept
+            self._num_requests += 1
+            self._requests.append(record._replace(number=self._num_requests, delivered_s=now, held_s=held_s))
 
     # --- what there is to tell ------------------------------------------------------------------------------------
 
@@ -59,7 +66,7 @@ class History:
         num_cells: int,
     ) -> Activity:
         requests = [record for record in self._requests if record.number > after_request]
-        lives = [_record(sequence, 0, None) for sequence in islice(live, NUM_LIVE)]
+        lives = [*islice(self._undelivered.values(), NUM_LIVE), *(_record(each, None) for each in islice(live, NUM_LIVE))]
         steps, kv = self.steps(after_step), _kv_map(scheduler, num_cells)
         return Activity(now, self.num_steps, self._num_requests, steps, requests, lives, kv)
 
@@ -86,9 +93,9 @@ def counts(batch: ScheduledBatch) -> ScheduledCounts:
     return sum(chunks), num_rows - len(chunks)
 
 
-def _record(sequence: Sequence, number: int, finished_s: float | None) -> RequestRecord:
+def _record(sequence: Sequence, finished_s: float | None) -> RequestRecord:
     return RequestRecord(
-        number, sequence.request.id, sequence.request.arrival_s, sequence.first_scheduled_s, sequence.first_token_s,
+        0, sequence.request.id, sequence.request.arrival_s, sequence.first_scheduled_s, sequence.first_token_s,
         sequence.last_token_s, finished_s, sequence.num_prompt_tokens, sequence.num_cached_tokens,
         sequence.num_output_tokens, sequence.finish, tuple([RequestEvent(*event) for event in sequence.events]),
     )  # fmt: skip

@@ -67,6 +67,28 @@ async def test_only_what_is_new_is_told_and_who_runs_is_told_as_such():
     assert [step.number for step in after.steps] == list(range(before.num_steps + 1, after.num_steps + 1))
 
 
+async def test_who_reads_slowly_is_told_of_until_it_has_all_of_it():
+    async with engine_on(FakeRunner()) as engine:
+        async with engine.submit([request(max_tokens=3, name="slow")]) as stream:
+            found = 0
+            while found < 3:
+                (output,) = await anext(stream)
+                found += len(output.token_ids)
+            activity = engine.activity()
+            (live,) = activity.live
+            assert (live.id, live.finish, live.delivered_s) == ("slow", FinishReason.LENGTH, None)
+            assert (activity.requests, live.finished_s is None) == ([], False)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            (record,) = engine.activity().requests
+            assert (record.number, engine.activity().live) == (1, [])
+            assert record.delivered_s >= record.finished_s
+            assert 0 <= record.held_s <= record.delivered_s - record.first_token_s
+        async with engine.submit([request(max_tokens=3, name="gone")]) as stream:
+            await anext(stream)
+        assert [each.id for each in engine.activity(after_request=1).requests] == ["gone"], "who leaves has had enough"
+
+
 async def test_preemptions_are_part_of_a_life():
     async with engine_on(FakeRunner(), num_blocks=8, budget=32) as engine:
         await read(engine.submit([request((n, 2, 3, 4, 5), 12, name=str(n)) for n in range(3)]))

@@ -41,3 +41,30 @@ async def test_the_first_token_the_end_and_every_interval_wake_the_reader(interv
 async def test_each_request_of_a_stream_has_its_own_first_token_and_count():
     found = await reads(2, 3, [[0], [1], [0], [1, 0], [0], [1]], last=0)
     assert found == [[1], [1], [3, 1], [1, 0]]
+
+
+async def test_it_counts_how_long_outputs_wait_for_their_reader_and_says_when_that_is_done_with_a_request():
+    now_s, delivered = 10.0, []
+    stream = EngineTokenStream(2, lambda index, reason: None, 1, delivered.append, lambda: now_s)
+    stream.put(0, [1], 0)
+    now_s = 12.0
+    stream.put(1, [1], 0, FinishReason.STOP)  # the first has waited longest
+    now_s = 13.0
+    await anext(stream)
+    assert (stream.held_s, delivered) == (3.0, []), "it is still at work on them"
+    now_s = 20.0
+    stream.put(0, [2], 0, FinishReason.LENGTH)
+    now_s = 20.5
+    await anext(stream)
+    assert (stream.held_s, delivered) == (3.5, [])
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert delivered == [1, 0]
+
+
+async def test_a_reader_that_leaves_is_done_with_all():
+    delivered = []
+    stream = EngineTokenStream(2, lambda index, reason: None, 1, delivered.append)
+    async with stream:
+        stream.put(0, [1], 0, FinishReason.STOP)
+    assert sorted(delivered) == [0, 1]
