@@ -565,8 +565,8 @@ class KVMap(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What an engine does and did lately. `num_steps` and `num_requests`: the numbers of the last of all. `live`: requests that have
-    not ended, or whose readers are behind."""
+    """What an engine does and did lately. `num_steps` and `num_requests`: the numbers of the last of all. `live`: requests that
+    have not ended, or whose readers are behind."""
 
     now_s: float
     num_steps: int

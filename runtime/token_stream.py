@@ -19,8 +19,8 @@ class EngineTokenStream:
     """`end(index, reason)` is the engine's way to end request `index` early. A reader that waits is woken by a request's first
     token and by its end, and between them by every `interval` tokens: each wake-up is a write to a socket in the end.
 
-    `delivered(index)` is called once the reader is done with the last Output of a request that has ended: it has come back for more,
-    or has left. `held_s`: how long Outputs have waited here for a reader that was still busy with earlier ones, in all."""
+    `delivered(index)` is called once the reader is done with the last Output of a request that has ended: it has come back for
+    more, or has left. `held_s`: how long Outputs have waited here for a reader that was still busy with earlier ones, in all."""
 
     def __init__(
         self,

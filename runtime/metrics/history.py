@@ -26,7 +26,9 @@ class History:
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, ScheduledCounts, bool, float | None]] = deque(maxlen=NUM_STEPS)
         self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
-        self._undelivered: dict[int, RequestRecord] = {}  # by the sequence's number: those that have ended, and are being read
+        self._undelivered: dict[
+            int, RequestRecord
+        ] = {}  # by the sequence's number: those that have ended, and are being read
         self.num_steps = 0
         self._num_requests = 0
 
@@ -66,7 +68,10 @@ class History:
         num_cells: int,
     ) -> Activity:
         requests = [record for record in self._requests if record.number > after_request]
-        lives = [*islice(self._undelivered.values(), NUM_LIVE), *(_record(each, None) for each in islice(live, NUM_LIVE))]
+        lives = [
+            *islice(self._undelivered.values(), NUM_LIVE),
+            *(_record(each, None) for each in islice(live, NUM_LIVE)),
+        ]
         steps, kv = self.steps(after_step), _kv_map(scheduler, num_cells)
         return Activity(now, self.num_steps, self._num_requests, steps, requests, lives, kv)
 

@@ -47,7 +47,6 @@ class RequestTexts(Struct):
     ),
 )  # fmt: skip
 async def texts(service: Service, http: Request) -> Response:
-    loaded = service.lifecycle.require_model()
     asked, kept = read_query(http, TextsQuery, service.config), service.added_part(Texts)
     ids = None if kept is None else kept.find(asked.id)
     if ids is None:
@@ -55,7 +54,7 @@ async def texts(service: Service, http: Request) -> Response:
         raise TextsNotFound(f"There are no texts of the request {clip(asked.id)}: {why}")
 
     def decoded() -> dict[str, str]:
-        decode = partial(loaded.tokenizer.decode, skip_special_tokens=False)
+        decode = partial(ids.model.tokenizer.decode, skip_special_tokens=False)
         return {"prompt": decode(ids.prompt), "answer": decode(ids.answer)}
 
     return json_response(await service.offload.run(CHARS_PER_ID * ids.num, decoded))

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from runtime.api import Adapter
 from server.http.body import json_response
 from server.loaded.model import LoadedModel
-from server.loaded.swaps import Status, SwappedModel
+from server.loaded.swaps import SwappedModel
 from server.routes.route import JSON, Operation, route
 from server.routes.service import Service
 from server.wire.errors import ModelNotFound
@@ -63,7 +63,7 @@ def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json
         "max_model_len": length,
         "max_input_tokens": length,
         "tasks": ["generate"] if loaded.pooling is None else list(loaded.pooling.tasks),
-        "status": _status(loaded),
+        "status": {"value": loaded.status, "failed": loaded.swapped is not None and loaded.swapped.failure is not None},
     }
 
 
@@ -86,13 +86,6 @@ def _named(name: str, created: int) -> Json:
         "created_at": datetime.fromtimestamp(created, UTC),
         "lifecycle": "active",
     }
-
-
-def _status(loaded: LoadedModel) -> Json:
-    own = loaded.swapped
-    if own is not None and own.status is not Status.LOADED:
-        return {"value": own.status.value, "failed": own.failure is not None}
-    return {"value": "sleeping" if loaded.engine.health().sleep_level else "loaded", "failed": False}
 
 
 @route(

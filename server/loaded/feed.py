@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from runtime import api
 from server.loaded.lifecycle import Lifecycle
+from server.loaded.model import LoadedModel
 
 NUM_CELLS = 3072  # of the map of KV blocks
 PERIOD_S = 1.0
@@ -28,57 +29,66 @@ HISTOGRAMS = frozenset(
 )  # fmt: skip
 
 
+class Seen(NamedTuple):
+    """How far an engine was told of: the numbers of its last step and request."""
+
+    num_steps: int = 0
+    num_requests: int = 0
+
+
 class Snapshots:
-    """What the server does, as events. Each tells of steps and requests since the one before. `num_http`: requests in flight."""
+    """What the server does, as events: of each model what it is and does, with steps and requests since the one before.
+    `num_http`: requests in flight."""
 
     def __init__(self, lifecycle: Lifecycle, num_http: Callable[[], int], *, has_texts: bool = False) -> None:
         """`has_texts`: whether prompts and answers can be asked for."""
         self._has_texts = has_texts
         self._lifecycle = lifecycle
         self._num_http = num_http
-        self._num_steps = self._num_requests = 0
+        self._seen: dict[str, Seen] = {}  # by the model's name
 
     def first(self) -> bytes:
         """All that is remembered, for who begins to watch. Some of it may be told again: who watches knows it by its number."""
-        return _event(self._read(0, 0))
+        return self._event([_read(each, Seen()) for each in self._models()])
 
     def next(self) -> bytes:
         """What has come since this was asked last."""
-        found = self._read(self._num_steps, self._num_requests)
-        self._num_steps = found.get("num_steps", 0)
-        self._num_requests = found.get("num_requests", 0)
-        return _event(found)
+        found = [_read(each, self._seen.get(each.name, Seen())) for each in self._models()]
+        self._seen = {each["name"]: Seen(each["num_steps"], each["num_requests"]) for each in found}
+        return self._event(found)
 
     def skip(self) -> None:
         """`next` tells of what comes from now on."""
-        if (loaded := self._lifecycle.loaded) is not None:
-            activity = loaded.engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1)
-            self._num_steps, self._num_requests = activity.num_steps, activity.num_requests
+        for each in self._models():
+            activity = each.engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1)
+            self._seen[each.name] = Seen(activity.num_steps, activity.num_requests)
 
-    def _read(self, after_step: int, after_request: int) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "wall_s": time.time(), "status": self._lifecycle.phase.value, "http_in_flight": self._num_http(),
-            "has_texts": self._has_texts,
-        }  # fmt: skip
+    def _models(self) -> Sequence[LoadedModel]:
+        return () if self._lifecycle.loaded is None else self._lifecycle.loaded.all
+
+    def _event(self, models: list[dict[str, Any]]) -> bytes:
         loaded = self._lifecycle.loaded
-        if loaded is None:
-            return found
-        engine = loaded.engine
-        activity = engine.activity(after_step=after_step, after_request=after_request, num_cells=NUM_CELLS)
-        health, model = engine.health(), engine.model
-        found |= {
-            "reason": health.reason,
-            "running": health.num_running,
-            "waiting": health.num_waiting,
-            "metrics": _numbers(engine.metrics()),
-            "model": {
-                "name": loaded.name, "device": model.device, "dtype": model.dtype, "max_model_len": model.max_model_len,
-                "max_num_seqs": model.max_num_seqs, "kv_block_size": model.kv_block_size,
-            },
-            **activity._asdict(),
-            "kv": activity.kv._asdict(),
+        unloaded = [each for each in (loaded.others if loaded else ()) if each.loaded is None]
+        snapshot = {
+            "wall_s": time.time(), "status": self._lifecycle.phase.value, "http_in_flight": self._num_http(),
+            "has_texts": self._has_texts, "models": models,
+            "unloaded": [{"name": each.name, "status": each.status.value} for each in unloaded],
         }  # fmt: skip
-        return found
+        return b"data: " + msgspec.json.encode(snapshot) + b"\n\n"
+
+
+def _read(loaded: LoadedModel, seen: Seen) -> dict[str, Any]:
+    """What a model is, and does since it was `seen`."""
+    engine, own = loaded.engine, loaded.swapped
+    activity = engine.activity(after_step=seen.num_steps, after_request=seen.num_requests, num_cells=NUM_CELLS)
+    health, model = engine.health(), engine.model
+    return {
+        "name": loaded.name, "status": loaded.status, "reason": health.reason, "running": health.num_running,
+        "waiting": health.num_waiting + (0 if own is None else len(own.waiting)), "metrics": _numbers(engine.metrics()),
+        "device": model.device, "dtype": model.dtype, "max_model_len": model.max_model_len,
+        "max_num_seqs": model.max_num_seqs, "kv_block_size": model.kv_block_size,
+        **activity._asdict(), "kv": activity.kv._asdict(),
+    }  # fmt: skip
 
 
 def _numbers(metrics: Iterable[api.Metric]) -> dict[str, Any]:
@@ -89,10 +99,6 @@ def _numbers(metrics: Iterable[api.Metric]) -> dict[str, Any]:
         if value is not None and (metric.kind != "histogram" or metric.name in HISTOGRAMS):
             found[metric.name] = value
     return found
-
-
-def _event(snapshot: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(snapshot) + b"\n\n"
 
 
 async def _one_second() -> None:

@@ -92,6 +92,13 @@ class LoadedModel:
         return self.swapped is None or self.swapped.status is Status.LOADED
 
     @property
+    def status(self) -> str:
+        """In llama.cpp's words: "loaded", "sleeping", "loading" or "unloaded"; the next request loads what is none of the first."""
+        if self.swapped is not None and self.swapped.status is not Status.LOADED:
+            return self.swapped.status.value
+        return "sleeping" if self.engine.health().sleep_level else "loaded"
+
+    @property
     def resident(self) -> tuple[LoadedModel, ...]:
         """Those of `all`; none for as long as a swap takes."""
         return tuple(each for each in self.all if each.is_resident)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from runtime.api import Finished
@@ -13,6 +14,7 @@ MAX_TOKENS = 1_000_000  # of all together; the oldest go
 
 
 class TokenIds(NamedTuple):
+    model: LoadedModel
     prompt: Sequence[int]
     answer: Sequence[int]
 
@@ -27,14 +29,14 @@ class Texts:
         self._num_tokens = 0
 
     def watch(self, loaded: LoadedModel) -> None:
-        """Keep those that it is asked from now on; a model beside it has other tokens."""
-        loaded.engine.when_finished(self.note)
+        """Keep those that it is asked from now on."""
+        loaded.engine.when_finished(partial(self.note, loaded))
 
-    def note(self, finished: Finished) -> None:
-        """A request has ended."""
+    def note(self, loaded: LoadedModel, finished: Finished) -> None:
+        """A request of it has ended."""
         id = finished.request.id
         self._forget(id)
-        self._by_id[id] = ids = TokenIds(finished.request.prompt_ids, finished.output_ids)
+        self._by_id[id] = ids = TokenIds(loaded, finished.request.prompt_ids, finished.output_ids)
         self._num_tokens += ids.num
         while len(self._by_id) > MAX_REQUESTS or self._num_tokens > MAX_TOKENS:
             self._forget(next(iter(self._by_id)))

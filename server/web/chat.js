@@ -5,7 +5,8 @@ import {$, announce, button, download, el, theme} from "./dom.js";
 import {heatmap, score} from "./heatmap.js";
 import * as library from "./library.js";
 import {Message} from "./message.js";
-import {ask, askForKey, json, ServerError} from "./server.js";
+import * as models from "./models.js";
+import {askForKey, ServerError} from "./server.js";
 import * as settings from "./settings.js";
 import * as tree from "./tree.js";
 
@@ -42,6 +43,7 @@ function messageOf(node) {
     result: (call, text) => act(() => answerTool(node, call, text)),
     answered: call => tree.path(own).some(each => each.role === "tool" && each.callId === call.id),
     score: () => scored(node),
+    namesModel: models.areSeveral,
   });
 }
 
@@ -56,7 +58,7 @@ function answerTool(node, call, text) {
 async function scored(node) {
   const nodes = tree.path(whole), upTo = nodes.slice(0, nodes.indexOf(node) + 1);
   try {
-    return heatmap(await score(tree.messages(upTo, settings.system()), node.stats.prompt));
+    return heatmap(await score(tree.messages(upTo, settings.system()), node.stats.prompt, models.areSeveral() ? node.model : undefined));
   } catch (error) {
     return el("p", {class: "error", role: "alert"}, inWords(error));
   }
@@ -88,7 +90,7 @@ function answer(node) {
   message.update(true);
   show();
   scrollToEnd();
-  finish(run, draw, abort.signal, () => ({messages: tree.messages(sent, settings.system()), ...settings.fields()}));
+  finish(run, draw, abort.signal, () => ({messages: tree.messages(sent, settings.system()), ...settings.fields(), ...models.fields()}));
 }
 
 async function finish(run, draw, signal, body) {
@@ -108,6 +110,7 @@ async function finish(run, draw, signal, body) {
   setSending();
   if (follows && whole === run.whole) scrollToEnd();
   await keep(run.whole);
+  if (models.areSeveral()) await models.refresh().catch(() => {}); // others are loaded now; who does not answer has been told of
 }
 
 function inWords(error) {
@@ -206,9 +209,7 @@ async function greet() {
     const health = await fetchHealth();
     $("status").textContent = health.status === "ok" ? "" : health.status === "loading" && health.total ? `loading: ${health.phase} ${Math.floor(100 * health.done / health.total)} %` : `${health.status}${health.reason ? `: ${health.reason}` : ""}`;
     if (health.status === "ok") {
-      const {data: [{id, max_model_len: length}]} = await json("v1/models");
-      $("model").textContent = id;
-      $("model").title = `${length.toLocaleString("en")} tokens of context`;
+      await models.refresh();
     } else setTimeout(greet, 2000); // until there is a model; then nothing is asked any more
   } catch (error) {
     $("status").textContent = error.wantsKey ? "needs a key" : inWords(error);
@@ -239,6 +240,7 @@ $("export").addEventListener("click", async () => download(`oneloop-${new Date()
 $("import-button").addEventListener("click", () => $("import").click());
 $("import").addEventListener("change", importFiles);
 $("key").addEventListener("click", changeKey);
+$("models").addEventListener("change", models.keep);
 for (const name of ["library", "settings"]) {
   $(`${name}-toggle`).addEventListener("click", () => toggle(name));
   $(`${name}-close`).addEventListener("click", () => { toggle(name, false); $(`${name}-toggle`).focus(); });

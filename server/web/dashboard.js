@@ -8,27 +8,29 @@ import {askForKey} from "./server.js";
 
 const feed = new Feed(), inspector = new Inspector(feed), colour = colours(document.body);
 const metric = name => sample => sample.metrics?.[name] ?? 0;
+const now = () => feed.shown.last;
+const rate = (name, over) => feed.shown.rate(name, over), rates = name => feed.shown.rates(name), values = read => feed.shown.values(read);
 const hitRate = () => {
-  const [queries, hits] = [feed.rate("prefix_cache_queries", 60), feed.rate("prefix_cache_hits", 60)];
+  const [queries, hits] = [rate("prefix_cache_queries", 60), rate("prefix_cache_hits", 60)];
   return queries ? hits / queries : null;
 };
-const latencies = name => [0.5, 0.9, 0.99].map(share => seconds(feed.percentile(name, share)));
+const latencies = name => [0.5, 0.9, 0.99].map(share => seconds(feed.shown.percentile(name, share)));
 
 // [name, value, what stands below it, a line]
 const TILES = [
-  ["Running", () => count(feed.last.running), () => `of ${count(feed.last.model?.max_num_seqs)} at most`, () => feed.values(sample => sample.running)],
-  ["Waiting", () => count(feed.last.waiting), () => `${count(feed.rate("num_preemptions", 60) * 60)} preempted in a minute`, () => feed.values(sample => sample.waiting)],
-  ["Generated", () => count(feed.rate("generation_tokens")), () => "tokens/s", () => feed.rates("generation_tokens")],
-  ["Prompts", () => count(feed.rate("prompt_tokens")), () => "tokens/s, cached too", () => feed.rates("prompt_tokens")],
-  ["Prefix hits", () => percent(hitRate()), () => "of prompt tokens", () => feed.rates("prefix_cache_hits")],
-  ["KV in use", () => percent(metric("kv_cache_usage_perc")(feed.last)), () => `of ${count(feed.last.kv?.num_blocks)} blocks`, () => feed.values(metric("kv_cache_usage_perc"))],
+  ["Running", () => count(now().running), () => `of ${count(now().max_num_seqs)} at most`, () => values(sample => sample.running)],
+  ["Waiting", () => count(now().waiting), () => `${count(rate("num_preemptions", 60) * 60)} preempted in a minute`, () => values(sample => sample.waiting)],
+  ["Generated", () => count(rate("generation_tokens")), () => "tokens/s", () => rates("generation_tokens")],
+  ["Prompts", () => count(rate("prompt_tokens")), () => "tokens/s, cached too", () => rates("prompt_tokens")],
+  ["Prefix hits", () => percent(hitRate()), () => "of prompt tokens", () => rates("prefix_cache_hits")],
+  ["KV in use", () => percent(metric("kv_cache_usage_perc")(now())), () => `of ${count(now().kv?.num_blocks)} blocks`, () => values(metric("kv_cache_usage_perc"))],
 ];
 const LATENCIES = [["Time to first token", "time_to_first_token_seconds"], ["Between two tokens", "inter_token_latency_seconds"], ["Queue", "request_queue_time_seconds"], ["Whole request", "e2e_request_latency_seconds"], ["Step", "step_time_seconds"], ["Device idle between steps", "gpu_idle_gap_seconds"], ["Event loop late by", "loop_lag_seconds"]];
 
 const tiles = TILES.map(([name, value, below, points]) => {
   const parts = {value: el("div", {class: "value"}, "–"), below: el("div", {class: "dim"}, ""), canvas: el("canvas", {"aria-hidden": "true"})};
   $("tiles").append(el("div", {class: "tile"}, el("h3", null, name), parts.value, parts.below, parts.canvas));
-  return {...parts, draw: () => { parts.value.textContent = value(); parts.below.textContent = below(); line(parts.canvas, points(), feed.last.now_s, colour("decode")); }};
+  return {...parts, draw: () => { parts.value.textContent = value(); parts.below.textContent = below(); line(parts.canvas, points(), now().now_s, colour("decode")); }};
 });
 const latencyRows = LATENCIES.map(([name, histogram]) => {
   const cells = [0, 1, 2].map(() => el("td", {class: "number"}, "–"));
@@ -37,41 +39,55 @@ const latencyRows = LATENCIES.map(([name, histogram]) => {
 });
 
 function draw() {
-  const {last} = feed;
+  if (!feed.last) return;
+  const {last} = feed.shown, state = last?.status === "loaded" ? "" : last?.status ?? "";
+  $("status").textContent = feed.last.status === "ready" ? last?.reason ?? state : feed.last.status;
   if (!last) return;
-  $("status").textContent = last.status === "ready" ? last.reason ?? "" : last.status;
-  if (!last.model) return;
-  $("model").textContent = last.model.name;
-  $("model").title = `${last.model.device}, ${last.model.dtype}, ${count(last.model.max_model_len)} tokens of context`;
+  drawModels(last);
   if (location.hash.startsWith("#requests")) inspector.update();
   else drawOverview(last);
   document.documentElement.dataset.ready = "true";
+}
+
+// Its name; where there are several, all of them to choose from, with where each stands.
+function drawModels(last) {
+  const all = [...[...feed.models.values()].map(each => each.last), ...feed.unloaded], picker = $("models");
+  $("model").hidden = all.length > 1;
+  picker.hidden = all.length < 2;
+  $("model").textContent = last.name;
+  $("model").title = picker.title = `${last.device}, ${last.dtype}, ${count(last.max_model_len)} tokens of context`;
+  const words = all.map(({name, status}) => status === "loaded" ? name : `${name} (${status})`);
+  if (picker.length !== all.length || words.some((text, at) => picker.options[at].text !== text)) {
+    picker.replaceChildren(...all.map(({name}, at) => el("option", {value: name, disabled: at >= feed.models.size ? "" : null}, words[at])));
+  }
+  picker.value = last.name;
 }
 
 function drawOverview(last) {
   for (const tile of tiles) tile.draw();
   for (const row of latencyRows) row();
   drawBlocks(last);
-  timeline($("steps"), feed.steps, last.now_s, colour);
-  const decodes = feed.steps.reduce((sum, step) => sum + step[4], 0), prompts = feed.steps.reduce((sum, step) => sum + step[3], 0), captured = feed.steps.filter(step => step[6]).length;
-  const words = feed.steps.length ? `${count(feed.steps.length)} steps: ${count(prompts)} prompt tokens, ${count(decodes)} decodes, ${percent(captured / feed.steps.length)} replayed as a graph.` : "No steps in the last minute.";
+  const {steps} = feed.shown;
+  timeline($("steps"), steps, last.now_s, colour);
+  const decodes = steps.reduce((sum, step) => sum + step[4], 0), prompts = steps.reduce((sum, step) => sum + step[3], 0), captured = steps.filter(step => step[6]).length;
+  const words = steps.length ? `${count(steps.length)} steps: ${count(prompts)} prompt tokens, ${count(decodes)} decodes, ${percent(captured / steps.length)} replayed as a graph.` : "No steps in the last minute.";
   $("steps").setAttribute("aria-label", words);
   if (!$("steps").dataset.pointed) $("step-words").textContent = words;
 }
 
-function drawBlocks({kv, model}) {
+function drawBlocks({kv, kv_block_size: size}) {
   const cells = Uint8Array.from(atob(kv.cells), character => character.charCodeAt(0));
   kvMap($("blocks"), cells, colour);
   const sums = [0, 0, 0];
   for (let at = 0; at < cells.length; at++) sums[at % 3] += cells[at] / 255 * Math.min(kv.blocks_per_cell, kv.num_blocks - Math.floor(at / 3) * kv.blocks_per_cell);
   const [used, shared, cached] = sums.map(Math.round), free = Math.max(0, kv.num_blocks - used - shared - cached);
   for (const [name, value] of Object.entries({used, shared, cached, free})) $(`kv-${name}`).textContent = count(value);
-  $("kv-words").textContent = `Blocks of ${count(model.kv_block_size)} tokens${kv.blocks_per_cell > 1 ? `, ${kv.blocks_per_cell} to a cell` : ""}${kv.num_reserved ? `; ${count(kv.num_reserved)} free ones are promised` : ""}.`;
+  $("kv-words").textContent = `Blocks of ${count(size)} tokens${kv.blocks_per_cell > 1 ? `, ${kv.blocks_per_cell} to a cell` : ""}${kv.num_reserved ? `; ${count(kv.num_reserved)} free ones are promised` : ""}.`;
   $("blocks").setAttribute("aria-label", `${used} KV blocks used, ${shared} shared, ${cached} cached, ${free} free`);
 }
 
 function explainStep(event) {
-  const canvas = $("steps"), step = feed.last && stepAt(feed.steps, feed.last.now_s, canvas.clientWidth, event.offsetX);
+  const canvas = $("steps"), step = now() && stepAt(feed.shown.steps, now().now_s, canvas.clientWidth, event.offsetX);
   canvas.dataset.pointed = step ? "true" : "";
   if (step) $("step-words").textContent = `Step ${count(step[0])}: ${count(step[3])} prompt tokens, ${count(step[4])} decodes, ${seconds(step[2] - step[1])} from launch to end, ${step[6] ? "a graph" : "no graph"}${step[7] === null ? "" : `, idle before it ${seconds(step[7])}`}${step[5] ? `, ${step[5]} preempted` : ""}.`;
 }
@@ -103,6 +119,7 @@ function follow() {
 }
 
 $("key").addEventListener("click", () => changeKey(""));
+$("models").addEventListener("change", event => { feed.chosen = event.target.value; draw(); });
 $("steps").addEventListener("pointermove", explainStep);
 $("steps").addEventListener("pointerleave", () => { $("steps").dataset.pointed = ""; });
 addEventListener("hashchange", route);

@@ -5,14 +5,28 @@ import {ask, events} from "./server.js";
 export const WINDOW_S = 60;
 const NUM_REQUESTS = 400;
 
+// What the server says of itself, and of each of its models.
 export class Feed {
   constructor() {
-    this.samples = []; // snapshots of the last minute, the oldest first
-    this.steps = []; // [number, launched_s, settled_s, prompt tokens, decodes, preempted, captured, idle_s]
-    this.requests = new Map(); // by id, those that ended; the latest last
+    this.last = null; // {status, has_texts, …}, without the models
+    this.models = new Map(); // by name: a Model
+    this.unloaded = []; // [{name, status}] of those that have never been loaded
+    this.chosen = null; // the name of the one that somebody wants to see
   }
 
-  get last() { return this.samples.at(-1); }
+  // The one to be shown: as chosen, or else the first; a Model without samples where there is none.
+  get shown() { return this.models.get(this.chosen) ?? this.models.values().next().value ?? new Model(); }
+
+  take({models, unloaded, ...server}) {
+    this.last = server;
+    this.unloaded = unloaded;
+    for (const each of models) {
+      if (!this.models.has(each.name)) this.models.set(each.name, new Model());
+      this.models.get(each.name).take(each);
+    }
+    const names = new Set(models.map(each => each.name));
+    for (const name of this.models.keys()) if (!names.has(name)) this.models.delete(name); // another server answers now
+  }
 
   // Reads until `signal`. `changed` is called after each snapshot, `lost` with an error where there is none any more.
   async follow(changed, lost, signal) {
@@ -32,6 +46,18 @@ export class Feed {
       await new Promise(resolve => setTimeout(resolve, wait));
     }
   }
+
+}
+
+// A minute of what a model does.
+export class Model {
+  constructor() {
+    this.samples = []; // snapshots of the last minute, the oldest first
+    this.steps = []; // [number, launched_s, settled_s, prompt tokens, decodes, preempted, captured, idle_s]
+    this.requests = new Map(); // by id, those that ended; the latest last
+  }
+
+  get last() { return this.samples.at(-1); }
 
   take(snapshot) {
     const restarted = this.last && snapshot.num_steps < this.last.num_steps;
@@ -78,7 +104,7 @@ export class Feed {
 
 const number = (sample, name) => sample.metrics?.[name] ?? 0;
 
-const FIELDS = ["number", "id", "arrival", "scheduled", "firstToken", "lastToken", "finished", "prompt", "cached", "output", "finish", "events"];
+const FIELDS = ["number", "id", "arrival", "scheduled", "firstToken", "lastToken", "finished", "prompt", "cached", "output", "finish", "events", "delivered", "held"];
 const named = record => Object.fromEntries(FIELDS.map((field, at) => [field, record[at]]));
 
 // Within a bucket, as if observations were spread evenly; the last bucket has no end, so its bound is the answer.

@@ -5,10 +5,10 @@ import {json} from "./server.js";
 
 const ALTERNATIVES = 5;
 
-// Tokens of the answer that ends `messages`: [{text, logprob, rank, others: [[text, logprob]]}]. `promptTokens`: how many come before it.
-export async function score(messages, promptTokens, signal) {
-  const body = {messages, continue_final_message: true, add_generation_prompt: false, max_tokens: 0, prompt_logprobs: ALTERNATIVES, return_token_ids: true};
-  const answer = await json("v1/chat/completions", {body, signal});
+// Tokens of the answer that ends `messages`: [{text, logprob, rank, others: [[text, logprob]]}]. `promptTokens`: how many come before it; `model`: whose it is.
+export async function score(messages, promptTokens, model) {
+  const body = {messages, model, continue_final_message: true, add_generation_prompt: false, max_tokens: 0, prompt_logprobs: ALTERNATIVES, return_token_ids: true};
+  const answer = await json("v1/chat/completions", {body});
   const ids = answer.choices[0].prompt_token_ids;
   return ids.map((id, index) => [answer.prompt_logprobs[index], id]).slice(Math.max(1, promptTokens)).map(([entry, id]) => token(entry, id));
 }

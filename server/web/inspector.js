@@ -5,7 +5,7 @@ import {count, seconds} from "./feed.js";
 import {json} from "./server.js";
 
 const SHOWN = 100;
-const PHASES = [["queued", "arrival", "scheduled", "Queued"], ["prefill", "scheduled", "firstToken", "Prompt"], ["decoding", "firstToken", "lastToken", "Decode"], ["ending", "lastToken", "finished", "End"]];
+const PHASES = [["queued", "arrival", "Queued"], ["prefill", "scheduled", "Prompt"], ["decoding", "firstToken", "Decode"], ["ending", "lastToken", "End"], ["streaming", "finished", "Stream"]]; // [name, since, words]
 const EVENTS = {chunk: "Chunk launched", preempted: "Preempted: its KV blocks went to others", resumed: "Resumed", deferred: "Deferred: its mask was late"};
 
 export class Inspector {
@@ -19,8 +19,8 @@ export class Inspector {
   get chosen() { return decodeURIComponent(/^#requests\/(.+)$/.exec(location.hash)?.[1] ?? "") || null; }
 
   update() {
-    const {feed} = this, now = feed.last?.now_s ?? 0, wanted = $("request-search").value.trim();
-    const all = [...(feed.last?.live ?? []), ...[...feed.requests.values()].reverse()];
+    const model = this.feed.shown, now = model.last?.now_s ?? 0, wanted = $("request-search").value.trim();
+    const all = [...(model.last?.live ?? []), ...[...model.requests.values()].reverse()];
     const found = all.filter(each => each.id.includes(wanted)).slice(0, SHOWN);
     $("request-count").textContent = `${found.length} of ${all.length} requests`;
     const rows = new Map(found.map(each => [each.id, this.row(each, now)]));
@@ -36,8 +36,8 @@ export class Inspector {
     const known = this.rows.get(request.id);
     if (known && known.request === request) return known;
     const row = known ?? el("tr");
-    const [end, label] = [request.finished ?? now, request.finish ?? (request.scheduled === null ? "waiting" : "running")];
-    const cells = [el("td", null, el("span", {class: `state ${label}`}, label)), numeric(count(request.prompt)), numeric(count(request.cached)), numeric(count(request.output)), numeric(seconds(since(request.arrival, request.scheduled))), numeric(seconds(since(request.arrival, request.firstToken))), numeric(perToken(request)), numeric(seconds(end - request.arrival)), el("td", {class: "bar"}, life(request, now, 14))];
+    const [end, label] = [endOf(request, now), stateOf(request)];
+    const cells = [el("td", null, el("span", {class: `state ${label}`}, label)), numeric(count(request.prompt)), numeric(count(request.cached)), numeric(count(request.output)), numeric(seconds(since(request.arrival, request.scheduled))), numeric(seconds(since(request.arrival, request.firstToken))), numeric(perToken(request)), numeric(request.delivered === null ? "–" : seconds(request.held)), numeric(seconds(end - request.arrival)), el("td", {class: "bar"}, life(request, now, 14))];
     const name = known?.firstChild ?? el("th", {scope: "row"}, el("a", {href: `#requests/${encodeURIComponent(request.id)}`}, request.id));
     if (known) while (name.nextSibling) name.nextSibling.remove(); // the link stays where it is: it may have the focus
     else row.append(name);
@@ -62,7 +62,7 @@ export class Inspector {
     box.replaceChildren(
       el("div", {class: "detail-head"}, el("h3", null, request.id), button("Close", () => { location.hash = "#requests"; $("request-search").focus(); }, {class: "small"})),
       life(request, now, 26), el("ul", {class: "legend"}, phases),
-      el("p", {class: "dim"}, `${count(request.prompt)} prompt tokens, ${count(request.cached)} of them cached; ${count(request.output)} generated; ${request.finish ? `ended: ${request.finish}` : "has not ended"}.`),
+      el("p", {class: "dim"}, `${count(request.prompt)} prompt tokens, ${count(request.cached)} of them cached; ${count(request.output)} generated; ${request.finish ? `ended: ${request.finish}` : "has not ended"}. ${request.delivered === null ? "" : `What had settled waited ${seconds(request.held)} in all for a reader that was busy.`}`),
       marks.length ? el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Events"}, el("table", null, el("thead", null, el("tr", null, el("th", {scope: "col", class: "number"}, "after arrival"), el("th", {scope: "col"}, "event"), el("th", {scope: "col", class: "number"}, "of"))), el("tbody", null, marks))) : "",
     );
     if (request.finished !== null && this.feed.last?.has_texts) this.texts(request, box);
@@ -88,13 +88,17 @@ const perToken = ({firstToken, lastToken, output}) => output > 1 && lastToken > 
 
 // [name, from, to, in words] of those it has come to; the last goes on while it runs.
 function phasesOf(request, now) {
-  const begun = PHASES.filter(([, from]) => request[from] !== null && (request.finished !== null || from !== "lastToken"));
-  return begun.map(([name, from, to, words], at) => [name, request[from], at < begun.length - 1 ? request[to] : request.finished ?? now, words]);
+  const begun = PHASES.filter(([, since]) => request[since] !== null && (request.finished !== null || since !== "lastToken"));
+  return begun.map(([name, since, words], at) => [name, request[since], at < begun.length - 1 ? request[begun[at + 1][1]] : endOf(request, now), words]);
 }
+
+// When it was over: its reader had all of it.
+const endOf = (request, now) => request.delivered ?? now;
+const stateOf = ({finish, finished, delivered, scheduled}) => finished !== null && delivered === null ? "streaming" : finish ?? (scheduled === null ? "waiting" : "running");
 
 // From arrival to end, as wide as there is room: phases as bars, events as marks.
 function life(request, now, height) {
-  const end = request.finished ?? now, whole = Math.max(1e-6, end - request.arrival), x = moment => Math.min(1000, Math.max(0, (moment - request.arrival) / whole * 1000));
+  const end = endOf(request, now), whole = Math.max(1e-6, end - request.arrival), x = moment => Math.min(1000, Math.max(0, (moment - request.arrival) / whole * 1000));
   const phases = phasesOf(request, now);
   const bars = phases.map(([name, from, to]) => svg("rect", {class: name, x: x(from), y: 0, height, width: Math.max(0, x(to) - x(from))}));
   const marks = request.events.map(([kind, moment]) => svg("rect", {class: `mark ${kind}`, x: Math.min(997, x(moment)), y: kind === "chunk" ? height * 0.6 : 0, width: 3, height: kind === "chunk" ? height * 0.4 : height}));

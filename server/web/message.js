@@ -8,7 +8,7 @@ import {statsInWords} from "./answer.js";
 const NAMES = {user: "You", assistant: "Model", tool: "Result of a tool"};
 const ENDS = {length: "Cut off at the limit of tokens.", tool_calls: "", stop: "", abort: "The server ended it."};
 
-// `acts`: {edit(text), again(), choose(offset), score(), result(call, text), answered(call)}; `position`: [place, count] among its siblings.
+// `acts`: {edit(text), again(), choose(offset), score(), namesModel(), result(call, text), answered(call)}; `position`: [place, count] among its siblings.
 export class Message {
   constructor(node, position, acts) {
     this.node = node;
@@ -83,7 +83,7 @@ export class Message {
       controls.push(button("Again", () => acts.again(), {class: "small plain", title: "Another answer, beside this one"}));
       if (node.content && node.stats?.prompt) controls.push(button("Heat map", () => this.heat(), {class: "small plain", "aria-pressed": String(Boolean(this.heatBox)), title: "How likely the model finds each token"}));
     }
-    const notes = [isRunning ? "" : statsInWords(node.stats), node.finish ? ENDS[node.finish] ?? node.finish : "", node.stopped ? "Stopped." : "", node.note ?? ""].filter(Boolean);
+    const notes = [node.model && acts.namesModel() ? `${node.model}:` : "", isRunning ? "" : statsInWords(node.stats), node.finish ? ENDS[node.finish] ?? node.finish : "", node.stopped ? "Stopped." : "", node.note ?? ""].filter(Boolean);
     const shown = [controls, notes.length ? el("span", {class: "stats"}, notes.join(" ")) : null, node.error ? el("p", {class: "error", role: "alert"}, node.error) : null];
     this.foot.replaceChildren(...shown.flat().filter(Boolean));
   }

@@ -2,6 +2,7 @@
 // Kept in this browser. An empty field is not sent: the server's own default holds.
 
 import {$, button, el} from "./dom.js";
+import * as models from "./models.js";
 import {json} from "./server.js";
 
 const KEPT = "oneloop.settings";
@@ -97,7 +98,7 @@ async function checkForm(verdict, control) {
   verdict.className = "verdict dim";
   verdict.textContent = "The server reads it …";
   try {
-    await json("v1/chat/completions", {body: {messages: [{role: "user", content: "."}], max_tokens: 1, ...form()}});
+    await json("v1/chat/completions", {body: {messages: [{role: "user", content: "."}], max_tokens: 1, ...form(), ...models.fields()}});
     verdict.className = "verdict good";
     verdict.textContent = "The server takes it.";
   } catch (error) {

@@ -29,6 +29,7 @@ from server.process.serve import HttpServer, http_server
 from server.routes.service import Service
 from server.structured import compiler
 from tests.fakes import FakeEngine, fake_model
+from tests.server.swapping import TOKENIZER, Turns
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
 
 if TYPE_CHECKING:
@@ -305,5 +306,25 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
                     )
                 lifecycle.ready(dataclasses.replace(loaded, allow_special_tokens=allowed, pooling=pooling))
             return await stack.enter_async_context(running(engine, spoken, lifecycle, config))
+
+        yield start
+
+
+@pytest.fixture
+async def several() -> AsyncIterator[Callable[..., Awaitable[tuple[Running, Turns]]]]:
+    """`await several("abc")`: a server of models called so, the first of which is loaded, and what a test holds of them."""
+    async with AsyncExitStack() as stack:
+
+        async def start(letters: str = "ab", *, paused: bool = False, **options: Any) -> tuple[Running, Turns]:
+            turns = Turns(letters, paused=paused)
+            lifecycle = Lifecycle()
+            lifecycle.ready(await turns.begin())
+            config = ServerConfig(models=tuple(letters), **options)
+            engine = turns.sources["a"].engine
+            server = await stack.enter_async_context(running(engine, TOKENIZER, lifecycle, config))
+            for source in turns.sources.values():
+                stack.push_async_callback(source.engine.close)
+            stack.callback(turns.swaps.close)
+            return server, turns
 
         yield start

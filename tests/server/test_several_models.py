@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
 
 import pytest
 
-from server.config.server_config import ServerConfig
-from server.loaded.lifecycle import Lifecycle
-from tests.server.conftest import MESSAGES, Running, running
-from tests.server.swapping import TOKENIZER, Turns, until
-
-
-@pytest.fixture
-async def both():
-    async with AsyncExitStack() as stack:
-
-        async def start(letters: str = "ab", *, paused: bool = False, **options) -> tuple[Running, Turns]:
-            turns = Turns(letters, paused=paused)
-            lifecycle = Lifecycle()
-            lifecycle.ready(await turns.begin())
-            config = ServerConfig(models=tuple(letters), **options)
-            engine = turns.sources["a"].engine
-            server = await stack.enter_async_context(running(engine, TOKENIZER, lifecycle, config))
-            for source in turns.sources.values():
-                stack.push_async_callback(source.engine.close)
-            stack.callback(turns.swaps.close)
-            return server, turns
-
-        yield start
+from tests.server.conftest import MESSAGES
+from tests.server.swapping import until
 
 
 def said(answer) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-async def test_the_model_that_a_request_names_answers_it(both):
-    server, turns = await both()
+async def test_the_model_that_a_request_names_answers_it(several):
+    server, turns = await several()
     for letter in "abba":
         answer = await server.chat(model=letter)
         assert (answer.status_code, said(answer), answer.json()["model"]) == (200, f"I am {letter}", letter)
@@ -47,8 +25,8 @@ async def test_the_model_that_a_request_names_answers_it(both):
     assert all(model.num_users == 0 for model in turns.swaps.models)
 
 
-async def test_a_name_that_is_none_of_them_is_refused_with_all_names(both):
-    server, _ = await both()
+async def test_a_name_that_is_none_of_them_is_refused_with_all_names(several):
+    server, _ = await several()
     answer = await server.chat(model="c")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert "'a', 'b'" in answer.json()["error"]["message"]
@@ -66,15 +44,15 @@ CALLS = {
 
 
 @pytest.mark.parametrize("path", CALLS)
-async def test_every_api_has_it_loaded(both, path):
-    server, turns = await both()
+async def test_every_api_has_it_loaded(several, path):
+    server, turns = await several()
     answer = await server.post(path, {**CALLS[path], "model": "b"})
     assert (answer.status_code, turns["b"].status) == (200, "loaded"), answer.text
     assert "I am b" in answer.text
 
 
-async def test_a_stream_is_never_cut_and_its_model_goes_when_it_has_ended(both):
-    server, turns = await both(paused=True)
+async def test_a_stream_is_never_cut_and_its_model_goes_when_it_has_ended(several):
+    server, turns = await several(paused=True)
     stream = await server.open_stream("/v1/completions", prompt="Hi", stream=True, model="a")
     await stream.head()
     one, other = turns.sources["a"].engine, turns.sources["b"].engine
@@ -94,8 +72,8 @@ async def test_a_stream_is_never_cut_and_its_model_goes_when_it_has_ended(both):
     assert (await waits).json()["choices"][0]["text"] == "I am b"
 
 
-async def test_a_client_that_leaves_while_it_waits_is_forgotten(both):
-    server, turns = await both(paused=True)
+async def test_a_client_that_leaves_while_it_waits_is_forgotten(several):
+    server, turns = await several(paused=True)
     stream = await server.open_stream("/v1/completions", prompt="Hi", stream=True, model="a")
     await stream.head()
     for path, body in {**CALLS, "/v1/chat/completions": {"messages": MESSAGES}}.items():
@@ -108,8 +86,8 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten(both):
     assert (turns["b"].num_swaps, turns["a"].num_users) == (0, 0)
 
 
-async def test_a_broken_model_is_an_error_of_its_own_requests(both):
-    server, turns = await both()
+async def test_a_broken_model_is_an_error_of_its_own_requests(several):
+    server, turns = await several()
     turns.sources["b"].broken = "its weights are torn"
     answer = await server.chat(model="b")
     error = answer.json()["error"]
@@ -121,8 +99,8 @@ async def test_a_broken_model_is_an_error_of_its_own_requests(both):
     assert listed == {"a": {"value": "loaded", "failed": False}, "b": {"value": "unloaded", "failed": True}}
 
 
-async def test_a_full_line_is_429_and_a_time_that_is_over_504(both):
-    server, turns = await both(paused=True)
+async def test_a_full_line_is_429_and_a_time_that_is_over_504(several):
+    server, turns = await several(paused=True)
     turns.swaps._max_waiting = 1
     stream = await server.open_stream("/v1/completions", prompt="Hi", stream=True, model="a")
     await stream.head()
@@ -134,8 +112,8 @@ async def test_a_full_line_is_429_and_a_time_that_is_over_504(both):
     stream.leave()
 
 
-async def test_lists_say_where_each_stands(both):
-    server, _ = await both()
+async def test_lists_say_where_each_stands(several):
+    server, _ = await several()
     first = (await server.http.get("/v1/models")).json()
     assert [(card["id"], card["status"]["value"], card["max_model_len"]) for card in first["data"]] == [
         ("a", "loaded", 512), ("b", "unloaded", None),
@@ -152,8 +130,8 @@ async def test_lists_say_where_each_stands(both):
     assert "sleep_level" not in health
 
 
-async def test_health_is_200_while_one_makes_room_for_another_and_nothing_is_probed(both):
-    server, turns = await both()
+async def test_health_is_200_while_one_makes_room_for_another_and_nothing_is_probed(several):
+    server, turns = await several()
     turns.sources["b"].may_load.clear()
     waits = asyncio.create_task(server.chat(model="b"))
     await until(lambda: turns.sources["b"].num_loaded)
@@ -169,8 +147,8 @@ async def test_health_is_200_while_one_makes_room_for_another_and_nothing_is_pro
     assert (turns.sources["a"].engine.num_probes, turns.sources["b"].engine.num_probes) == (0, 1)
 
 
-async def test_ollama_lists_all_and_says_which_runs(both):
-    server, _ = await both()
+async def test_ollama_lists_all_and_says_which_runs(several):
+    server, _ = await several()
     tags = (await server.http.get("/api/tags")).json()["models"]
     assert [each["name"] for each in tags] == ["a:latest", "b:latest"]
     loading = await server.post("/api/generate", {"model": "b"})  # Ollama's way to have a model loaded
@@ -181,8 +159,8 @@ async def test_ollama_lists_all_and_says_which_runs(both):
     assert shown["model_info"]["general.basename"] == "a"
 
 
-async def test_what_needs_a_tokenizer_only_lets_the_loaded_one_stay(both):
-    server, turns = await both()
+async def test_what_needs_a_tokenizer_only_lets_the_loaded_one_stay(several):
+    server, turns = await several()
     await server.chat(model="b")
     for path, body in {
         "/tokenize": {"prompt": "Hi"},
@@ -194,8 +172,8 @@ async def test_what_needs_a_tokenizer_only_lets_the_loaded_one_stay(both):
     assert (turns["a"].num_swaps, turns["b"].status) == (0, "loaded")
 
 
-async def test_metrics_tell_them_apart(both):
-    server, _ = await both("abc")
+async def test_metrics_tell_them_apart(several):
+    server, _ = await several("abc")
     await server.chat(model="b")
     lines = (await server.http.get("/metrics")).text.splitlines()
 
@@ -209,8 +187,8 @@ async def test_metrics_tell_them_apart(both):
     assert values("num_requests_running") == {"a": 0, "b": 0}, "what was never loaded has no engine"
 
 
-async def test_sleep_and_wake_up_are_about_the_one_that_is_loaded(both):
-    server, turns = await both()
+async def test_sleep_and_wake_up_are_about_the_one_that_is_loaded(several):
+    server, turns = await several()
     await server.chat(model="b")
     assert (await server.post("/sleep")).json() == {"is_sleeping": True}
     assert turns.sources["b"].engine.sleep_level == 1
@@ -220,8 +198,8 @@ async def test_sleep_and_wake_up_are_about_the_one_that_is_loaded(both):
     assert turns.sources["a"].engine.sleep_level == 1
 
 
-async def test_a_request_in_the_background_keeps_its_model(both):
-    server, turns = await both(paused=True)
+async def test_a_request_in_the_background_keeps_its_model(several):
+    server, turns = await several(paused=True)
     began = (await server.respond(model="a", background=True)).json()
     waits = asyncio.create_task(server.chat(model="b"))
     await until(lambda: turns["b"].waiting)

@@ -337,3 +337,27 @@ async def test_it_works_below_a_path(serve, page_of):
         await page.open("/docs")
         await page.until("document.querySelectorAll('#contents li').length > 10")
         await page.open("/")
+
+
+async def test_of_several_models_one_is_chosen_asked_and_remembered(several, page_of):
+    server, turns = await several()
+    page = page_of(server)
+    await page.open()
+    await page.until("document.getElementById('models').options.length === 2")
+    assert await page.texts("#models option") == ["a", "b (loaded on demand)"]
+    await page.say("Hi")
+    await page.until(ANSWERED)
+    await page.run("const m = document.getElementById('models'); m.value = 'b'; m.dispatchEvent(new Event('change'))")
+    await page.say("And you?")
+    await page.until("document.querySelectorAll('.assistant .stats').length === 2")
+    await page.until("document.getElementById('models').textContent.startsWith('a (')")
+    assert await page.texts(".assistant .markdown") == ["I am a", "I am b"]
+    assert [text.split()[0] for text in await page.texts(".assistant .stats")] == ["a:", "b:"]
+    assert await page.texts("#models option") == ["a (loaded on demand)", "b"]
+    await page.open()
+    await page.until("document.getElementById('models').value === 'b'")
+    turns.sources["a"].engine.unhealthy = "its files are gone"
+    await page.run("document.getElementById('models').value = 'a'")
+    await page.say("Back to you")
+    await page.until("document.querySelector('.error[role=alert]')?.textContent.includes('its files are gone')")
+    await page.until("document.getElementById('models').textContent.includes('a (cannot be loaded)')")

@@ -20,9 +20,12 @@ from runtime.api import (
     StepRecord,
 )
 from server.loaded import texts
+from server.loaded.defaults import SamplingDefaults
 from server.loaded.feed import Feed
 from server.loaded.texts import Texts
+from tests.fakes import FakeEngine
 from tests.server.conftest import RawAnswer
+from tests.server.tiny import chatml, loaded_model
 from tests.server.web.browser import PHONE, WIDE, needs_axe, needs_chromium
 
 FEED = "/dashboard/feed"
@@ -57,8 +60,10 @@ def fill(engine) -> None:
         RequestEvent("deferred", now + 0.3, 0),
     )
     engine.records += [
-        RequestRecord(1, "first", now - 0.5, now, now + 0.1, now + 0.5, now + 0.5, 400, 16, 20, FinishReason.STOP, events),
-        RequestRecord(2, "second", now, None, None, None, now + 0.5, 9, 0, 0, FinishReason.TIMEOUT, ()),
+        RequestRecord(
+            1, "first", now - 0.5, now, now + 0.1, now + 0.5, now + 0.5, 400, 16, 20, FinishReason.STOP, events, now + 0.75, 0.2
+        ),
+        RequestRecord(2, "second", now, None, None, None, now + 0.5, 9, 0, 0, FinishReason.TIMEOUT, (), now + 0.5),
     ]  # fmt: skip
     engine.kv_cells = bytes([255, 0, 0] * 3 + [0, 255, 0] * 2 + [0, 0, 255] + [0, 0, 0] * 1018)
 
@@ -87,21 +92,21 @@ async def test_who_comes_is_told_all_and_then_what_is_new(serve):
     fill(engine)
     stream = await opened(server)
     snapshots = events_of(stream)
-    first = await anext(snapshots)
+    (first,) = (await anext(snapshots))["models"]
     assert [step[0] for step in first["steps"]] == [1, 2, 3]
     assert [record[1] for record in first["requests"]] == ["first", "second"]
-    assert first["model"]["name"] == "tiny"
+    assert (first["name"], first["status"]) == ("tiny", "loaded")
     assert first["kv"]["num_blocks"] == 1024
     now = time.monotonic()
     engine.steps.append(StepRecord(4, now, now, 0, 1, 0, True, None))
     clock.tick()
-    second = await anext(snapshots)
+    (second,) = (await anext(snapshots))["models"]
     assert [step[0] for step in second["steps"]] == [4]
     assert second["requests"] == []
     chat = asyncio.create_task(server.chat())
     await engine.until(lambda: bool(engine.live))
     clock.tick()
-    assert len((await anext(snapshots))["live"]) == 1
+    assert len((await anext(snapshots))["models"][0]["live"]) == 1
     engine.step(20)
     await chat
     stream.leave()
@@ -189,23 +194,25 @@ async def test_a_user_does_not_read_what_others_asked(serve):
     assert response.status_code == 403
 
 
-def test_what_is_kept_is_bounded_in_requests_and_in_tokens():
+async def test_what_is_kept_is_bounded_in_requests_and_in_tokens(tokenizer):
+    loaded = loaded_model(FakeEngine(), tokenizer, chatml(tokenizer), SamplingDefaults(), ("tiny",))
+
     def finished(name: str, num: int) -> Finished:
         request = Request(name, [7] * num, SamplingParams(1))
         return Finished(request, RequestRecord(1, name, 0.0, *[None] * 4, num, 0, 1, None, ()), [8])
 
     kept = Texts()
     for number in range(texts.MAX_REQUESTS + 5):
-        kept.note(finished(f"r{number}", 3))
+        kept.note(loaded, finished(f"r{number}", 3))
     assert kept.find("r4") is None
-    assert kept.find("r5") == ([7] * 3, [8])
-    kept.note(finished("large", texts.MAX_TOKENS - 10))
+    assert kept.find("r5") == (loaded, [7] * 3, [8])
+    kept.note(loaded, finished("large", texts.MAX_TOKENS - 10))
     assert kept.find("large") is not None
     assert kept.find(f"r{texts.MAX_REQUESTS + 4}") is not None
     assert kept.find(f"r{texts.MAX_REQUESTS}") is None
-    kept.note(finished("huge", texts.MAX_TOKENS))  # more than all may have
+    kept.note(loaded, finished("huge", texts.MAX_TOKENS))  # more than all may have
     assert kept.find("huge") is None
-    kept.note(finished("small", 1))
+    kept.note(loaded, finished("small", 1))
     assert kept.find("small") is not None
 
 
@@ -216,7 +223,10 @@ async def test_the_inspector_shows_what_was_asked_and_answered(serve, page_of):
     fill(server.engine)
     texts_of = server.service.added_part(Texts)
     ids = server.tokenizer.encode("<b>Why?</b>")
-    texts_of.note(Finished(Request("first", ids, SamplingParams(1)), server.engine.records[0], ids[3:7]))
+    texts_of.note(
+        server.service.lifecycle.loaded,
+        Finished(Request("first", ids, SamplingParams(1)), server.engine.records[0], ids[3:7]),
+    )
     page = page_of(server)
     await page.open("/dashboard#requests/first")
     await page.until("document.querySelectorAll('#request-detail .text').length === 2")
@@ -280,6 +290,8 @@ async def test_the_inspector_tells_the_life_of_a_request(serve, page_of):
         "Queued: 500 ms",
         "Prompt: 100",
         "Decode: 400 ms",
+        "Stream: 250 ms",
+        "waited 200 ms in all for a reader that was busy",
         "16 of them cached",
         "Preempted",
         "its mask was late",
@@ -290,6 +302,70 @@ async def test_the_inspector_tells_the_life_of_a_request(serve, page_of):
     await page.until("document.getElementById('request-detail').hidden")
     await page.click("#to-overview")
     await page.until("!document.getElementById('overview').hidden")
+
+
+async def test_the_feed_tells_of_every_model_what_is_its_own(several):
+    server, turns = await several("abc")
+    clock = Clock(server)
+    stream = await opened(server)
+    snapshots = events_of(stream)
+    first = await anext(snapshots)
+    assert [(each["name"], each["status"]) for each in first["models"]] == [("a", "loaded")]
+    assert first["unloaded"] == [{"name": "b", "status": "unloaded"}, {"name": "c", "status": "unloaded"}]
+    await server.chat(model="b")
+    fill(turns.sources["b"].engine)
+    clock.tick()
+    second = await anext(snapshots)
+    told = [(each["name"], each["status"], len(each["steps"])) for each in second["models"]]
+    assert told == [("a", "unloaded", 0), ("b", "loaded", 3)]
+    clock.tick()
+    assert [len(each["steps"]) for each in (await anext(snapshots))["models"]] == [0, 0]
+    stream.leave()
+
+
+async def test_texts_are_read_as_their_own_model_writes(several):
+    server, _ = await several(log_requests=True)
+    await server.post("/v1/completions", {"prompt": "Hi", "model": "b"}, headers={"x-request-id": "mine"})
+    found = await server.http.get(TEXTS, params={"id": "cmpl-mine-0"})
+    assert found.json() == {"prompt": "Hi", "answer": "I am b<|eos|>"}
+
+
+@needs_chromium
+async def test_of_several_models_one_is_shown_and_another_can_be_chosen(several, page_of):
+    server, turns = await several("abc")
+    await server.chat(model="b")
+    Clock(server)
+    fill(turns.sources["b"].engine)
+    page = page_of(server)
+    await page.open("/dashboard")
+    await page.until("document.getElementById('models').options.length === 3")
+    assert await page.texts("#models option") == ["a (unloaded)", "b", "c (unloaded)"]
+    assert await page.run("return document.querySelector('#models option:last-child').disabled")
+    assert await page.texts("#step-words, #status") == ["unloaded", "No steps in the last minute."]
+    await page.run("const m = document.getElementById('models'); m.value = 'b'; m.dispatchEvent(new Event('change'))")
+    assert await page.texts("#step-words, #status") == [
+        "",
+        "3 steps: 507 prompt tokens, 5 decodes, 67 % replayed as a graph.",
+    ]
+    await page.click("#to-requests")
+    await page.until("document.querySelectorAll('#requests-body a').length === 2")
+
+
+@needs_chromium
+async def test_a_request_whose_reader_is_behind_is_being_streamed(serve, page_of):
+    server = await serve()
+    Clock(server)
+    fill(server.engine)
+    now = time.monotonic()
+    slow = RequestRecord(0, "slow", now - 3, now - 3, now - 2, now - 1, now - 1, 9, 0, 20, FinishReason.STOP, ())
+    activity = server.engine.activity
+    server.engine.activity = lambda **asked: activity(**asked)._replace(live=[slow])
+    page = page_of(server)
+    await page.open("/dashboard#requests/slow")
+    assert (await page.texts("#requests-body .state"))[0] == "streaming"
+    (detail,) = await page.texts("#request-detail")
+    assert "Stream: 1" in detail
+    assert "ended: stop" in detail
 
 
 @needs_chromium
