@@ -187,10 +187,10 @@ class EngineOptions:
         parse=SpeculativeConfig.parse,
         metavar="JSON",
     )
-    speculative_method: Literal["ngram", "suffix", "draft_model", "ngram_gpu"] | None = option(
+    speculative_method: Literal["ngram", "suffix", "draft_model", "ngram_gpu", "mtp"] | None = option(
         None,
         "guess tokens from what stands in prompt and answer (ngram; ngram_gpu looks it up on the device), or in past answers too "
-        "(suffix), or by a smaller model (draft_model); never changes an answer",
+        "(suffix), or by a smaller model (draft_model), or by layers of the model's own checkpoint (mtp); never changes an answer",
         group=ENGINE,
         aliases=("--spec-method",),
     )

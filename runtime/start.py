@@ -22,8 +22,9 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.lora.adapters import Adapters
 from runtime.models.implementation import describe, load
-from runtime.models.registry import add_plugins
+from runtime.models.registry import add_plugins, mtp_from_config
 from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.pair import PairSpec
 from runtime.models.spec.sharding import kept_whole, sharded
@@ -244,7 +245,7 @@ def plan_engine(
     Raises PlanError where options do not fit, UnsupportedModel where the model cannot be served."""
     add_plugins(config.model_plugins)
     spec = describe(files.config, config.model_impl, files.modules)  # what cannot be served is said before loading
-    spec = _with_draft(config, spec, draft)
+    spec = _with_draft(config, spec, files, draft)
     if config.tensor_parallel_size > 1:
         _refuse_sharing(config)
         spec = shard(spec, 0, config.tensor_parallel_size)  # they are all of a size
@@ -278,10 +279,12 @@ def _refuse_sharing(config: EngineConfig) -> None:
         )
 
 
-def _with_draft(config: EngineConfig, spec: ModelSpec, draft: ModelFiles | None) -> ModelSpec:
+def _with_draft(config: EngineConfig, spec: ModelSpec, files: ModelFiles, draft: ModelFiles | None) -> ModelSpec:
     named = config.speculation is not None and config.speculation.model is not None
     if named != (draft is not None):
         raise PlanError("a draft model has to be named by the speculative config, and its files to be there")
+    if config.speculation is not None and config.speculation.method == "mtp":
+        return _with_mtp(spec, files)
     if draft is None:
         return spec
     pair = PairSpec.of(spec, describe(draft.config, config.model_impl))
@@ -295,6 +298,12 @@ def _with_draft(config: EngineConfig, spec: ModelSpec, draft: ModelFiles | None)
             "max-model-len is %d, the draft model's, and not the model's %d", pair.max_model_len, spec.max_model_len
         )
     return pair
+
+
+def _with_mtp(spec: ModelSpec, files: ModelFiles) -> PairSpec:
+    if not isinstance(spec, DecoderSpec):
+        raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no method mtp is served")
+    return PairSpec.with_head(spec, mtp_from_config(files.config, spec))
 
 
 def _build(
@@ -343,6 +352,8 @@ def _loaded(
 ) -> Model:
     """The model, and the draft model where there is one: kept alike, for contexts of the same length."""
     from runtime.models.adapters import AdapterRoom
+    from runtime.models.decoder import Decoder
+    from runtime.models.load import load_draft_head
 
     config, spec, plan = planned.config, planned.spec, planned.plan
     room = None
@@ -367,11 +378,19 @@ def _loaded(
 
     if rank is not None:
         spec = shard(spec, rank.number, rank.size)
-    if not isinstance(spec, PairSpec) or draft is None:
+    if not isinstance(spec, PairSpec):
         return loaded(spec, files, config.load_format, room)
     from runtime.models.pair import ModelPair
 
     model = loaded(spec.model, files, config.load_format, room)
+    if isinstance(spec.draft, DraftHeadSpec):
+        assert isinstance(model, Decoder), "others have no draft heads"
+        head = load_draft_head(
+            spec.draft, draft or files, model, load_format=config.load_format, seed=config.seed or 0, progress=report,
+            max_model_len=plan.max_model_len, weights=plan.weights,
+        )  # fmt: skip
+        return ModelPair(model, head)
+    assert draft is not None
     return ModelPair(model, loaded(spec.draft, draft, "dummy" if config.load_format == "dummy" else "auto"))
 
 
@@ -402,7 +421,6 @@ def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:
         return None
     from runtime.lora.store import AdapterStore
     from runtime.lora.targets import targets_of
-    from runtime.models.spec.decoder import DecoderSpec
 
     spec = model.spec.model if isinstance(model.spec, PairSpec) else model.spec
     assert isinstance(spec, DecoderSpec), "others have no room for adapters"

@@ -17,6 +17,7 @@ import ops
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.adapters import AdapterRoom, ModelAdapters
 from runtime.models.blocks.layer import build_layer
+from runtime.models.blocks.mixer import Tables
 from runtime.models.blocks.parameters import Parameters
 from runtime.models.blocks.pooler import PoolerBlock
 from runtime.models.blocks.rope import RopeAxes, cos_sin_table
@@ -31,13 +32,15 @@ from runtime.models.spec.layer import HybridLayer
 
 
 class Hidden(NamedTuple):
-    """What the last layer adds, x [T, H] or None where it has added it, and what it adds it to, residual [T, H]."""
+    """What the last layer adds, x [T, H] or None where it has added it, and what it adds it to, residual [T, H]. aux: what the
+    `aux_layers` of the spec were given, [T, H] each."""
 
     x: Tensor | None
     residual: Tensor
+    aux: tuple[Tensor, ...] = ()
 
     def of(self, tokens: Tensor) -> Hidden:
-        """A copy of those of `tokens` [S] int64."""
+        """A copy of those of `tokens` [S] int64, without aux."""
         return Hidden(None if self.x is None else self.x[tokens], self.residual[tokens])
 
 
@@ -84,19 +87,11 @@ class Decoder:
         room = None
         if adapters is not None:
             weights, room = ModelAdapters.around(weights, spec, adapters, dtype=dtype, device=device)
-        tables = {
-            rope: cos_sin_table(rope, max_positions).to(device)
-            for rope in {attention.rope for attention in spec.attentions()}
-        }
-        first_caches = accumulate((len(layer.mixers) for layer in spec.layers), initial=0)
-        layers = [
-            build_layer(layer, layer_name(index), spec.hidden_size, weights, tables, first_cache)
-            for (index, layer), first_cache in zip(enumerate(spec.layers), first_caches, strict=False)
-        ]
+        tables = rope_tables(spec, device=device, max_positions=max_positions)
         return cls(
             spec,
             VocabularyBlock(spec, weights, dtype),
-            LayerStack(layers, keeps_embedding=any(isinstance(layer, HybridLayer) for layer in spec.layers)),
+            build_stack(spec, weights, tables),
             Parameters(spec, weights),
             PoolerBlock(spec.pooler, weights, getattr(torch, dtype)),
             dtype=dtype,
@@ -138,7 +133,8 @@ class Decoder:
             step = self._axes.rotated(step)
         x = self.embed(step.input_ids) if step.input_embeds is None else step.input_embeds.clone()
         residual = self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
-        return Hidden(self._stack.forward(residual, step), residual)
+        out = self._stack.forward(residual, step)
+        return Hidden(out.x, residual, out.aux)
 
     def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""
@@ -148,5 +144,34 @@ class Decoder:
         """The final norm's output for `tokens` [S] int64, [S, H]."""
         return self._final(hidden.of(tokens))
 
+    def read_by_head(self, hidden: Hidden) -> Tensor:
+        """What a draft head reads of all tokens, in a tensor of its own: the final norm's output [T, H], or, of a spec with
+        `aux_layers`, what these were given, side by side [T, H * their number]."""
+        if hidden.aux:
+            return torch.cat(hidden.aux, dim=1)
+        return self._final(Hidden(hidden.x, hidden.residual.clone()))
+
+    @property
+    def vocabulary(self) -> VocabularyBlock:
+        """Its ends, which a draft head may share."""
+        return self._vocabulary
+
     def _final(self, hidden: Hidden) -> Tensor:
         return self._vocabulary.final_hidden(hidden.x, hidden.residual)
+
+
+def rope_tables(spec: DecoderSpec, *, device: str, max_positions: int) -> Tables:
+    """Of every rotary embedding that the layers have."""
+    ropes = {attention.rope for attention in spec.attentions()}
+    return {rope: cos_sin_table(rope, max_positions).to(device) for rope in ropes}
+
+
+def build_stack(spec: DecoderSpec, weights: Weights, tables: Tables) -> LayerStack:
+    """The layers that `spec` names, around their weights. `tables`: of their rotary embeddings."""
+    first_caches = accumulate((len(layer.mixers) for layer in spec.layers), initial=0)
+    layers = [
+        build_layer(layer, layer_name(index), spec.hidden_size, weights, tables, first_cache)
+        for (index, layer), first_cache in zip(enumerate(spec.layers), first_caches, strict=False)
+    ]
+    keeps_embedding = any(isinstance(layer, HybridLayer) for layer in spec.layers)
+    return LayerStack(layers, keeps_embedding=keeps_embedding, aux_layers=spec.aux_layers)

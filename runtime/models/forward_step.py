@@ -35,7 +35,10 @@ class ForwardStep:
 
     rope_positions: where tokens stand for rotary embeddings, if that is not `positions`; [T] int64, or [3, T] for embeddings of
     three axes, with rope_table [T, D_rot] float32: each token's own cosines and sines. deepstack: what the first layers add beside
-    their own."""
+    their own.
+
+    hidden_states [T, H]: what a draft head is given of the model, or of itself, beside the token that stands behind; None for a
+    model."""
 
     input_ids: Tensor
     positions: Tensor
@@ -48,6 +51,7 @@ class ForwardStep:
     rope_positions: Tensor | None = None
     rope_table: Tensor | None = None
     deepstack: DeepstackStep | None = None
+    hidden_states: Tensor | None = None
 
     @property
     def rotated_at(self) -> Tensor:

@@ -17,9 +17,11 @@ from runtime.models.adapters import AdapterRoom
 from runtime.models.blocks.shared_out import put_together
 from runtime.models.blocks.weights import Weights, expert_halves
 from runtime.models.decoder import Decoder
+from runtime.models.draft_head import DraftHead
 from runtime.models.reading import DTYPES, TABLE, ParameterReader
 from runtime.models.registry import spec_from_config
 from runtime.models.spec.decoder import EMBEDDING, DecoderSpec
+from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.moe import ClampedSwiglu, Experts
 from runtime.parallel.group import Peers
 from runtime.weights.rules import Checkpoint, Report, WeightsError, stored_as
@@ -53,6 +55,19 @@ def load_model(
         read = put_together(spec, read, peers)
     longest = max_model_len or spec.max_model_len
     return Decoder.build(spec, read, dtype=dtype, device=device, max_positions=longest, adapters=adapters)
+
+
+def load_draft_head(
+    spec: DraftHeadSpec, files: Checkpoint, model: Decoder, *, load_format: str, seed: int, progress: Report,
+    max_model_len: int, weights: WeightPolicy | None = None,
+) -> DraftHead:  # fmt: skip
+    """A head that guesses for `model`, kept as that is. Arguments as of `load_model`; `files` may be the model's own.
+
+    Raises WeightsError where config and weights do not fit each other."""
+    dtype, device = model.dtype, model.device
+    with opened(spec, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:
+        read = read_weights(spec, reader, dtype=dtype, device=device, progress=progress)
+    return DraftHead.build(spec, read, model, max_positions=max_model_len)
 
 
 def reload_model(
@@ -95,7 +110,8 @@ def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, devi
     """All of them, prepared for the kernels of the device."""
     activations = DTYPES[dtype]
     linear_names = {f"{linear.name}.weight": linear.name for linear in spec.linears()}
-    linear_names |= {TABLE: EMBEDDING} if reader.storage[TABLE] != dtype else {}  # its rows can be read out of any form
+    # Rows of the table can be read out of any form; a draft head may have none of its own.
+    linear_names |= {TABLE: EMBEDDING} if reader.storage.get(TABLE, dtype) != dtype else {}
     halves = expert_halves(spec)
     linears: dict[str, ops.LinearWeight] = {}
     tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""A loaded model beside a loaded draft model. To a runner it is the first; the second is there for who guesses with it."""
+"""A loaded model beside a draft model, or a draft head. To a runner it is the first; the second is there for who guesses by it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.kv.kv_cache import LayerKV
 from runtime.models.adapters import ModelAdapters
 from runtime.models.blocks.pooler import PoolerBlock
+from runtime.models.draft_head import DraftHead
 from runtime.models.encoder import Encoder
 from runtime.models.forward_step import ForwardStep
 from runtime.models.model import Model
@@ -19,10 +20,10 @@ from runtime.models.spec.pair import PairSpec
 class ModelPair:
     """A Model. A step's KV caches are those of `model`, then those of `draft`."""
 
-    def __init__(self, model: Model, draft: Model) -> None:
+    def __init__(self, model: Model, draft: Model | DraftHead) -> None:
         self.model = model
         self.draft = draft
-        self.spec = PairSpec.of(model.spec, draft.spec)
+        self.spec = PairSpec(model.spec, draft.spec)
         self._num_caches = len(model.spec.memory_kinds())
 
     @property

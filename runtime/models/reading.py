@@ -121,8 +121,9 @@ def _plan(spec: DecoderSpec, source: TensorSource) -> list[Load]:
     parameters = tuple(whole.parameters())
     # Some checkpoints carry a second copy of a tied embedding, or a head that is not asked for.
     ignored = spec.ignored if spec.generates and not spec.tied_embedding else (*spec.ignored, f"{HEAD}.weight")
-    rules = fitting(parameters, (spec.rules, *spec.other_rules), source.shapes)
-    loads = plan(parameters, rules, source.shapes, ignored=ignored, ignored_below=spec.ignored_below)
+    stored = spec.own(source.shapes)
+    rules = fitting(parameters, (spec.rules, *spec.other_rules), stored)
+    loads = plan(parameters, rules, stored, ignored=ignored, ignored_below=spec.ignored_below)
     held = cuts(spec)
     own = zip(loads, spec.parameters(), strict=True)
     return [reduced(load, part, held[part.name]) if part.name in held else load for load, part in own]

@@ -18,7 +18,9 @@ from runtime.models import families
 from runtime.models.read.causal_heads import both_ways, causal_with_other_head
 from runtime.models.read.encoder import with_dimensions
 from runtime.models.read.hf_config import HfConfig
+from runtime.models.read.mtp import MTP
 from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.model import UnsupportedModel
 from runtime.torch_import import import_all_of_torch
 from runtime.weights.formats import unread_method
@@ -28,6 +30,7 @@ PLUGINS = "oneloop.models"
 
 
 _families: dict[str, Family] = {}
+_mtp: dict[str, MTP] = {}  # of those whose checkpoints have layers that guess
 FAMILIES: Mapping[str, Family] = MappingProxyType(_families)
 
 
@@ -72,7 +75,9 @@ def _add(name: str, brought: Any) -> None:
 def _discover() -> None:
     found = sorted(module.name for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."))
     for name in found:
-        register(getattr(import_module(name), "ARCHITECTURES", {}), name)
+        module = import_module(name)
+        register(getattr(module, "ARCHITECTURES", {}), name)
+        _mtp.update(getattr(module, "MTP", {}))
 
 
 _discover()
@@ -106,3 +111,13 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
         raise UnsupportedModel(f"weights quantised with {method!r} are not supported; use a GGUF file or the original")
     hf_config = HfConfig(config)
     return both_ways(with_dimensions(family(hf_config), hf_config), hf_config)
+
+
+def mtp_from_config(config: Mapping[str, Any], spec: DecoderSpec) -> DraftHeadSpec:
+    """The layers of a model's own checkpoint that guess for it, given its config and what `spec_from_config` made of it.
+
+    Raises UnsupportedModel."""
+    name = architecture_of(config)
+    if name not in _mtp:
+        raise UnsupportedModel(f"no MTP layers are known of {name}; method mtp is for {', '.join(sorted(_mtp))}")
+    return _mtp[name](HfConfig(config), spec)

@@ -1,4 +1,4 @@
-"""Captured proposals: a draft model's rounds of guesses as graphs, by number of rows."""
+"""Captured proposals: a kind of a drafter's rounds of guesses as graphs, by number of rows."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from runtime.platform.graph_pool import Captured, GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.runner.device_inputs import DeviceInputs, StepShape
-from runtime.runner.drafter import Drafter, ModelDrafter
+from runtime.runner.drafter import Drafter
 from runtime.runner.runner import ModelRunner
 from runtime.runner.warmup import adapter_slots_of, next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
@@ -159,7 +159,7 @@ class CudaPlatform:
         graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens, **captured)
         captures, graph_bytes = config.captures and model.graph_unsupported_reason is None, 0
         if captures:
-            num_rounds = len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0
+            num_rounds = 2 * len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0  # of two kinds at most
             graph_bytes = step_bytes + _GRAPH_BYTES * (len(list(graphs.shapes)) + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
         final = final.timed(config, TimedSteps(base_s, token_s), model.weights_bytes, STEPS)
@@ -208,13 +208,14 @@ class CudaPlatform:
 
 
 def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) -> None:
-    """A draft model's rounds, if there is one, in the memory of the captured steps, between which they run."""
-    if not isinstance(drafter, ModelDrafter) or graphs.memory is None:
+    """A drafter's rounds, if it has any, in the memory of the captured steps, between which they run."""
+    if graphs.memory is None:
         return
-    rounds = CapturedProposals(decode_sizes(plan.max_num_seqs))
-    with torch.inference_mode():
-        rounds.capture(drafter.one, graphs.memory)
-    drafter.graphs = rounds
+    for each in drafter.rounds:
+        captured = CapturedProposals(decode_sizes(plan.max_num_seqs))
+        with torch.inference_mode():
+            captured.capture(each.compute, graphs.memory)
+        each.graphs = captured
 
 
 def _dtype(config: EngineConfig) -> str:
@@ -321,6 +322,6 @@ def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
         parts.runner.capturable(parts.inputs.placed(shape, None))
         parts.runner.run(batch)
         parts.runner.run(next_tokens(batch, 1))
-    if isinstance(parts.runner.drafter, ModelDrafter):
+    for each in parts.runner.drafter.rounds:
         for num_rows in decode_sizes(plan.max_num_seqs):
-            parts.runner.drafter.one(num_rows)  # nobody wants a guess of it
+            each.compute(num_rows)  # nobody wants a guess of it

@@ -147,7 +147,9 @@ class DeviceInputs:
         all_alike = replace(shape, drafts=False)
         self.upload(rows, all_alike)
         step = self.placed(all_alike, rows)
-        return inputs_with_drafts(step.forward, rows, self.num_computed) if shape.drafts else step
+        if not shape.drafts:
+            return step
+        return inputs_with_drafts(step.forward, rows, self.num_computed, step.rows, step.query_start_loc)
 
     def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
         """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""
@@ -224,6 +226,8 @@ class DeviceInputs:
                 logit_tokens=None,
                 sample_rows=sample_rows,
                 sample_positions=positions + 1,
+                rows=tensors.rows[:num_rows],
+                query_start_loc=by_row.query_start_loc,
                 drafts=Drafts(torch.where(is_guess > 0, forward.input_ids, -1), self.num_computed),
             )
         return StepInputs(
@@ -232,6 +236,8 @@ class DeviceInputs:
             logit_tokens=None if shape.uniform else tensors.logit_tokens[:num_rows],
             sample_rows=tensors.sample_rows[:num_rows],
             sample_positions=tensors.sample_positions[:num_rows],
+            rows=tensors.rows[:num_rows],
+            query_start_loc=by_row.query_start_loc,
         )
 
     def put_drafts(self, rows: Tensor, nth: Tensor, ids: Tensor) -> None:

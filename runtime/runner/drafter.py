@@ -1,4 +1,5 @@
-"""Drafter: what guesses a row's next tokens on the device, behind each step: a look-up (`lookup_drafter.py`), or a draft model.
+"""Drafter: what guesses a row's next tokens on the device, behind each step: a look-up (`lookup_drafter.py`), a draft model, or a
+draft head (`head_drafter.py`).
 
 A draft model computes every step's tokens as the model does, at the same positions and in blocks of the same tables, so prompts,
 chunks, hits of the prefix cache and guesses that are taken back are for it what they are for the model. Then, for rows that are to
@@ -11,30 +12,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import Any, Protocol
 
 from runtime.batch import RowBinding, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
-from runtime.models.forward_step import ForwardStep
+from runtime.models.draft_head import DraftHead
 from runtime.models.model import Model
 from runtime.models.pair import ModelPair
+from runtime.runner.head_drafter import HeadDrafter
 from runtime.runner.lookup_drafter import LookupDrafter
-from runtime.runner.step_inputs import Inputs
+from runtime.runner.rounds import Round, Wanting
+from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.sampler import Sampler
 from runtime.speculate.config import Lookup
-from runtime.transfer import index_on
 
 
 class Drafter(Protocol):
+    """`rounds`: kinds of rounds that it makes guesses in, and which may be captured."""
+
+    @property
+    def rounds(self) -> Sequence[Round]: ...
+
     def bind(self, row: int, binding: RowBinding) -> None:
         """A new sequence has taken `row`. Enqueued before the step that first has it."""
         ...
 
-    def follow(self, step: ForwardStep) -> None:
-        """Enqueue its own part of a step: nothing of the step is changed, and nothing uploaded."""
+    def begin(self, rows: Sequence[ScheduledRow]) -> None:
+        """A step of `rows` is next, all of them bound."""
+        ...
+
+    def read(self, hidden: Any) -> Any:
+        """Enqueue a copy of what it wants to know of the hidden states that the model has given, before logits are made of them."""
+        ...
+
+    def follow(self, step: StepInputs, read: Any) -> None:
+        """Enqueue its own part of a step, which has been sampled, given what it has `read` of it: nothing of the step is changed,
+        and nothing uploaded."""
         ...
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
@@ -45,10 +58,18 @@ class Drafter(Protocol):
 class NoDrafter:
     """Guesses, if any, come from the host."""
 
+    rounds: Sequence[Round] = ()
+
     def bind(self, row: int, binding: RowBinding) -> None:
         pass
 
-    def follow(self, step: ForwardStep) -> None:
+    def begin(self, rows: Sequence[ScheduledRow]) -> None:
+        pass
+
+    def read(self, hidden: Any) -> None:
+        pass
+
+    def follow(self, step: StepInputs, read: Any) -> None:
         pass
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
@@ -60,71 +81,46 @@ def drafter_of(
 ) -> Drafter:
     if lookup is not None:
         return LookupDrafter(lookup, inputs)
-    if isinstance(model, ModelPair):
-        return ModelDrafter(model.draft, model.draft_caches(kv_caches), inputs, sampler)
-    return NoDrafter()
-
-
-class ProposalGraphs(Protocol):
-    def replay(self, num_rows: int) -> bool:
-        """Enqueue `ModelDrafter.one` as it was captured for so many rows, or more; False where it was not."""
-        ...
-
-
-class NoProposalGraphs:
-    def replay(self, num_rows: int) -> bool:
-        return False
+    if not isinstance(model, ModelPair):
+        return NoDrafter()
+    caches = model.draft_caches(kv_caches)
+    if isinstance(model.draft, DraftHead):
+        return HeadDrafter(model.draft, caches, inputs, sampler)
+    return ModelDrafter(model.draft, caches, inputs, sampler)
 
 
 class ModelDrafter:
-    """A Drafter. `kv_caches`: the draft model's own. What a round of guesses reads lies at fixed addresses, so that one can be
-    captured: `graphs`, where there are some."""
+    """A Drafter. `kv_caches`: the draft model's own."""
 
     def __init__(self, model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler) -> None:
         self._model = model
         self._kv_caches = kv_caches
         self._inputs = inputs
-        self._sampler = sampler
-        self.graphs: ProposalGraphs = NoProposalGraphs()
-        max_num_seqs, device = len(inputs.last_ids), inputs.last_ids.device
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        self._wanting = zeros(2, max_num_seqs)  # rows, and how many guesses each wants
-        self._ids = zeros(max_num_seqs)  # what each was last guessed, or sampled
-        self._round = zeros(1)
+        self._wanting = Wanting(inputs, sampler)
+        self._round = Round(self._one)
+        self.rounds = (self._round,)
 
     def bind(self, row: int, binding: RowBinding) -> None:
         """What it knows of a row is in the row's blocks."""
 
-    def follow(self, step: ForwardStep) -> None:
+    def begin(self, rows: Sequence[ScheduledRow]) -> None:
+        """It computes what the step does."""
+
+    def read(self, hidden: Any) -> None:
+        """It reads tokens."""
+
+    def follow(self, step: StepInputs, read: None) -> None:
         # Adapters are the model's, and so is what it sees: the draft reads ids alone, each at its own position.
-        own = replace(step, input_embeds=None, rope_positions=None, deepstack=None)
+        own = replace(step.forward, input_embeds=None, rope_positions=None, deepstack=None)
         self._model.forward(replace(own, kv_caches=self._kv_caches, adapters=None))
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
-        wanting = sorted((row for row in rows if row.num_proposed), key=lambda row: -row.num_proposed)
-        if not wanting:
-            return
-        counts = [row.num_proposed for row in wanting]
-        self._wanting[1].zero_()
-        self._wanting[:, : len(wanting)] = index_on(self._ids.device, [[row.row for row in wanting], counts])
-        self._ids[: len(wanting)] = self._inputs.last_ids[self._wanting[0, : len(wanting)]]
-        self._round.zero_()
-        for nth in range(counts[0]):
-            num_rows = sum(count > nth for count in counts)
-            if not self.graphs.replay(num_rows):
-                self.one(num_rows)
+        for num_rows in self._wanting.begin(rows):
+            self._round.enqueue(num_rows)
 
-    def one(self, num_rows: int) -> None:
-        """A round: one guess more for those of the first `num_rows` rows that want so many. Nothing of it hangs on the host."""
-        rows, counts = self._wanting[:, :num_rows]
-        rows = torch.where(self._round < counts, rows, -1)
-        step = self._inputs.behind(rows, self._ids[:num_rows], self._round)
+    def _one(self, num_rows: int) -> None:
+        wanting = self._wanting
+        rows = wanting.rows(num_rows)
+        step = self._inputs.behind(rows, wanting.ids(num_rows), wanting.number)
         hidden = self._model.forward(replace(step, kv_caches=self._kv_caches))
-        logits = self._model.compute_logits(hidden, None)
-        ids = self._sampler.guessing().draw(logits, rows.to(torch.int32), step.positions + 1)
-        self._ids[:num_rows] = ids
-        self._inputs.put_drafts(rows, self._round, ids)
-        self._round += 1
+        wanting.draw(rows, self._model.compute_logits(hidden, None), step.positions + 1)

@@ -76,7 +76,7 @@ class InputBuffers:
             rope_positions=self._rope_positions(rows, positions, token_rows),
         )
         if longest > 1 and any(row.draft_ids for row in rows):
-            return inputs_with_drafts(forward, rows, self.num_computed)
+            return inputs_with_drafts(forward, rows, self.num_computed, torch.from_numpy(row_ids), query_start_loc)
         sampling = [index for index, row in enumerate(rows) if type(row.work) is Sample]
         if len(sampling) == len(rows):
             logits_of, sample_positions = rows, torch.from_numpy(contexts)
@@ -88,6 +88,8 @@ class InputBuffers:
             logit_tokens=None if len(sampling) == num_tokens else _int64([ends[index] - 1 for index in sampling]),
             sample_rows=_int32([-1 if row.masked else row.row for row in logits_of]),
             sample_positions=sample_positions,
+            rows=torch.from_numpy(row_ids),
+            query_start_loc=query_start_loc,
         )
 
     def _rope_positions(

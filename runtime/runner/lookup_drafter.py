@@ -7,14 +7,15 @@ which are the guesses that were right and the id sampled last."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 import ops
 from runtime.batch import RowBinding, Sample, ScheduledRow
-from runtime.models.forward_step import ForwardStep
-from runtime.runner.step_inputs import Inputs
+from runtime.runner.rounds import Round
+from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.speculate.config import Lookup
 from runtime.speculate.gram_index import MAX_PROMPT
 from runtime.transfer import index_on, upload
@@ -22,6 +23,8 @@ from runtime.transfer import index_on, upload
 
 class LookupDrafter:
     """A Drafter."""
+
+    rounds: Sequence[Round] = ()
 
     def __init__(self, lookup: Lookup, inputs: Inputs) -> None:
         self._lookup = lookup
@@ -40,7 +43,13 @@ class LookupDrafter:
         upload(self._history[row, first : first + len(ids)], ids)
         self._lengths[row].fill_(first + len(ids))
 
-    def follow(self, step: ForwardStep) -> None:
+    def begin(self, rows: Sequence[ScheduledRow]) -> None:
+        """Their text is known by their binding."""
+
+    def read(self, hidden: Any) -> None:
+        """It reads tokens."""
+
+    def follow(self, step: StepInputs, read: None) -> None:
         """What a step computes is known by its binding, or was sampled."""
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:

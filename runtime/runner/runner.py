@@ -147,26 +147,29 @@ class ModelRunner:
 
     def capturable(self, step: StepInputs) -> tuple[Sampled, Any]:
         """Enqueue what a graph holds of a step: all but what rows ask beside being sampled; and its hidden states."""
-        hidden = self._forward(step)
-        return self._sampled(step, hidden) if self._captures_samples else self._nothing_sampled(step), hidden
+        hidden, read = self._forward(step)
+        sampled = self._sampled(step, hidden) if self._captures_samples else self._nothing_sampled(step)
+        self.drafter.follow(step, read)
+        return sampled, hidden
 
     def compute(self, step: StepInputs, rows: tuple[ScheduledRow, ...]) -> Computed:
         """Enqueue one step without a graph, and what `rows`, all that it has, ask beside being sampled."""
         step = step._replace(forward=self._encoding.embedded(step.forward, rows))
-        hidden = self._forward(step)
+        hidden, read = self._forward(step)
         device = step.forward.positions.device
         prompt_logprobs = PromptLogprobs.compute(
             rows, self._model.spec.vocab_size, device, lambda tokens: self._model.compute_logits(hidden, tokens)
         )
         pooled = self._pooling.compute(rows, hidden, device)
-        if not any(isinstance(row.work, Sample) for row in rows):
-            return Computed.of((), self._nothing_sampled(step), prompt_logprobs, pooled)
-        return Computed.of(step.logits_of, self._sampled(step, hidden), prompt_logprobs, pooled)
+        samples = any(isinstance(row.work, Sample) for row in rows)
+        sampled = self._sampled(step, hidden) if samples else self._nothing_sampled(step)
+        self.drafter.follow(step, read)
+        return Computed.of(step.logits_of if samples else (), sampled, prompt_logprobs, pooled)
 
-    def _forward(self, step: StepInputs) -> Any:
+    def _forward(self, step: StepInputs) -> tuple[Any, Any]:
+        """The model's hidden states, and what a drafter has read of them."""
         hidden = self._model.forward(step.forward)
-        self.drafter.follow(step.forward)
-        return hidden
+        return hidden, self.drafter.read(hidden)
 
     def _sampled(self, step: StepInputs, hidden: Any) -> Sampled:
         logits = self._model.compute_logits(hidden, step.logit_tokens)
@@ -211,6 +214,7 @@ class ModelRunner:
         for row in rows:
             if row.binding is not None:
                 self._bind(row, row.binding)
+        self.drafter.begin(rows)
         if len(rows) < batch.num_tokens:
             check_drafts(rows)
         self._encoding.run(batch)

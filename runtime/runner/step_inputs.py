@@ -25,13 +25,16 @@ class StepInputs(NamedTuple):
 
     logit_tokens [S] int64: the token of the step whose logits each is, None where every token has some. sample_rows [S] int32:
     the row whose token it gives, -1 for none now; sample_positions [S] int64: where that token will stand. `drafts`: the rows'
-    guesses, None where none has some."""
+    guesses, None where none has some. rows [R]: those of the step, -1 for padding; query_start_loc [R + 1]: the token with which
+    each begins."""
 
     forward: ForwardStep
     logits_of: tuple[ScheduledRow, ...]
     logit_tokens: Tensor | None
     sample_rows: Tensor
     sample_positions: Tensor
+    rows: Tensor
+    query_start_loc: Tensor
     drafts: Drafts | None = None
 
 
@@ -115,8 +118,11 @@ class LogitsRows(NamedTuple):
         return cls(tuple(sampling), tokens, owners, is_guess)
 
 
-def inputs_with_drafts(forward: ForwardStep, rows: Sequence[ScheduledRow], num_computed: Tensor) -> StepInputs:
-    """A step some of whose rows have guesses: logits for each of these too. Uploads, so not in a captured graph."""
+def inputs_with_drafts(
+    forward: ForwardStep, rows: Sequence[ScheduledRow], num_computed: Tensor, table_rows: Tensor, query_start_loc: Tensor
+) -> StepInputs:  # fmt: skip
+    """A step some of whose rows have guesses: logits for each of these too. Uploads, so not in a captured graph. `table_rows`,
+    `query_start_loc`: as in a StepInputs."""
     device = forward.positions.device
     wanted = LogitsRows.of(rows)
     tokens, is_guess = index_on(device, wanted.tokens), index_on(device, wanted.is_guess)
@@ -126,5 +132,7 @@ def inputs_with_drafts(forward: ForwardStep, rows: Sequence[ScheduledRow], num_c
         logit_tokens=tokens,
         sample_rows=index_on(device, wanted.rows, torch.int32),
         sample_positions=forward.positions[tokens] + 1,
+        rows=table_rows,
+        query_start_loc=query_start_loc,
         drafts=Drafts(torch.where(is_guess > 0, forward.input_ids[tokens], -1), num_computed),
     )

@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple, Self
 
-METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu")
-ON_DEVICE: Final = ("draft_model", "ngram_gpu")  # methods that guess behind a step, on the device
+METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu", "mtp")
+ON_DEVICE: Final = ("draft_model", "ngram_gpu", "mtp")  # methods that guess behind a step, on the device
+HEADS: Final = ("mtp",)  # of these, those by layers that read the model's hidden states
 _ELSEWHERE: Final = (
     "eagle",
     "eagle3",
     "extract_hidden_states",
     "medusa",
     "mlp_speculator",
-    "mtp",
 )
 MAX_DRAFTS: Final = 64  # a row's in one step
 _DEFAULT_DRAFTS: Final = 8
+_DEFAULT_OF_HEADS: Final = 3  # which are trained to guess the next few
 _DEFAULT_LOOKUP: Final = (2, 5)  # tokens
 _LOOKUP, _SUFFIX = "prompt_lookup_", "suffix_decoding_"
 
@@ -37,7 +38,7 @@ class SpeculativeConfig:
     cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram, ngram_gpu): how many last tokens are looked for.
     `suffix_decoding_*` (suffix): how many last tokens are looked for at most, how many past answers are kept, how many drafts
     there are at most for each token found again, and how likely all drafts up to one must be right. `model` (draft_model): what
-    guesses, called as `--model` is.
+    guesses, called as `--model` is. (mtp: layers that the model's own checkpoint brings.)
     `synthetic_acceptance`: drafts are accepted by this chance and not by truth, so answers are nonsense: to measure speed.
 
     Raises ValueError, which names what is wrong."""
@@ -81,6 +82,8 @@ class SpeculativeConfig:
         method = values.get("method")
         if method is None:
             raise ValueError(f"method is missing: one of {', '.join(METHODS)}")
+        if isinstance(method, str) and method.endswith("_mtp"):
+            method = values["method"] = "mtp"  # vLLM has a name for each family's
         _check_method(method)
         if "prompt_lookup_max" in values and "prompt_lookup_min" not in values:
             values["prompt_lookup_min"] = values["prompt_lookup_max"]  # as vLLM has it
@@ -92,7 +95,7 @@ class SpeculativeConfig:
                     raise ValueError(f"{key} is for method {' and '.join(owners)}, not {method}")
         if "model" in values and method != "draft_model":
             raise ValueError(f"model is for method draft_model, not {method}")
-        values.setdefault("num_speculative_tokens", _DEFAULT_DRAFTS)
+        values.setdefault("num_speculative_tokens", _DEFAULT_OF_HEADS if method in HEADS else _DEFAULT_DRAFTS)
         return cls(**values)
 
     def __post_init__(self) -> None:
@@ -140,7 +143,7 @@ class SpeculativeConfig:
 def _check_method(method: object) -> None:
     if method not in METHODS:
         served = f"{', '.join(METHODS[:-1])} and {METHODS[-1]} are"
-        if method in _ELSEWHERE or str(method).endswith("_mtp"):
+        if method in _ELSEWHERE:
             raise ValueError(f"method {method!r} is not served yet; {served}")
         raise ValueError(f"unknown method {method!r}{_did_you_mean(str(method), METHODS)}; {served} served")
 

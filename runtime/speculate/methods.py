@@ -36,6 +36,7 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     "suffix": _suffix,
     "draft_model": _drafted,
     "ngram_gpu": _drafted,
+    "mtp": _drafted,
 }
 
 

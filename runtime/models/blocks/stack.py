@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,60 +22,74 @@ log = logging.getLogger("oneloop.models")
 Part = LayerBlock | ops.CompiledStack  # a layer, or neighbouring ones compiled
 
 
+class StackOutput(NamedTuple):
+    """x [T, H]: what the last layer adds, if anything. aux: the stream [T, H] as it was given to each of the layers asked for."""
+
+    x: Tensor | None
+    aux: tuple[Tensor, ...] = ()
+
+
 class LayerStack:
-    """`keeps_embedding`: some layer asks for what the residual stream began with. `parts`: the layers as they run, in their
-    order; None: each by itself."""
+    """`keeps_embedding`: some layer asks for what the residual stream began with. `aux_layers`: those whose inputs are given out.
+    `parts`: the layers as they run, in their order, each with the index of its first one; None: each by itself."""
 
     def __init__(
-        self, layers: Sequence[LayerBlock], *, keeps_embedding: bool, parts: Sequence[Part] | None = None
-    ) -> None:
+        self, layers: Sequence[LayerBlock], *, keeps_embedding: bool, aux_layers: Sequence[int] = (),
+        parts: Sequence[tuple[int, Part]] | None = None,
+    ) -> None:  # fmt: skip
         self._layers = layers
         self._keeps_embedding = keeps_embedding
-        self._parts = layers if parts is None else parts
+        self._aux_layers = aux_layers
+        self._parts = list(enumerate(layers)) if parts is None else parts
 
-    def forward(self, residual: Tensor, step: ForwardStep) -> Tensor | None:
-        """residual [T, H], changed in place -> what the last layer adds, [T, H], if anything."""
-        if not step.is_plain:
-            return self.forward_each(residual, step)
-        x = None
+    def forward(self, residual: Tensor, step: ForwardStep) -> StackOutput:
+        """residual [T, H], changed in place."""
+        x, aux = None, []
+        parts = self._parts if step.is_plain else list(enumerate(self._layers))  # what is compiled knows no more
+        deep = () if step.deepstack is None else step.deepstack.features
         if self._keeps_embedding:
             step = replace(step, input_embeds=residual.clone())
-        for part in self._parts:
+        for index, part in parts:
+            if index in self._aux_layers:
+                aux.append(_sum(x, residual))
             if isinstance(part, ops.CompiledStack):
                 x = part.run(x, residual, step.rotated_at, step.slot_mapping, step.attn_metadata, step.adapters)
             else:
                 x = part.forward(x, residual, step)
-        return x
-
-    def forward_each(self, residual: Tensor, step: ForwardStep) -> Tensor | None:
-        """`forward`, layer by layer, whatever the step brings."""
-        x, num_deep = None, 0 if step.deepstack is None else len(step.deepstack.features)
-        if self._keeps_embedding:
-            step = replace(step, input_embeds=residual.clone())
-        for index, layer in enumerate(self._layers):
-            x = layer.forward(x, residual, step)
-            if step.deepstack is not None and index < num_deep:
-                residual[step.deepstack.tokens] += step.deepstack.features[index]
-        return x
+            if step.deepstack is not None and index < len(deep):
+                residual[step.deepstack.tokens] += deep[index]
+        if len(self._layers) in self._aux_layers:
+            aux.append(_sum(x, residual))
+        return StackOutput(x, tuple(aux))
 
     def traced(self, kv_caches: Sequence[LayerKV], hidden_size: int) -> LayerStack:
         """The same for these caches alone."""
-        parts: list[Part] = []
+        parts: list[tuple[int, Part]] = []
         tracer: ops.Tracer | None = None
+        first = 0  # of those in `tracer`
         num_tables = 1 + max((kv.table for kv in kv_caches), default=0)
         for index, block in enumerate(self._layers):
+            if tracer is not None and index in self._aux_layers:
+                parts.append((first, tracer.finish()))
+                tracer = None
             fresh = tracer or ops.Tracer(hidden_size, num_tables, after=index > 0)
             try:
                 fresh.add(_call(block, kv_caches))
             except ops.NotTraceable as reason:
                 log.debug("layer %d is not traced: %s", index, reason)
-                parts.extend([] if tracer is None else [tracer.finish()])
-                parts.append(block)
+                parts.extend([] if tracer is None else [(first, tracer.finish())])
+                parts.append((index, block))
                 tracer = None
             else:
+                first = index if tracer is None else first
                 tracer = fresh
-        parts.extend([] if tracer is None else [tracer.finish()])
-        return LayerStack(self._layers, keeps_embedding=self._keeps_embedding, parts=parts)
+        parts.extend([] if tracer is None else [(first, tracer.finish())])
+        return LayerStack(self._layers, keeps_embedding=self._keeps_embedding, aux_layers=self._aux_layers, parts=parts)
+
+
+def _sum(x: Tensor | None, residual: Tensor) -> Tensor:
+    """A tensor of its own: the residual goes on."""
+    return residual.clone() if x is None else residual + x
 
 
 class TracedStack:
@@ -90,7 +105,7 @@ class TracedStack:
     def forget(self) -> None:
         self._traced = None
 
-    def forward(self, residual: Tensor, step: ForwardStep) -> Tensor | None:
+    def forward(self, residual: Tensor, step: ForwardStep) -> StackOutput:
         """See `LayerStack`."""
         if self._traced is None:
             self._traced = self._stack.traced(self._kv_caches, self._hidden_size)

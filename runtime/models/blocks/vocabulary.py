@@ -33,6 +33,18 @@ class VocabularyBlock:
         self._norm = build_norm(spec.norm, FINAL_NORM, weights)
         self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
 
+    def lend(self, weights: Weights, *, table: bool, head: str | None) -> Weights:
+        """`weights` of another model with this one's embedding among them, and its head by that name, as far as it has none of its
+        own."""
+        linears, tensors, own = dict(weights.linears), dict(weights.tensors), self._table
+        if table and isinstance(own, Tensor):
+            tensors[f"{EMBEDDING}.weight"] = own
+        elif table and not isinstance(own, Tensor):
+            linears[EMBEDDING] = own
+        if head is not None and self._head is not None:
+            linears[head] = self._head
+        return weights._replace(linears=linears, tensors=tensors)
+
     def embed(self, ids: Tensor) -> Tensor:
         """ids [T] int64 -> [T, H], a fresh tensor; learned positions are still to be added."""
         x = ops.embedding(ids, self._table)

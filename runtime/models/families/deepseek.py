@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from runtime.models.read.hf_config import HfConfig, activation, decoder, mscale, num_layers, rope, rope_parameters
 from runtime.models.read.mixture import SHARED_EXPERTS, checked_moe, num_experts, sigmoid_router, with_expert_rules
+from runtime.models.read.mtp import beyond_the_last
 from runtime.models.spec.attention import LatentAttention
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.layer import Layer
@@ -62,7 +63,7 @@ def _deepseek(config: HfConfig, architecture: str, moe: MoE, num_dense: int, mlp
             yield Layer(attention, dense if index < num_dense else moe, norm)
 
     spec = decoder(config, architecture, layers(), norm)
-    # Layers beyond the last predict further tokens: no part of decoding one by one.
+    # Layers beyond the last predict further tokens: no part of the model itself.
     spec = replace(spec, ignored_below=(f"{layer_name(len(spec.layers))}.",))
     return with_expert_rules(spec, SHARED_EXPERTS)
 
@@ -91,4 +92,5 @@ def _attention(config: HfConfig) -> LatentAttention:
     )
 
 
+MTP = {"DeepseekV3ForCausalLM": beyond_the_last}
 ARCHITECTURES = {"DeepseekV2ForCausalLM": deepseek_v2, "DeepseekV3ForCausalLM": deepseek_v3}

@@ -14,6 +14,7 @@ from runtime.models.read.mixture import (
     with_expert_rules,
     with_mlps,
 )
+from runtime.models.read.mtp import beyond_the_last
 from runtime.models.spec.attention import QKNorm
 from runtime.models.spec.decoder import DecoderSpec, layer_name
 from runtime.models.spec.mlp import GatedMLP
@@ -34,9 +35,10 @@ def glm4_moe(config: HfConfig) -> DecoderSpec:
     dense = config.count_or_zero("first_k_dense_replace", 1)
     moe = checked_moe(MoE(num_experts(config, 128), size, router, shared))
     spec = with_mlps(spec.with_mixers(lambda *_: attention), moe, lambda i: i >= dense)
-    # The layer beyond the last predicts a further token: no part of decoding one by one.
+    # The layer beyond the last predicts a further token: no part of the model itself.
     spec = replace(spec, ignored_below=(f"{layer_name(len(spec.layers))}.",))
     return with_expert_rules(spec, SHARED_EXPERTS)
 
 
+MTP = {"Glm4MoeForCausalLM": beyond_the_last}
 ARCHITECTURES = {"Glm4MoeForCausalLM": glm4_moe}

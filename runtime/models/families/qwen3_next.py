@@ -9,13 +9,15 @@ from runtime.models.families.llama import llama
 from runtime.models.families.qwen_moe import shared_expert_moe, sparse
 from runtime.models.read.hf_config import FULL, HfConfig, num_layers
 from runtime.models.read.hybrid import RECURRENT, check_silu, conv_kernel, hybrid_types
+from runtime.models.read.mtp import mtp
 from runtime.models.spec.attention import Attention, QKNorm
 from runtime.models.spec.decoder import DecoderSpec
-from runtime.models.spec.layer import Mixer
+from runtime.models.spec.draft_head import DraftHeadSpec, JoinedEntry
+from runtime.models.spec.layer import Layer, Mixer
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.norm import RMSNorm
 from runtime.models.spec.recurrent import GatedDeltaNet
-from runtime.weights.rules import GroupedRows, Rule, UnitOffsetNorm, merge, transform
+from runtime.weights.rules import GroupedRows, Rule, UnitOffsetNorm, merge, rename, transform
 
 _APART = (merge("in_proj_qkv in_proj_z", into="in_proj_qkvz"), merge("in_proj_b in_proj_a", into="in_proj_ba"))
 _NORMS = ("model.norm", "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
@@ -93,6 +95,24 @@ def _net(config: HfConfig) -> GatedDeltaNet:
     return net
 
 
+def qwen3_next_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
+    """One layer with attention, whose config counts it in either of two ways, or not at all."""
+    config = config.with_defaults(num_nextn_predict_layers=config.get("mtp_num_hidden_layers") or 1)
+    rules = (
+        rename("mtp.pre_fc_norm_embedding", into="model.entry.embedding_norm"),
+        rename("mtp.pre_fc_norm_hidden", into="model.entry.hidden_norm"),
+        rename("mtp.fc", into="model.entry.projection"),
+        rename("mtp", into="model"),
+        *(transform(f"entry.{norm}.weight", UnitOffsetNorm()) for norm in ("embedding_norm", "hidden_norm")),
+    )
+    attending = [each for each in spec.layers if isinstance(each, Layer) and isinstance(each.mixer, Attention)]
+    return mtp(
+        config, spec, "num_nextn_predict_layers", JoinedEntry(spec.norm), rules, ("mtp.",), layers=tuple(attending[-1:]),
+        hands_on_normed=True,
+    )  # fmt: skip
+
+
+MTP = dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), qwen3_next_mtp)
 ARCHITECTURES = {
     "Qwen3NextForCausalLM": qwen3_next,
     "Qwen3_5ForCausalLM": qwen3_5,

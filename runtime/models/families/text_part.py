@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from runtime.models.families.gemma import gemma3
 from runtime.models.families.mistral import ministral3, mistral
-from runtime.models.families.qwen3_next import qwen3_5, qwen3_5_moe
+from runtime.models.families.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next_mtp
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.text_part import seeing, text_of_any, text_part
 from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.draft_head import DraftHeadSpec
 
 _GEMMA = {  # what its configs do not say
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
@@ -31,6 +32,11 @@ def qwen3_5_moe_text(config: HfConfig) -> DecoderSpec:
     return text_part(config, qwen3_5_moe, "Qwen3_5MoeForConditionalGeneration")
 
 
+def qwen3_5_text_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
+    return qwen3_next_mtp(config.section("text_config"), spec)
+
+
+MTP = dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), qwen3_5_text_mtp)
 ARCHITECTURES = {
     "Gemma3ForConditionalGeneration": gemma3_text,
     "Mistral3ForConditionalGeneration": mistral3,

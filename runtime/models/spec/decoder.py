@@ -4,7 +4,7 @@ An encoder is one, too: its attention sees both ways, it has no head, and it may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
@@ -19,7 +19,7 @@ from runtime.models.spec.linear import Linear
 from runtime.models.spec.moe import Experts, MoE
 from runtime.models.spec.norm import Norm
 from runtime.models.spec.pooler import POOLS_LAST, PoolerSpec
-from runtime.weights.rules import Parameter, Rule, merge, rename
+from runtime.weights.rules import Parameter, Rule, Shape, merge, rename
 
 EMBEDDING = "model.embed_tokens"
 EMBEDDING_NORM = "model.embed_norm"
@@ -68,7 +68,8 @@ class DecoderSpec:
     `logit_softcap` is given. `rules`, `ignored` and `ignored_below` say how its checkpoints are written, `other_rules` how else
     they may be. `pooler`: of prompts that are pooled. `num_token_types`: kinds of tokens, whose vectors are added to the embedding.
     `generates`: there is a head that makes logits. `encoder`: of what prompts may have beside text. `shard_of`: where this is what
-    one of several devices computes; it holds `vocab_rows` of the vocabulary."""
+    one of several devices computes; it holds `vocab_rows` of the vocabulary. `aux_layers`: layers, ascending, whose inputs a
+    forward pass gives out beside its last hidden states, for a draft head; their number stands for what the last one gives."""
 
     architecture: str
     vocab_size: int
@@ -93,6 +94,7 @@ class DecoderSpec:
     num_token_types: int = 0
     generates: bool = True
     encoder: EncoderSpec | None = None
+    aux_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len({isinstance(layer, PostNormLayer) for layer in self.layers}) > 1:
@@ -184,6 +186,10 @@ class DecoderSpec:
         if self.generates:
             yield from self.head.parameters()
         yield from self.pooler.parameters()
+
+    def own(self, stored: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        """Of a checkpoint's tensors, by name, those that are to fill its parameters or to be explained. Raises WeightsError."""
+        return stored
 
     @property
     def pooler_info(self) -> PoolerInfo:

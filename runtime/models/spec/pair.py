@@ -1,11 +1,13 @@
-"""A model and a draft model that guesses for it: what is planned is both, what is served is the first."""
+"""A model and a draft model, or a draft head, that guesses for it: what is planned is both, what is served is the first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.api import PoolerInfo
 from runtime.kv.kinds import MemoryKind, State
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
 
@@ -37,6 +39,11 @@ class PairSpec:
             if any(kind.in_one_step for kind in each.memory_kinds()):
                 raise UnsupportedModel(f"the {title} ({each.architecture}) keeps nothing between steps: no draft model")
         return cls(model, draft)
+
+    @classmethod
+    def with_head(cls, model: DecoderSpec, head: DraftHeadSpec) -> PairSpec:
+        """`head`, made for `model`, which gives out what the head reads."""
+        return cls(replace(model, aux_layers=head.reads_layers), head)
 
     @property
     def architecture(self) -> str:

@@ -20,8 +20,8 @@ from runtime.platform.cuda_lane import CudaLane
 from runtime.platform.graph_pool import Captured, GraphPool
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.device_inputs import DeviceInputs, StepShape
-from runtime.runner.drafter import ModelDrafter
 from runtime.runner.input_buffers import InputBuffers
+from runtime.runner.rounds import Round
 from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
@@ -96,11 +96,11 @@ class UncapturedPool(GraphPool):
 class PaddedRounds:
     """Computes rounds of guesses as they are captured: for more rows than want one."""
 
-    def __init__(self, drafter: ModelDrafter) -> None:
-        self._drafter = drafter
+    def __init__(self, one: Round, max_num_seqs: int) -> None:
+        self._round, self._max_num_seqs = one, max_num_seqs
 
     def replay(self, num_rows: int) -> bool:
-        self._drafter.one(min(num_rows + 1, len(self._drafter._ids)))
+        self._round.compute(min(num_rows + 1, self._max_num_seqs))
         return True
 
 
@@ -122,7 +122,7 @@ def make_runner(
     pool = UncapturedPool(rows, 4 * max_model_len, pools=pools) if lane == "replayed" else GraphPool(1, 2)
     steps = CapturedSteps(inputs, pool)
     runner = ModelRunner(model, cache, inputs, sampler, CudaLane(rows, 2, CPU), steps, lookup, pools=pools)
-    if lane == "replayed" and isinstance(runner.drafter, ModelDrafter):
-        runner.drafter.graphs = PaddedRounds(runner.drafter)
+    for each in runner.drafter.rounds if lane == "replayed" else ():
+        each.graphs = PaddedRounds(each, rows)
     pool.compute = lambda shape: Captured(*runner.capturable(inputs.placed(shape, None)))
     return runner

@@ -1,0 +1,94 @@
+"""DraftHead: computes what a DraftHeadSpec describes, one step of mixed rows at a time, between another model's ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import ops
+from runtime.kv.kv_cache import LayerKV
+from runtime.models.blocks.norm import build_norm
+from runtime.models.blocks.stack import LayerStack
+from runtime.models.blocks.vocabulary import VocabularyBlock
+from runtime.models.blocks.weights import Weights
+from runtime.models.decoder import Decoder, Hidden, build_stack, rope_tables
+from runtime.models.forward_step import ForwardStep
+from runtime.models.spec.draft_head import EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, DraftHeadSpec, JoinedEntry
+
+
+class JoinedEntryBlock:
+    def __init__(self, entry: JoinedEntry, weights: Weights) -> None:
+        self._embedding_norm = build_norm(entry.norm, EMBEDDING_NORM, weights)
+        self._hidden_norm = build_norm(entry.norm, HIDDEN_NORM, weights)
+        self._projection = weights.linears[PROJECTION]
+        self._hidden_first = entry.hidden_first
+
+    def forward(self, embeds: Tensor, hidden_states: Tensor) -> Tensor:
+        """Both [T, H] -> [T, H], a fresh tensor."""
+        parts = [self._embedding_norm.forward(embeds), self._hidden_norm.forward(hidden_states)]
+        return ops.linear(torch.cat(parts[::-1] if self._hidden_first else parts, dim=1), self._projection)
+
+
+class DraftHead:
+    """`model`: whose hidden states it reads, and whose ends it has."""
+
+    def __init__(
+        self, spec: DraftHeadSpec, entry: JoinedEntryBlock, stack: LayerStack, vocabulary: VocabularyBlock, weights_bytes: int,
+        model: Decoder,
+    ) -> None:  # fmt: skip
+        self.spec = spec
+        self.dtype = model.dtype
+        self.device = model.device
+        self.num_parameters = spec.num_parameters
+        self.weights_bytes = weights_bytes
+        self._model = model
+        self._entry = entry
+        self._stack = stack
+        self._vocabulary = vocabulary
+
+    may_refuse_capture = False
+    graph_unsupported_reason = None
+
+    @classmethod
+    def build(cls, spec: DraftHeadSpec, weights: Weights, model: Decoder, *, max_positions: int) -> DraftHead:
+        """`max_positions`: the longest context it will be asked for."""
+        whole = model.vocabulary.lend(weights, table=True, head=spec.head.name)
+        return cls(
+            spec,
+            JoinedEntryBlock(spec.entry, weights),
+            build_stack(spec, weights, rope_tables(spec, device=model.device, max_positions=max_positions)),
+            VocabularyBlock(spec, whole, model.dtype),
+            weights.nbytes,
+            model,
+        )
+
+    def traced(self, kv_caches: Sequence[LayerKV]) -> DraftHead:
+        """Its few layers run as they are described."""
+        return self
+
+    @property
+    def hidden_size(self) -> int:
+        """Of what `forward` gives."""
+        return self.spec.hidden_size
+
+    def read(self, hidden: Hidden) -> Tensor:
+        """What it takes of the hidden states that the model gives, in a tensor of its own: [T, H], as `forward` takes them."""
+        return self._model.read_by_head(hidden)
+
+    def forward(self, step: ForwardStep) -> Tensor:
+        """A step whose `input_ids` are those behind its tokens -> [T, H], its own hidden states, of which it makes logits, and the
+        next guess behind these."""
+        assert step.hidden_states is not None
+        residual = self._entry.forward(self._vocabulary.embed(step.input_ids), step.hidden_states)
+        x = self._stack.forward(residual, step).x
+        if self.spec.hands_on_normed:
+            return self._vocabulary.final_hidden(x, residual)
+        return residual if x is None else residual.add_(x)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """What `forward` gave, [S, H] -> [S, V]."""
+        if not self.spec.hands_on_normed:
+            hidden = self._vocabulary.final_hidden(None, hidden)
+        return self._vocabulary.logits(hidden)

@@ -1,0 +1,54 @@
+"""MTP modules: extra layers of a checkpoint that guess further tokens (DeepSeek-V3, 2024), as families that have some write them.
+
+A family says in MTP, by architecture, how its configs and checkpoints describe the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from runtime.models.read.hf_config import HfConfig
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.draft_head import DraftHeadSpec, JoinedEntry
+from runtime.models.spec.model import UnsupportedModel
+from runtime.weights.rules import Rule, rename
+
+MTP = Callable[[HfConfig, DecoderSpec], DraftHeadSpec]
+
+
+def mtp(
+    config: HfConfig, spec: DecoderSpec, key: str, entry: JoinedEntry, rules: tuple[Rule, ...], below: tuple[str, ...],
+    **more: Any,
+) -> DraftHeadSpec:  # fmt: skip
+    """The first MTP module of a model: a layer as its last one is, unless `more` says otherwise. `key`: of the config, counts them.
+    `rules`: beside those of the model, which come first. `below`: beginnings of the names of its tensors.
+
+    Raises UnsupportedModel where the config tells of none."""
+    if not config.count_or_zero(key, 0):
+        raise UnsupportedModel(
+            f"{spec.architecture}: the config tells of no MTP layers ({key}), so method mtp has none to guess with"
+        )
+    given: dict[str, Any] = {
+        "architecture": f"the MTP layer of {spec.architecture}",
+        "layers": spec.layers[-1:],
+        "norm": spec.norm,
+        "rules": (*rules, *spec.rules),
+        "other_rules": tuple((*rules, *other) for other in spec.other_rules),
+        "below": below,
+    }
+    return DraftHeadSpec.of(spec, entry=entry, **given | more)
+
+
+def beyond_the_last(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
+    """As DeepSeek-V3 has it: one layer more than the model, with copies of both of the model's ends, which are not read."""
+    name = f"model.layers.{len(spec.layers)}"
+    rules = (
+        rename(f"{name}.enorm", into="model.entry.embedding_norm"),
+        rename(f"{name}.hnorm", into="model.entry.hidden_norm"),
+        rename(f"{name}.eh_proj", into="model.entry.projection"),
+        rename(f"{name}.shared_head.norm", into="model.norm"),
+        rename(name, into="model.layers.0"),
+    )
+    found = mtp(config, spec, "num_nextn_predict_layers", JoinedEntry(spec.norm), rules, (f"{name}.",))
+    return replace(found, ignored=(*found.ignored, f"{name}.embed_tokens.weight", f"{name}.shared_head.head.weight"))

@@ -1,0 +1,86 @@
+"""Draft heads: a few layers that guess how a text goes on from what a larger model has made of it (MTP modules, DeepSeek-V3, 2024;
+EAGLE, Li et al. 2024).
+
+For a token they are given two things: the model's hidden state of it, and the embedding of the token that follows, which the model
+has sampled already. Of these they guess the one after that; and, in place of the model's, their own hidden state makes the next
+guess. So they stand one token behind the model: at a token's position they keep what they know of it and its successor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any
+
+from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
+from runtime.models.spec.linear import Linear
+from runtime.models.spec.model import UnsupportedModel
+from runtime.models.spec.norm import Norm
+from runtime.weights.rules import Parameter, Shape, WeightsError
+
+ENTRY = "model.entry"
+EMBEDDING_NORM, HIDDEN_NORM, PROJECTION = f"{ENTRY}.embedding_norm", f"{ENTRY}.hidden_norm", f"{ENTRY}.projection"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedEntry:
+    """projection(norm(embedding) and norm(hidden state), side by side): what the first layer is given."""
+
+    norm: Norm
+    hidden_first: bool = False
+    bias: bool = False
+
+    def linear(self, hidden_size: int) -> Linear:
+        return Linear(PROJECTION, hidden_size, 2 * hidden_size, self.bias)
+
+    def parameters(self, hidden_size: int) -> Iterator[Parameter]:
+        yield from self.norm.parameters(EMBEDDING_NORM, hidden_size)
+        yield from self.norm.parameters(HIDDEN_NORM, hidden_size)
+        yield from self.linear(hidden_size).parameters()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftHeadSpec(DecoderSpec):
+    """A DecoderSpec whose layers read what `entry` makes of embedding and hidden state. Embedding and head are the model's.
+
+    `reads_layers`: it reads what these layers of the model are given, and not its final norm's output. `below`: beginnings of the
+    names of its tensors, where a checkpoint holds others as well. `hands_on_normed`: the hidden state that the next guess is made
+    of is the final norm's output, and not what that is given."""
+
+    entry: JoinedEntry
+    reads_layers: tuple[int, ...] = ()
+    below: tuple[str, ...] = ()
+    hands_on_normed: bool = False
+
+    @classmethod
+    def of(cls, model: DecoderSpec, **given: Any) -> DraftHeadSpec:
+        """A head that guesses for `model`, with whose ends it begins and ends.
+
+        Raises UnsupportedModel where these are not for a head."""
+        if not model.generates or model.embedding_size is not None or model.positions is not None:
+            raise UnsupportedModel(f"{model.architecture} has no embedding and no head that a draft head could share")
+        ends = ("vocab_size", "hidden_size", "max_model_len", "embedding_multiplier", "logit_scale", "logit_softcap")
+        kept = {field.name: getattr(model, field.name) for field in fields(DecoderSpec) if field.name in ends}
+        return cls(**{**kept, "tied_embedding": False, "head_bias": model.head_bias} | given)
+
+    def linears(self) -> Iterator[Linear]:
+        yield self.entry.linear(self.hidden_size)
+        for name, block in self.blocks():
+            yield from block.linears(name, self.hidden_size)
+
+    def parameters(self) -> Iterator[Parameter]:
+        yield from self.entry.parameters(self.hidden_size)
+        shared = (f"{EMBEDDING}.", f"{HEAD}.")
+        yield from (each for each in DecoderSpec.parameters(self) if not each.name.startswith(shared))
+
+    def own(self, stored: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        if not self.below:
+            return stored
+        found = {name: shape for name, shape in stored.items() if name.startswith(self.below)}
+        if not found:
+            raise WeightsError(f"the checkpoint has no MTP layers: no tensor whose name begins with {self.below[0]}")
+        return found
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(prod(parameter.shape) for parameter in self.parameters())

@@ -1,0 +1,110 @@
+"""HeadDrafter: guesses by layers that read the model's own hidden states (`models/draft_head.py`).
+
+Behind each step the head computes the step's tokens, at the same positions and in blocks of the same tables: of each it is given
+the model's hidden state and the token that stands behind it, which the step has, or has just sampled. Of a piece of a prompt the
+host says which it is. What it makes of a row's last token is its first guess, and in place of the model's hidden state what the
+next one is made of. What stands behind guesses that were wrong is written again by the step that computes the right ones. Where
+a row begins behind blocks of the prefix cache, what the last of them keeps was made of the token that stood behind it there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.batch import RowBinding, Sample, ScheduledRow
+from runtime.kv.kv_cache import LayerKV
+from runtime.models.draft_head import DraftHead
+from runtime.runner.rounds import Round, Wanting
+from runtime.runner.step_inputs import Inputs, StepInputs
+from runtime.sample.sampler import Sampler
+from runtime.transfer import index_on
+
+
+class HeadDrafter:
+    """A Drafter. `kv_caches`: the head's own."""
+
+    def __init__(self, head: DraftHead, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler) -> None:
+        self._head = head
+        self._kv_caches = kv_caches
+        self._inputs = inputs
+        self._wanting = Wanting(inputs, sampler)
+        self._first, self._further = self.rounds = Round(self._guess_first), Round(self._guess_further)
+        num_rows, device = len(inputs.last_ids), inputs.last_ids.device
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=getattr(torch, head.dtype), device=device)
+
+        self._last = zeros(num_rows + 1, head.hidden_size)  # of each row's last token; and one for nobody's
+        self._hidden = zeros(num_rows, head.hidden_size)  # of those that want guesses: what the next is made of
+        self._known: dict[
+            int, tuple[Sequence[int], Sequence[int]]
+        ] = {}  # ids of each row, as far as it was bound with some
+
+    def bind(self, row: int, binding: RowBinding) -> None:
+        self._known[row] = binding.prompt_ids, binding.output_ids
+
+    def begin(self, rows: Sequence[ScheduledRow]) -> None:
+        """What stands behind pieces of prompts takes the place of what their rows sampled last, which is nothing."""
+        behind = [(row.row, token) for row in rows if (token := self._behind(row)) is not None]
+        if behind:
+            pieces, ids = index_on(self._last.device, list(zip(*behind, strict=True)))
+            self._inputs.last_ids[pieces] = ids
+
+    def _behind(self, row: ScheduledRow) -> int | None:
+        """The known token behind those of a row that samples none."""
+        if isinstance(row.work, Sample):
+            return None
+        prompt, output = self._known[row.row]
+        place = row.end - len(prompt)
+        if place < 0:
+            return prompt[row.end]
+        return output[place] if place < len(output) else None
+
+    def read(self, hidden: Any) -> Tensor:
+        return self._head.read(hidden)
+
+    def follow(self, step: StepInputs, read: Tensor) -> None:
+        forward, starts = step.forward, step.query_start_loc.long()
+        rows, num_tokens = step.rows.long(), len(forward.positions)
+        known = rows.clamp(min=0)
+        # The last token of each row that is right: with it the row has computed as many as its table says.
+        last = (
+            starts[:-1]
+            + self._inputs.num_computed[known]
+            - 1
+            - forward.positions[starts[:-1].clamp(max=num_tokens - 1)]
+        )
+        last = torch.where(rows >= 0, last, num_tokens).clamp(min=0)
+        next_ids = torch.cat([forward.input_ids.roll(-1), forward.input_ids[:1]])  # and a place for rows that are none
+        next_ids[last.clamp(max=num_tokens)] = self._inputs.last_ids[known]
+        # Adapters are the model's, and so is what it sees: the head reads ids alone, each at its own position.
+        own = replace(forward, input_embeds=None, adapters=None, rope_positions=None, rope_table=None, deepstack=None)
+        own = replace(own, input_ids=next_ids[:-1], hidden_states=read, kv_caches=self._kv_caches)
+        hidden = self._head.forward(own)
+        owners = torch.where(rows >= 0, rows, len(self._last) - 1)
+        self._last[owners] = hidden[last.clamp(max=num_tokens - 1)]
+
+    def propose(self, rows: Sequence[ScheduledRow]) -> None:
+        for nth, num_rows in enumerate(self._wanting.begin(rows)):
+            (self._further if nth else self._first).enqueue(num_rows)
+
+    def _guess_first(self, num_rows: int) -> None:
+        """Of what it has made of each row's last token when it followed."""
+        rows = self._wanting.rows(num_rows)
+        hidden = self._last[rows]  # the last one where a row wants none
+        self._hidden[:num_rows] = hidden
+        positions = self._inputs.num_computed[rows.clamp(min=0)].long() + 1
+        self._wanting.draw(rows, self._head.compute_logits(hidden), positions)
+
+    def _guess_further(self, num_rows: int) -> None:
+        wanting = self._wanting
+        rows = wanting.rows(num_rows)
+        step = self._inputs.behind(rows, wanting.ids(num_rows), wanting.number - 1)
+        step = replace(step, kv_caches=self._kv_caches, hidden_states=self._hidden[:num_rows])
+        hidden = self._head.forward(step)
+        self._hidden[:num_rows] = hidden
+        wanting.draw(rows, self._head.compute_logits(hidden), step.positions + 2)

@@ -1,0 +1,130 @@
+"""Checkpoints with draft heads in the layouts in which they are published, with random weights; and a plain reference of what such
+a head guesses, by transformers' layers, without a cache: every guess is made of the whole text again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`model`: gives hidden states [T, H'] of ids [T], as a head reads them; `head`: of those and the embeddings of the ids behind
+    them the head's own hidden states and what its logits are made of, [T, H] each. `lm_head`: those to logits."""
+
+    model: Callable[[Tensor], Tensor]
+    embed: Callable[[Tensor], Tensor]
+    enter: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    lm_head: Callable[[Tensor], Tensor]
+
+    @torch.inference_mode()
+    def guesses(self, ids: Sequence[int], num: int) -> tuple[list[int], list[float]]:
+        """What is guessed to follow `ids`, the last of which was sampled and not computed; and by how much each guess is likelier
+        than the next."""
+        text = torch.tensor(ids)
+        hidden = self.enter(self.model(text[:-1]))
+        found: list[int] = []
+        margins: list[float] = []
+        for _ in range(num):
+            own, last = self.head(hidden, self.embed(text[1:]))
+            best = self.lm_head(last[-1:])[0].topk(2)
+            found.append(int(best.indices[0]))
+            margins.append(float(best.values[0] - best.values[1]))
+            text = torch.cat([text, best.indices[:1]])
+            hidden = torch.cat([hidden, own[-1:]])
+        return found, margins
+
+
+def random_linear(out_features: int, in_features: int, *, bias: bool = False) -> torch.nn.Linear:
+    linear = torch.nn.Linear(in_features, out_features, bias=bias)
+    torch.nn.init.normal_(linear.weight, std=0.2)
+    return linear
+
+
+def last_states(model, embeds: Tensor) -> tuple[Tensor, Tensor]:
+    """embeds [T, H] -> what a transformers model's last layer gives and what its final norm makes of that."""
+    given: list[Tensor] = []
+    hook = model.norm.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    try:
+        normed = model(inputs_embeds=embeds[None], use_cache=False).last_hidden_state
+    finally:
+        hook.remove()
+    return given[0][0], normed[0]
+
+
+def spread(model: torch.nn.Module) -> None:
+    """Numbers by which greedy texts differ, and norms that are not ones."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+        elif "norm" in name:
+            torch.nn.init.normal_(parameter, mean=parameter.data.mean().item(), std=0.2)
+
+
+@dataclass(frozen=True)
+class MtpLayout:
+    """Names of a published checkpoint: where the layer is, and the parts around it."""
+
+    layer: str
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    final_norm: str | None
+    hands_on_normed: bool
+    hidden_first: bool = False
+    copies: tuple[str, str] | None = None  # of embedding and head
+
+
+def mtp_checkpoint(
+    folder: Path, config: transformers.PretrainedConfig, one_layer: transformers.PretrainedConfig, layout: MtpLayout,
+    told: dict,
+) -> Reference:  # fmt: skip
+    """A model of `config` whose checkpoint has an MTP layer as `one_layer` has its only one. `told`: what config.json says."""
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    layer = transformers.AutoModelForCausalLM.from_config(one_layer, dtype=torch.float32)
+    for each in (model, layer):
+        spread(each)
+    model.save_pretrained(folder)
+    layer.save_pretrained(folder / "layer")
+    tensors = load_file(folder / "model.safetensors")
+    norm_class = type(layer.model.norm)
+    size, eps = config.hidden_size, 1e-6 if not hasattr(config, "rms_norm_eps") else config.rms_norm_eps
+    norms = norm_class(size, eps), norm_class(size, eps)
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight, mean=norm.weight.data.mean().item(), std=0.2)
+    projection = random_linear(size, 2 * size)
+    for name, tensor in load_file(folder / "layer" / "model.safetensors").items():
+        if name.startswith("model.layers.0."):
+            tensors[layout.layer + name.removeprefix("model.layers.0.")] = tensor
+        elif name == "model.norm.weight" and layout.final_norm is not None:
+            tensors[layout.final_norm] = tensor
+    tensors[layout.embedding_norm], tensors[layout.hidden_norm] = (norm.weight.data for norm in norms)
+    tensors[layout.projection] = projection.weight.data
+    if layout.copies is not None:
+        for name, matrix in zip(layout.copies, (model.model.embed_tokens, model.lm_head), strict=True):
+            tensors[name] = matrix.weight.data.clone()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | told))
+
+    def head(hidden: Tensor, embeds: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [norms[0](embeds), norms[1](hidden)]
+        given, normed = last_states(
+            layer.model, projection(torch.cat(parts[::-1] if layout.hidden_first else parts, dim=1))
+        )
+        if layout.final_norm is None:
+            return given, given
+        return (normed if layout.hands_on_normed else given), normed
+
+    embedding = model.model.embed_tokens
+    return Reference(
+        lambda ids: model.model(ids[None], use_cache=False).last_hidden_state[0], embedding, lambda read: read, head, model.lm_head
+    )  # fmt: skip

@@ -1,0 +1,159 @@
+"""MTP layers of a model's own checkpoint: what they guess is what a plain reference of them guesses, step by step, and no guess
+ever changes an answer. On a CPU and, marked gpu, on CUDA."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import transformers
+
+from runtime.config import EngineConfig
+from runtime.models.load import load_draft_head, load_model
+from runtime.models.pair import ModelPair
+from runtime.models.registry import mtp_from_config, spec_from_config
+from runtime.models.spec.pair import PairSpec
+from runtime.speculate.config import SpeculativeConfig
+from runtime.weights.fetch import resolve
+from tests.equality.draft_heads import MtpLayout, Reference, mtp_checkpoint
+from tests.equality.greedy import TIE, run
+from tests.equality.test_drafts import DEVICES, NUM_TOKENS, PROMPTS, VOCAB, assert_alike, generate
+from tests.runtime.guesses import noting_guesses
+
+SMALL = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = SMALL | {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "n_routed_experts": 8}
+LATENT = EXPERTS | {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 20, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+BEYOND_THE_LAST = MtpLayout(
+    "model.layers.2.", "model.layers.2.enorm.weight", "model.layers.2.hnorm.weight", "model.layers.2.eh_proj.weight",
+    "model.layers.2.shared_head.norm.weight", False,
+    copies=("model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """`sparse`: what the config of the layer alone says otherwise."""
+
+    config_class: str
+    values: dict
+    layer: dict
+    layout: MtpLayout
+    told: dict
+
+
+CASES = {
+    "deepseek v3": Case(
+        "DeepseekV3Config", LATENT | {"first_k_dense_replace": 1}, {"first_k_dense_replace": 0}, BEYOND_THE_LAST,
+        {"num_nextn_predict_layers": 1},
+    ),
+    "glm-4.5": Case(
+        "Glm4MoeConfig", EXPERTS | {"head_dim": 24, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1},
+        {"first_k_dense_replace": 0}, BEYOND_THE_LAST, {"num_nextn_predict_layers": 1},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Loaded:
+    pair: ModelPair
+    reference: Reference
+
+    @property
+    def model(self):
+        return self.pair.model
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def loaded(request, tmp_path_factory):
+    """Makes, once, the model and the head of a case, and their reference."""
+    made: dict[str, Loaded] = {}
+
+    def load(name: str) -> Loaded:
+        if name not in made:
+            made[name] = _load(CASES[name], tmp_path_factory.mktemp("mtp"), request.param)
+        return made[name]
+
+    return load
+
+
+def _load(case: Case, folder, device: str) -> Loaded:
+    torch.manual_seed(5)
+    of = getattr(transformers, case.config_class)
+    values = case.values
+    reference = mtp_checkpoint(
+        folder, of(**values), of(**values | {"num_hidden_layers": 1} | case.layer), case.layout, case.told
+    )  # fmt: skip
+    files = resolve(str(folder), None, lambda progress: None)
+    spec = spec_from_config(files.config)
+    spec = PairSpec.with_head(spec, mtp_from_config(files.config, spec))
+    given = {"load_format": "auto", "seed": 0, "progress": lambda progress: None}
+    model = load_model(files, dtype="float32", device=device, spec=spec.model, **given)
+    return Loaded(ModelPair(model, load_draft_head(spec.draft, files, model, max_model_len=256, **given)), reference)
+
+
+def config_of(num: int = 3, **options) -> SpeculativeConfig:
+    return SpeculativeConfig.of({"method": "mtp", "num_speculative_tokens": num, "adaptive": False} | options)
+
+
+def engine_config(device: str, **options) -> EngineConfig:
+    return EngineConfig(
+        device=device, dtype="float32", **{"num_kv_blocks": 64, "max_num_seqs": 8, "max_model_len": 200} | options
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 24}], ids=str)
+def test_guesses_are_those_of_the_published_layers(loaded, name, options, monkeypatch):
+    """Over prompts in one piece and in several, behind guesses that were wrong, and where prefixes are found again."""
+    both = loaded(name)
+    guesses = noting_guesses(monkeypatch)
+    config = engine_config(both.model.device, speculative_config=config_of(), **options)
+    prompt = PROMPTS[1]
+    outcome = run(both.pair, config, [prompt], NUM_TOKENS, together=True, rounds=2, planned=True)
+    text = [*prompt, *outcome.token_ids[0]]
+    compared = 0
+    for length, found in guesses.by_length(len(text)):
+        expected, margins = both.reference.guesses(text[:length], len(found))
+        for own, other, margin in zip(found, expected, margins, strict=True):
+            if own != other:
+                assert margin < TIE
+                break
+            compared += 1
+    assert compared > 60
+    assert outcome.num_cached_tokens > 0
+
+
+OPTIONS = [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_guesses_change_no_token(loaded, name, options):
+    both = loaded(name)
+    plain, _ = asyncio.run(generate(both.model, None, **options))
+    guessed, num_drafted = asyncio.run(generate(both.pair, "planned", speculative_config=config_of(), **options))
+    assert_alike(guessed, plain)
+    assert num_drafted > 40
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_neither_preemption_nor_a_prefix_found_again_changes_one(loaded, name, adaptive):
+    both = loaded(name)
+    config = engine_config(
+        both.model.device, num_kv_blocks=120, max_num_seqs=4, speculative_config=config_of(adaptive=adaptive)
+    )
+    plain = run(both.model, replace(config, speculative_config=None), PROMPTS, NUM_TOKENS, together=True)
+    cut = run(both.pair, config, PROMPTS, NUM_TOKENS, together=True, preempting=True, planned=True)
+    again = run(both.pair, config, PROMPTS, NUM_TOKENS, together=True, rounds=2, planned=True)
+    assert cut.token_ids == again.token_ids == plain.token_ids
+    assert cut.num_preemptions > 3
+    assert again.num_cached_tokens > 0
