@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from server.wire.errors import InvalidRequest, UnsupportedParameter
+from server.wire.errors import InvalidRequest, UnsupportedParameter, clip
 from server.wire.schema import Name
 
 CacheControl = dict[str, Any]
@@ -21,16 +21,47 @@ class TextBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="typ
     citations: list[Any] | None = None  # of documents, which there are none of
 
 
+class Base64Source(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="base64"):
+    """`media_type`: the file says itself what it is."""
+
+    data: str
+    media_type: str
+
+
+class UrlSource(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="url"):
+    url: str
+
+
+class TextSource(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    data: str
+    media_type: str | None = None
+
+
+class ImageBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="image"):
+    source: Base64Source | UrlSource
+    cache_control: CacheControl | None = None
+
+
+class ContentSource(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="content"):
+    content: str | list[TextBlock | ImageBlock]
+
+
+class Citations(Struct, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool | None = None
+
+
+class DocumentBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="document"):
+    """`title` and `context` stand before the text."""
+
+    source: Base64Source | UrlSource | TextSource | ContentSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
+
+
 class UnreadBlock(Struct, kw_only=True):
     """A block that we know and cannot show to a model."""
-
-
-class ImageBlock(UnreadBlock, kw_only=True, tag_field="type", tag="image"):
-    pass
-
-
-class DocumentBlock(UnreadBlock, kw_only=True, tag_field="type", tag="document"):
-    pass
 
 
 class SearchResultBlock(UnreadBlock, kw_only=True, tag_field="type", tag="search_result"):
@@ -45,7 +76,7 @@ class ServerToolUseBlock(UnreadBlock, kw_only=True, tag_field="type", tag="serve
     pass
 
 
-_Unread = ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock | ServerToolUseBlock
+_Unread = SearchResultBlock | ToolReferenceBlock | ServerToolUseBlock
 
 
 class ThinkingBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
@@ -74,13 +105,22 @@ class ToolUseBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
 
 class ToolResultBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
     tool_use_id: Name
-    content: str | list[TextBlock | _Unread] | None = None
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | _Unread] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
     toolset_name: None = None
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | _Unread
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | _Unread
+)
 
 
 def check_blocks(blocks: Iterable[Block], where: str) -> None:
@@ -94,5 +134,18 @@ def check_blocks(blocks: Iterable[Block], where: str) -> None:
             )
         if isinstance(block, TextBlock) and block.citations:
             raise UnsupportedParameter(f"{place}.citations")
+        if isinstance(block, DocumentBlock):
+            _check_document(block, place)
         if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
             check_blocks(block.content, f"{place}.content")
+
+
+def _check_document(block: DocumentBlock, place: str) -> None:
+    if block.citations is not None and block.citations.enabled:
+        raise UnsupportedParameter(f"{place}.citations")
+    if isinstance(block.source, Base64Source | UrlSource):
+        kind = getattr(block.source, "media_type", "a URL")
+        raise InvalidRequest(
+            f"{place}.source: documents of {clip(kind)} are not read; text is, and pictures are blocks of type image",
+            param=f"{place}.source",
+        )

@@ -10,25 +10,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from server.anthropic.blocks import (
+    Base64Source,
     Block,
+    ContentSource,
+    DocumentBlock,
+    ImageBlock,
     RedactedThinkingBlock,
     TextBlock,
+    TextSource,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from server.anthropic.wire import InputMessage
-from server.generate.request import Message, PastCall
+from server.generate.request import Content, Message, PastCall
 from server.loaded.prompt import ChatTemplate
+from server.media.part import Base64, MediaPart, Url
 from server.wire.errors import InvalidRequest, clip
 
 BILLING = "x-anthropic-billing-header"
 TOOL_PREFIX = "toolu_"
 FAILED = "Error: "  # templates know no other way to say of a result that it is none
 _PROBE, _ROLES = "probed-turn", ("system", "user", "system", "assistant", "user")
+_Placed = tuple[Block, str]  # with its path
 _ALLOWED: dict[str, tuple[type, ...]] = {
     "system": (TextBlock,),
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, DocumentBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
 }
 
@@ -85,22 +92,22 @@ def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[Message], list
     left_out: list[str] = []
     called: set[str] = set()  # and not answered yet
     for role, turn in groupby(_spoken(messages), key=lambda message: message[1].role):
-        blocks: list[Block] = []
+        blocks: list[_Placed] = []
         for index, message in turn:
             own = _blocks(message, f"messages[{index}]")
             if any(isinstance(block, RedactedThinkingBlock) for block in own):
                 left_out = ["redacted_thinking"]
             if role == "user":
                 _check_results(own, called, index)
-            blocks += own
+            blocks += ((block, f"messages[{index}].content[{number}]") for number, block in enumerate(own))
         if role == "user":
             _check_answered(called, index)
             found += _user_turn(blocks)
         elif role == "assistant":
-            found.append(_assistant_turn(blocks))
-            called |= {block.id for block in blocks if isinstance(block, ToolUseBlock)}
+            found.append(_assistant_turn([block for block, _ in blocks]))
+            called |= {block.id for block, _ in blocks if isinstance(block, ToolUseBlock)}
         else:
-            found.append(Message(role="system", content=_content(_texts(blocks))))
+            found.append(Message(role="system", content=_content(_pieces(blocks))))
     _check_answered(called, len(messages) - 1)
     return found, left_out
 
@@ -147,26 +154,61 @@ def _check_answered(called: set[str], index: int) -> None:
         )
 
 
-def _user_turn(blocks: Iterable[Block]) -> Iterator[Message]:
-    for is_text, group in groupby(blocks, key=lambda block: isinstance(block, TextBlock)):
-        if is_text:
-            yield Message(role="user", content=_content(_texts(group)))
+def _user_turn(blocks: Iterable[_Placed]) -> Iterator[Message]:
+    for is_result, group in groupby(blocks, key=lambda placed: isinstance(placed[0], ToolResultBlock)):
+        if not is_result:
+            yield Message(role="user", content=_content(_pieces(group)))
             continue
-        for block in group:
+        for block, place in group:
             if isinstance(block, ToolResultBlock):
-                yield Message(role="tool", content=_result(block), tool_call_id=_call_id(block.tool_use_id))
+                yield Message(role="tool", content=_result(block, place), tool_call_id=_call_id(block.tool_use_id))
 
 
-def _result(block: ToolResultBlock) -> str | list[str]:
+def _result(block: ToolResultBlock, place: str) -> Content:
     given = block.content
-    texts = [given or ""] if isinstance(given, str | None) else list(_texts(given)) or [""]
+    if isinstance(given, str | None):
+        pieces: list[str | MediaPart] = [given or ""]
+    else:
+        pieces = _pieces((one, f"{place}.content[{number}]") for number, one in enumerate(given)) or [""]
     if block.is_error:
-        texts[0] = FAILED + texts[0]
-    return _content(texts)
+        pieces = [FAILED + pieces[0], *pieces[1:]] if isinstance(pieces[0], str) else [FAILED, *pieces]
+    return _content(pieces)
+
+
+def _pieces(blocks: Iterable[_Placed]) -> list[str | MediaPart]:
+    """Texts and media of the blocks that have some."""
+    found: list[str | MediaPart] = []
+    for block, place in blocks:
+        if isinstance(block, TextBlock):
+            found.append(block.text)
+        elif isinstance(block, ImageBlock):
+            found.append(_picture(block, place))
+        elif isinstance(block, DocumentBlock):
+            found += _document(block, place)
+    return found
+
+
+def _picture(block: ImageBlock, place: str) -> MediaPart:
+    source = block.source
+    if isinstance(source, Base64Source):
+        return MediaPart("image", Base64(source.data), f"{place}.source.data", "image")
+    return MediaPart("image", Url(source.url), f"{place}.source.url", "image")
+
+
+def _document(block: DocumentBlock, place: str) -> list[str | MediaPart]:
+    head = "".join(f"{text}\n\n" for text in (block.title, block.context) if text)
+    source = block.source
+    if isinstance(source, TextSource):
+        return [head + source.data]
+    assert isinstance(source, ContentSource), "others have been refused"
+    if isinstance(source.content, str):
+        return [head + source.content]
+    inside = _pieces((one, f"{place}.source.content[{number}]") for number, one in enumerate(source.content))
+    return [head, *inside] if head else inside
 
 
 def _assistant_turn(blocks: Sequence[Block]) -> Message:
-    texts = list(_texts(blocks))
+    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
     calls = [
         PastCall(_call_id(block.id), block.name, block.input) for block in blocks if isinstance(block, ToolUseBlock)
@@ -179,10 +221,7 @@ def _assistant_turn(blocks: Sequence[Block]) -> Message:
     )
 
 
-def _texts(blocks: Iterable[object]) -> Iterator[str]:
-    return (block.text for block in blocks if isinstance(block, TextBlock))
-
-
-def _content(texts: Iterable[str]) -> str | list[str]:
-    found = list(texts)
-    return "".join(found) if len(found) < 2 else found
+def _content(pieces: Sequence[str | MediaPart]) -> Content:
+    if not pieces:
+        return ""
+    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else [*pieces]

@@ -72,6 +72,8 @@ def contradiction(options: ServerOptions) -> str | None:
         return "--sleep-after and --enable-lora cannot be given together: a model with adapters stays awake"
     if options.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", options.otlp_traces_endpoint):
         return f"--otlp-traces-endpoint {options.otlp_traces_endpoint} is not a URL such as http://localhost:4318"
+    if options.allowed_local_media_path is not None and not Path(options.allowed_local_media_path).is_dir():
+        return f"--allowed-local-media-path {options.allowed_local_media_path}: no such folder"
     if options.profile_dir is not None and not Path(options.profile_dir).is_dir():
         return f"--profile-dir {options.profile_dir}: no such folder"
     return (

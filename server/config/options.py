@@ -149,6 +149,54 @@ class ServerOptions(EngineOptions):
         group=HTTP,
     )  # fmt: skip
 
+    limit_mm_per_prompt: str | None = option(
+        None,
+        """pictures, sounds and videos that a prompt may have, at most: '{"image": 4, "video": 0}'; 16 of each that is not named""",
+        group=HTTP,
+        metavar="JSON",
+    )
+    media_io_kwargs: str | None = option(
+        None, """how files are decoded: '{"video": {"num_frames": 16}}'""", group=HTTP, metavar="JSON"
+    )
+    mm_processor_kwargs: str | None = option(
+        None,
+        """what the model's processor gets beside each picture, sound or video: '{"max_pixels": 1003520}'""",
+        group=HTTP,
+        metavar="JSON",
+    )
+    mm_processor_cache_gb: float = option(
+        1.0,
+        "GiB of processed pictures that are kept for the next turn; 0 keeps none",
+        group=HTTP,
+        minimum=0,
+        maximum=1024,
+        metavar="GIB",
+    )
+    allowed_media_domains: tuple[str, ...] = option(
+        (),
+        "hosts that pictures may be fetched from by their URL: names, *.example.com, or * for all that is public; addresses and "
+        "networks of your own where these are meant (default: nothing is fetched)",
+        group=HTTP,
+        metavar="HOST",
+        several=True,
+    )
+    allowed_local_media_path: str | None = option(
+        None, "folder below which requests may name files (file:///…)", group=HTTP, metavar="FOLDER"
+    )
+    media_fetch_timeout: float = seconds(5.0, "seconds in which such a picture has to come", minimum=0.1)
+    max_media_size: int = option(
+        64 * 1024**2,
+        "largest file of a picture, sound or video",
+        group=HTTP,
+        minimum=1024,
+        parse=parse_size,
+        metavar="SIZE",
+    )
+    max_image_pixels: int = option(
+        64_000_000, "largest picture, or frame of a video, in pixels", group=HTTP, minimum=1, maximum=2**31
+    )
+    max_media_seconds: float = seconds(600.0, "longest sound or video", minimum=0.1)
+
     host: str = option(DEFAULT_HOST, "address to listen on", group=HTTP, metavar="ADDRESS")
     port: int | None = option(
         None,

@@ -58,9 +58,11 @@ class Offload:
 
     Belongs to one event loop."""
 
-    def __init__(self, threads: int = 2, max_waiting: int = MAX_WAITING, give_back: GiveBack | None = None) -> None:
+    def __init__(
+        self, threads: int = 2, max_waiting: int = MAX_WAITING, give_back: GiveBack | None = None, name: str = "text"
+    ) -> None:
         self._give_back = give_back or GiveBack()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="oneloop-text")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"oneloop-{name}")
         self._num_free = threads
         self._num_free_for_long = max(1, threads - 1)
         self._max_waiting = max_waiting
@@ -92,7 +94,7 @@ class Offload:
         job = _Job(CALLER.get(), num_chars > LONG_CHARS, work, asyncio.get_running_loop().create_future())
         waiting = self._waiting.get(job.caller)
         if self._num_waiting >= 4 * self._max_waiting or (waiting is not None and len(waiting) >= self._max_waiting):
-            raise TooManyRequests("The server is busy: too many long texts are waiting", retry_after_s=RETRY_AFTER_S)
+            raise TooManyRequests("The server is busy: too much is waiting to be read", retry_after_s=RETRY_AFTER_S)
         self._enqueue(job)
         self._start()
         try:

@@ -7,17 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from runtime.api import MediaItem
 from server.context.offload import LONG_CHARS, SHORT_CHARS, Offload, Pieces
 from server.generate.preprocess import encode_pieces, max_tokens_of_text
 from server.generate.request import MESSAGES, TOOLS, Chat, Function, Message, PastCall
 from server.loaded.chat_format import ChatFormat, OutputParser
-from server.loaded.control_tokens import Shield
+from server.loaded.control_tokens import ControlTokens, Shield
 from server.loaded.model import LoadedModel
-from server.loaded.prompt import ChatTemplate, EndlessTemplate, PromptError
+from server.loaded.prompt import MEDIA_MARKS, ChatTemplate, EndlessTemplate, PromptError
 from server.loaded.template_bounds import rendering_within
 from server.loaded.text_pieces import PIECE_CHARS
+from server.media.part import MediaPart
+from server.media.placeholders import PlaceholderError, PromptMedia, ReadMedia
 from server.text.tools import prompted
 from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
 from server.wire.schema import Json
@@ -39,12 +42,13 @@ _EFFORT, _KWARGS, _SWITCHES = Field("reasoning_effort"), Field("chat_template_kw
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The ids of a conversation. `output_parser` None: answers are text. `ignored`: fields of the request that this model's
-    template does not read; the client has to learn of them."""
+    """The ids of a conversation, and its media. `output_parser` None: answers are text. `ignored`: fields of the request that this
+    model's template does not read; the client has to learn of them."""
 
     ids: list[int]
     output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
+    media: tuple[MediaItem, ...] = ()
 
 
 async def chat_prompt(
@@ -60,25 +64,33 @@ async def chat_prompt(
             "this server does not know how the model writes tool calls, so it takes no ", TOOLS,
             ": start it with --tool-parser NAME", param=TOOLS,
         )  # fmt: skip
-    text, ids, ignored = await _render(loaded, offload, chat, tools, fits=fits)
+    rendered, ignored = await _render(loaded, offload, chat, tools, fits=fits)
     output_parser = loaded.chat_format.output_parser(
         tools,
-        reasoning_open=_is_reasoning_open(loaded.chat_format, text, chat),
+        reasoning_open=_is_reasoning_open(loaded.chat_format, rendered.text, chat),
         parallel=chat.parallel_tool_calls,
         show_reasoning=show_reasoning,
     )
-    return ChatPrompt(ids, output_parser, ignored)
+    return ChatPrompt(rendered.ids, output_parser, ignored, rendered.media)
 
 
 async def chat_ids(loaded: LoadedModel, offload: Offload, chat: Chat) -> list[int]:
     """The ids alone: what /tokenize counts is what a chat is charged. Raises InvalidRequest."""
-    _, ids, _ = await _render(loaded, offload, chat, tools_json(chat.shown_tools), fits=True)
-    return ids
+    rendered, _ = await _render(loaded, offload, chat, tools_json(chat.shown_tools), fits=True)
+    return rendered.ids
+
+
+class _Rendered(NamedTuple):
+    """`text`: as the template wrote it, but for what stands for pictures and the like, which is there in full."""
+
+    text: str
+    ids: list[int]
+    media: tuple[MediaItem, ...]
 
 
 async def _render(
     loaded: LoadedModel, offload: Offload, chat: Chat, tools: Sequence[Json], *, fits: bool
-) -> tuple[str, list[int], tuple[Field, ...]]:
+) -> tuple[_Rendered, tuple[Field, ...]]:
     template, messages, kwargs = loaded.chat_template, chat.messages, chat.template_kwargs
     _check_count(loaded, chat, fits=fits)
     for name in RESERVED_KWARGS & kwargs.keys():
@@ -92,7 +104,11 @@ async def _render(
     allowed = loaded.allow_special_tokens if chat.allow_special_tokens is None else chat.allow_special_tokens
     shield = None if allowed else Shield(loaded.tokenizer.control)
 
-    def render() -> Pieces[tuple[str, list[int]]]:
+    _check_results(loaded, messages)
+    parts = chat.media
+    media = await loaded.media.read(parts) if parts else None
+
+    def render() -> Pieces[_Rendered]:
         seen = messages_json(messages)
         if loaded.chat_format.prompted:
             seen = prompted.with_tools(seen, tools)
@@ -105,6 +121,9 @@ async def _render(
             continue_final=chat.continue_final_message,
             **{**effort, **kwargs},
         )
+        ordered: list[ReadMedia] = []
+        if media is not None:
+            text, escaped, ordered = _with_media(loaded.tokenizer.control, text, escaped, media)
         if len(text) > PIECE_CHARS:
             yield
         ids = yield from encode_pieces(
@@ -115,13 +134,42 @@ async def _render(
             fits=fits,
             plain=escaped is not None,
         )
-        return text, ids
+        return _Rendered(text, ids, ()) if media is None else _Rendered(text, *media.placed(ids, ordered))
 
     try:
-        text, ids = await _within_bounds(template, offload, _cost(messages, tools, chat.documents, kwargs), render)
-    except PromptError as error:
+        rendered = await _within_bounds(template, offload, _cost(messages, tools, chat.documents, kwargs), render)
+    except (PromptError, PlaceholderError) as error:
         raise InvalidRequest(clip(error), param=MESSAGES) from None
-    return text, ids, ignored
+    return rendered, ignored
+
+
+def _with_media(
+    control: ControlTokens, text: str, escaped: str | None, media: PromptMedia
+) -> tuple[str, str | None, list[ReadMedia]]:
+    """A rendered prompt (see `ChatTemplate.render_shielded`) with what stands for each of `media` in place of its placeholder, and
+    these in the order in which they stand there. Raises PlaceholderError."""
+    for modality, token in media.tokens.items():
+        text = text.replace(MEDIA_MARKS[modality], token)
+        if escaped is not None:
+            escaped = escaped.replace(MEDIA_MARKS[modality], control.with_aliases(token))
+    if escaped is not None:
+        escaped, ordered = media.written(escaped, control.with_aliases)
+        return text, escaped, ordered
+    text, ordered = media.written(text)
+    return text, None, ordered
+
+
+def _check_results(loaded: LoadedModel, messages: Sequence[Message]) -> None:
+    """Raises InvalidRequest for a picture in a tool's result, where results are told as text."""
+    if not loaded.chat_format.prompted:
+        return
+    for message in messages:
+        for part in message.content if message.role == "tool" and isinstance(message.content, list) else ():
+            if isinstance(part, MediaPart):
+                raise InvalidRequest(
+                    f"{part.where}: this model's chat template takes no {part.kind} in a tool's result",
+                    param=part.where,
+                )
 
 
 async def _within_bounds(template: ChatTemplate, offload: Offload, cost: int, work: Callable[[], Pieces[T]]) -> T:
@@ -192,7 +240,8 @@ def _is_reasoning_open(chat_format: ChatFormat, text: str, chat: Chat) -> bool:
     if not chat.continue_final_message:
         return tags.opened_by(text)
     content = chat.messages[-1].content or ""
-    return tags.opened_in(content if isinstance(content, str) else "".join(content))
+    texts = [content] if isinstance(content, str) else [part for part in content if isinstance(part, str)]
+    return tags.opened_in("".join(texts))
 
 
 # --- as templates read it -----------------------------------------------------------------------------------------
@@ -224,7 +273,10 @@ def _message_json(message: Message, names: dict[str, str]) -> Json:
     names |= {call.id: call.name for call in message.tool_calls}
     content: Any = message.content
     if isinstance(content, list):
-        content = [{"type": "text", "text": text} for text in content]
+        content = [
+            {"type": part.modality} if isinstance(part, MediaPart) else {"type": "text", "text": part}
+            for part in content
+        ]
     seen: Json = {
         "role": message.role,
         "content": content,

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from server.generate.beams import EarlyStopping
 from server.loaded.model import Grammar
+from server.media.part import MediaPart
 from server.structured.grammar import Regex, Rules
 from server.wire.errors import Field, InvalidRequest, clip
 
@@ -30,12 +31,15 @@ class PastCall(Struct):
     arguments: str | dict[str, Any]
 
 
+Content = str | list[str | MediaPart]  # a text, or parts, of which those that are texts are just that
+
+
 class Message(Struct, kw_only=True):
-    """One message of a conversation. `content`: a text, or the texts of its parts. `name`: of the speaker, or of the function
+    """One message of a conversation. `name`: of the speaker, or of the function
     whose result this is. `tool_call_id`: of the call whose result this is."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str | list[str] | None = None
+    content: Content | None = None
     name: str | None = None
     reasoning: str | None = None
     tool_calls: Sequence[PastCall] = ()
@@ -91,6 +95,12 @@ class Chat(Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 TOOL_CHOICE, f" names {clip(named)!r}, which is none of the ", TOOLS, param=TOOL_CHOICE
             )
+
+    @property
+    def media(self) -> list[MediaPart]:
+        """The pictures, sounds and videos in it, in order."""
+        lists = [message.content for message in self.messages if isinstance(message.content, list)]
+        return [part for parts in lists for part in parts if isinstance(part, MediaPart)]
 
     @property
     def shown_tools(self) -> Sequence[Function]:

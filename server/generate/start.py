@@ -20,7 +20,7 @@ from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
 from server.generate.matchers import matchers_for
-from server.generate.preprocess import echoed, infill_ids, predicted_ids, prompt_ids, truncated
+from server.generate.preprocess import TRUNCATE, echoed, infill_ids, predicted_ids, prompt_ids, truncated
 from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
 from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
@@ -49,9 +49,10 @@ async def start(
     output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
     continues = True
+    media: tuple[api.MediaItem, ...] = ()
     if isinstance(request.prompt, Chat):
         prompt = await chat_prompt(loaded, offload, request.prompt, show_reasoning=request.shown.reasoning, fits=fits)
-        prompts, output_parser, ignored = [prompt.ids], prompt.output_parser, prompt.ignored
+        prompts, media, output_parser, ignored = [prompt.ids], prompt.media, prompt.output_parser, prompt.ignored
         continues = request.prompt.continue_final_message
     elif isinstance(request.prompt, Infill):
         prompts = await infill_ids(loaded, offload, request.prompt, fits=fits)
@@ -73,11 +74,13 @@ async def start(
         if number:
             await asyncio.sleep(0)  # parameters are checked for each prompt
         ids = _fitted(loaded, request, given)
+        if media and len(ids) < len(given):
+            raise InvalidRequest(TRUNCATE, " may not cut a prompt that has more than text", param=TRUNCATE)
         if request.shown.echo:
             echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
         choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model)
         first = len(requests)
-        made = await prepared(loaded, offload, ids, salt)
+        made = await prepared(loaded, offload, ids, salt, media)
         requests += (
             api.Request(
                 id=f"{id}-{first + choice}",
@@ -94,6 +97,7 @@ async def start(
                 speculative=request.speculative,
                 prediction=prediction,
                 adapter=loaded.adapter,
+                media=media,
             )
             for choice, params in enumerate(choices)
         )

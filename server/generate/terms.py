@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from runtime.api import PreparedPrompt
+from runtime.api import MediaItem, PreparedPrompt
 from server.config.server_config import ServerConfig
 from server.context.arrival import Arrival
 from server.context.offload import SHORT_CHARS, Offload
@@ -38,9 +38,9 @@ def check_priority(config: ServerConfig, priority: int) -> None:
 
 
 async def prepared(
-    loaded: LoadedModel, offload: Offload, ids: Sequence[int], salt: str | None
+    loaded: LoadedModel, offload: Offload, ids: Sequence[int], salt: str | None, media: tuple[MediaItem, ...] = ()
 ) -> PreparedPrompt | None:
     """A long prompt checked and hashed on a thread, so that to submit it costs the loop next to nothing; None for a short one."""
     if len(ids) <= LONG_PROMPT:
         return None
-    return await offload.run(len(ids), partial(loaded.engine.prepare, ids, salt, loaded.adapter))
+    return await offload.run(len(ids), partial(loaded.engine.prepare, ids, salt, loaded.adapter, media))

@@ -21,6 +21,7 @@ from server.loaded.pooling import ServedPooling
 from server.loaded.prompt import ChatTemplate
 from server.loaded.swaps import Status, SwappedModel
 from server.loaded.tokenizer import Tokenizer
+from server.media.reader import MediaReader, NoMedia
 from server.wire.errors import InvalidRequest, ModelNotFound, TaskNotSupported
 
 
@@ -50,7 +51,7 @@ class LoadedModel:
     served for in place of generating, None where it generates. `resolver`: loads adapters that requests name; `adapter`: the one
     that a request has, of the model as that request sees it. `gguf_quantization`: of the file that its weights came in, None
     where that was no GGUF. `beside`: another model, which this process serves to be pooled. `swapped`: its place among several of
-    which some are loaded at a time; None where it always is."""
+    which some are loaded at a time; None where it always is. `media`: reads the pictures, sounds and videos of its prompts."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -64,6 +65,7 @@ class LoadedModel:
     gguf_quantization: str | None = field(default=None, kw_only=True)
     beside: LoadedModel | None = field(default=None, kw_only=True)
     swapped: SwappedModel | None = field(default=None, kw_only=True)
+    media: MediaReader | NoMedia = field(default_factory=NoMedia, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
     resolver: Resolver | None = field(default=None, kw_only=True)

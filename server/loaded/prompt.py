@@ -358,8 +358,9 @@ def _as_seen(message: Message, template: _Compiled) -> dict[str, Any]:
         if not form.strings:
             seen["content"] = [{"type": "text", "text": content}]
     elif content is not None:
-        texts = [_text_of(part) for part in _parts_of(content)]
-        seen["content"] = [{"type": "text", "text": text} for text in texts] if form.parts else "\n".join(texts)
+        parts = [_part_of(part) for part in _parts_of(content)]
+        texts = (part["text"] if part["type"] == "text" else MEDIA_MARKS[part["type"]] for part in parts)
+        seen["content"] = parts if form.parts else "\n".join(texts)
     if "tool_calls" in seen:
         with_arguments = _with_text if template.arguments_as_text else _with_object
         seen["tool_calls"] = [with_arguments(call) for call in seen["tool_calls"]]
@@ -369,6 +370,8 @@ def _as_seen(message: Message, template: _Compiled) -> dict[str, Any]:
 
 
 _END: Final = "\ue000continued-here\ue000"
+# What stands in a text for a part that is none, where the template takes no parts and so writes no placeholder for it.
+MEDIA_MARKS: Final[Mapping[str, str]] = {name: f"\ue000{name}-here\ue000" for name in ("image", "audio", "video")}
 
 
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:
@@ -386,6 +389,12 @@ def _parts_of(content: object) -> Sequence[object]:
     if isinstance(content, list | tuple):
         return content
     raise PromptError("message content must be a string or a list of parts")
+
+
+def _part_of(part: object) -> dict[str, str]:
+    """A part as templates read it: a text, or the place of something else."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return {"type": str(kind)} if kind in MEDIA_MARKS else {"type": "text", "text": _text_of(part)}
 
 
 def _text_of(part: object) -> str:

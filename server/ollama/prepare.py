@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from server.generate.constraint import json_object, json_schema
 from server.generate.request import (
     Chat,
+    Content,
     Function,
     GenerateRequest,
     Infill,
@@ -19,6 +20,7 @@ from server.generate.request import (
     Shown,
 )
 from server.loaded.model import LoadedModel
+from server.media.part import Base64, MediaPart
 from server.ollama import wire
 from server.wire.errors import InvalidRequest
 from server.wire.field_names import FieldNames
@@ -68,11 +70,13 @@ def of_generate(given: wire.OllamaGenerateRequest, loaded: LoadedModel) -> Prepa
         thinking = _thinking(given.think, loaded, with_tools=False)
         system = [Message(role="system", content=given.system)] if given.system else []
         chat = Chat(
-            messages=[*system, Message(role="user", content=prompt)],
+            messages=[*system, Message(role="user", content=_content(prompt, given.images, "images"))],
             template_kwargs=thinking.switches,
             reasoning_effort=thinking.effort,
         )
         return _prepared(given, loaded, chat, thinking, [])
+    if given.images:
+        raise InvalidRequest("images need a chat template, and this model has none", param="images")
     ignored = [name for name in ("system", "think") if getattr(given, name)]
     text = Infill([prompt], given.suffix) if given.suffix else Prompts([prompt])
     return _prepared(given, loaded, text, _Thinking(), ignored)
@@ -172,7 +176,9 @@ def chat_messages(given: Sequence[wire.GivenMessage]) -> list[Message]:
         found.append(
             Message(
                 role=message.role,
-                content=message.content if message.content or not calls else None,
+                content=_content(message.content, message.images, f"messages[{index}].images")
+                if message.content or message.images or not calls
+                else None,
                 name=message.tool_name or message.name or (None if answered is None else answered.name),
                 reasoning=message.thinking or None,
                 tool_calls=calls,
@@ -180,6 +186,14 @@ def chat_messages(given: Sequence[wire.GivenMessage]) -> list[Message]:
             )
         )
     return found
+
+
+def _content(text: str | None, images: Sequence[str] | None, where: str) -> Content | None:
+    """Pictures stand before the text, as Ollama has them."""
+    if not images:
+        return text
+    parts = (MediaPart("image", Base64(data), f"{where}[{number}]", "images") for number, data in enumerate(images))
+    return [*parts, *([text] if text else [])]
 
 
 def _answered(message: wire.GivenMessage, open_calls: Sequence[PastCall], index: int) -> PastCall | None:

@@ -71,7 +71,7 @@ class GivenMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     tool_name: Name | None = None  # of the function whose result this is
     tool_call_id: Name | None = None
     name: Name | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None  # base64
 
 
 class DescribedFunction(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -84,11 +84,6 @@ class DescribedFunction(Struct, kw_only=True, forbid_unknown_fields=True):
 class GivenTool(Struct, kw_only=True, forbid_unknown_fields=True):
     function: DescribedFunction
     type: Literal["function"] | None = None
-
-
-def _refuse_images(images: list[Any] | None, where: str) -> None:
-    if images:
-        raise InvalidRequest(f"{where}: images are not supported: models read text here", param=where)
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
@@ -129,7 +124,9 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     def check(self) -> None:
         super().check()
         for index, message in enumerate(self.messages):
-            _refuse_images(message.images, f"messages[{index}].images")
+            if message.images and message.role not in ("user", "tool"):
+                where = f"messages[{index}].images"
+                raise InvalidRequest(f"{where} is only allowed with role user or tool", param=where)
             if message.tool_calls and message.role != "assistant":
                 where = f"messages[{index}].tool_calls"
                 raise InvalidRequest(f"{where} is only allowed with role assistant", param=where)
@@ -140,11 +137,12 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     suffix: str | None = None  # what follows the answer, for models that fill in the middle
     system: str | None = None
     raw: bool | None = None  # the prompt is continued as it is, without the chat template
-    images: list[Any] | None = None
+    images: list[str] | None = None  # base64
 
     def check(self) -> None:
         super().check()
-        _refuse_images(self.images, "images")
+        if self.images and (self.raw or self.suffix):
+            raise InvalidRequest("images need a prompt that goes through the chat template", param="images")
 
 
 class OllamaShowRequest(Struct, kw_only=True):

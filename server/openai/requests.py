@@ -23,7 +23,9 @@ from server.generate.request import (
     ToolChoice,
     Truncation,
 )
+from server.media.part import MediaPart
 from server.openai import wire
+from server.openai.media_parts import AnyMediaPart, media_part
 from server.openai.wire import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from server.wire.errors import InvalidRequest, clip
 from server.wire.schema import JsonObject
@@ -199,12 +201,19 @@ def _message(message: wire.Message, number: int) -> Message:
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     return Message(
         role=_ROLES[message.role],
-        content=[part.text for part in content] if isinstance(content, list) else content,
+        content=_parts(content, f"messages[{number}].content") if isinstance(content, list) else content,
         name=message.name,
         reasoning=reasoning,
         tool_calls=calls,
         tool_call_id=_legacy_id(number - 1) if message.role == "function" else message.tool_call_id,
     )
+
+
+def _parts(parts: Sequence[wire.AnyTextPart | AnyMediaPart], where: str) -> list[str | MediaPart]:
+    return [
+        media_part(part, f"{where}[{number}]") if isinstance(part, AnyMediaPart) else part.text
+        for number, part in enumerate(parts)
+    ]
 
 
 _ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {

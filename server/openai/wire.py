@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta, Struct
 
+from server.openai.media_parts import AnyMediaPart
 from server.wire.errors import InvalidRequest, UnsupportedParameter
 from server.wire.schema import (
     CONSTRAINTS,
@@ -277,7 +278,7 @@ class PastCall(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[AnyTextPart] | None = None
+    content: str | list[AnyTextPart | AnyMediaPart] | None = None
     name: Name | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -298,6 +299,11 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content"):
             if self.role != "assistant" and getattr(self, name):
                 raise InvalidRequest(f"{where}.{name} is only allowed with role assistant", param=f"{where}.{name}")
+        if self.role not in ("user", "tool") and isinstance(self.content, list):
+            for number, part in enumerate(self.content):
+                if isinstance(part, AnyMediaPart):
+                    place, kind = f"{where}.content[{number}]", part.__struct_config__.tag
+                    raise InvalidRequest(f"{place} of type {kind} is only allowed with role user or tool", param=place)
         for number, call in enumerate(self.tool_calls or []):
             call.check(f"{where}.tool_calls[{number}]")
         if self.tool_call_id is not None and self.role != "tool":

@@ -29,6 +29,7 @@ from server.loaded.prompt import ChatTemplate, PromptError
 from server.loaded.score_template import ScoreTemplate
 from server.loaded.swaps import SwappedModel, Swaps
 from server.loaded.tokenizer import Tokenizer, TokenizerError
+from server.media.options import MediaOptions
 from server.structured.compiler import Grammars
 
 if TYPE_CHECKING:
@@ -146,6 +147,10 @@ async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepa
 
     fetch = partial(resolve, progress=report, cancel=cancel)
     try:
+        MediaOptions.of(config)  # a wrong one is told before anything is loaded
+    except ValueError as error:
+        raise LoadError(str(error)) from error
+    try:
         report(LoadProgress("files"))
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
         draft = await asyncio.to_thread(draft_files, config, fetch)
@@ -195,6 +200,8 @@ async def _load_one(
     except ValueError as error:
         await engine.close()
         raise LoadError(str(error)) from error
+    reader = MediaOptions.of(config).reader
+    media = await asyncio.to_thread(reader, files.tokenizer_path, files.config, engine.model.modalities)
     try:
         await _load_adapters(config, engine)
     except (ValueError, AdapterRefused) as error:
@@ -209,7 +216,7 @@ async def _load_one(
         engine, tokenizer, prepared.template, defaults, config.served_names, chat_format,
         grammars=grammars, allow_special_tokens=config.allow_special_tokens, pooling=pooling,
         gguf_quantization=None if files.gguf is None else files.gguf.quantization,
-        resolver=resolver,
+        resolver=resolver, media=media,
     )  # fmt: skip
 
 

@@ -12,6 +12,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from server.media.part import Base64, MediaPart
+from server.openai.media_parts import InputAudio as AudioData
+from server.openai.media_parts import input_file, input_image
 from server.responses.sealed import unseal
 from server.wire.errors import InvalidRequest, UnknownParameter, UnsupportedParameter, clip
 from server.wire.schema import Json, Name, refusal_of
@@ -38,6 +41,49 @@ class OutputText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="ty
             raise UnsupportedParameter(f"{where}.annotations")
 
 
+class InputImage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
+    """`detail`: how closely OpenAI's models look; how closely this one does, its processor decides."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+    def check(self, where: str) -> None:
+        self.media(where)
+
+    def media(self, where: str) -> MediaPart:
+        """`where`: its own path. Raises InvalidRequest."""
+        return input_image(self.image_url, self.file_id, where)
+
+
+class InputFile(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_file"):
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+
+    def check(self, where: str) -> None:
+        self.media(where)
+
+    def media(self, where: str) -> MediaPart:
+        """See `InputImage`."""
+        if self.file_url is not None:
+            raise UnsupportedParameter(f"{where}.file_url", instead="file_data")
+        return input_file(self.file_data, self.file_id, where, "input_file")
+
+
+class InputAudio(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_audio"):
+    input_audio: AudioData
+
+    def check(self, where: str) -> None:
+        pass
+
+    def media(self, where: str) -> MediaPart:
+        """See `InputImage`."""
+        return MediaPart("audio", Base64(self.input_audio.data), f"{where}.input_audio.data", "input_audio")
+
+
 class Refusal(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
     refusal: str
 
@@ -57,21 +103,40 @@ class ReasoningText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
     text: str
 
 
-class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="message"):
+class _Placed(Struct, dict=True):
+    """Remembers where in a request it stands, which is no field of it; what comes out of the store stands nowhere."""
+
+    @property
+    def place(self) -> str:
+        return str(self.__dict__.get("place_", "input"))
+
+    def stands_at(self, where: str) -> None:
+        self.__dict__["place_"] = where
+
+
+AnyMedia = InputImage | InputFile | InputAudio
+
+
+class InputMessage(_Placed, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputText | Refusal]
+    content: str | list[InputText | OutputText | Refusal | AnyMedia]
     id: Name | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
     @property
-    def texts(self) -> list[str]:
-        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+    def pieces(self) -> list[str | MediaPart]:
+        return [self.content] if isinstance(self.content, str) else _pieces(self.content, f"{self.place}.content")
 
     def check(self, where: str) -> None:
+        self.stands_at(where)
         if not isinstance(self.content, str):
             for number, part in enumerate(self.content):
-                part.check(f"{where}.content[{number}]")
+                place = f"{where}.content[{number}]"
+                if self.role != "user" and isinstance(part, AnyMedia):
+                    kind = part.__struct_config__.tag
+                    raise InvalidRequest(f"{place} of type {kind} is only allowed with role user", param=place)
+                part.check(place)
 
 
 class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -101,9 +166,9 @@ class CustomToolCall(_Call, kw_only=True, tag_field="type", tag="custom_tool_cal
     input: str
 
 
-class _CallOutput(Struct, kw_only=True, forbid_unknown_fields=True):
+class _CallOutput(_Placed, kw_only=True, forbid_unknown_fields=True):
     call_id: Name
-    output: str | list[InputText]
+    output: str | list[InputText | InputImage | InputFile]
     id: Name | None = None
     status: Status | None = None
     name: Name | None = None
@@ -111,10 +176,11 @@ class _CallOutput(Struct, kw_only=True, forbid_unknown_fields=True):
     caller: Any = None
 
     @property
-    def texts(self) -> list[str]:
-        return [self.output] if isinstance(self.output, str) else [part.text for part in self.output]
+    def pieces(self) -> list[str | MediaPart]:
+        return [self.output] if isinstance(self.output, str) else _pieces(self.output, f"{self.place}.output")
 
     def check(self, where: str) -> None:
+        self.stands_at(where)
         _check_caller(self.caller, where)
         if not isinstance(self.output, str):
             for number, part in enumerate(self.output):
@@ -317,8 +383,18 @@ def _output_json(item: AnyCallOutput, kind: str) -> Json:
     }  # fmt: skip
 
 
-def _part(part: InputText | OutputText | Refusal) -> Json:
+def _pieces(parts: Sequence[InputText | OutputText | Refusal | AnyMedia], where: str) -> list[str | MediaPart]:
+    return [
+        part.media(f"{where}[{number}]") if isinstance(part, AnyMedia) else part.text
+        for number, part in enumerate(parts)
+    ]
+
+
+def _part(part: InputText | OutputText | Refusal | AnyMedia) -> Json:
     match part:
+        case InputImage() | InputFile() | InputAudio():
+            made = msgspec.to_builtins(part)
+            return {name: value for name, value in made.items() if value is not None}
         case OutputText(text=text):
             return {"type": "output_text", "text": text, "annotations": []}
         case Refusal(refusal=text):

@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import Literal
 
 from server.generate.custom_tools import arguments_of
-from server.generate.request import Message, PastCall
+from server.generate.request import Content, Message, PastCall
 from server.loaded.prompt import ChatTemplate
+from server.media.part import MediaPart
 from server.responses.input_items import (
     AnyCall,
     AnyCallOutput,
@@ -39,11 +40,11 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     for item in items:
         if isinstance(item, AnyCallOutput):
             turn = None
-            made.append(Message(role="tool", content=_content(item.texts), tool_call_id=item.call_id))
+            made.append(Message(role="tool", content=_content(item.pieces), tool_call_id=item.call_id))
         elif isinstance(item, InputMessage) and item.role != "assistant":
             turn = None
             role: Literal["system", "user"] = "user" if item.role == "user" else "system"
-            made.append(Message(role=role, content=_content(item.texts)))
+            made.append(Message(role=role, content=_content(item.pieces)))
         elif isinstance(item, CompactionItem):
             turn = None
             made.append(Message(role="user", content=SUMMARY + item.text))
@@ -66,7 +67,7 @@ def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Messa
     parts: list[str] = []
     for message in messages[:size]:
         assert message.content is not None, "a system message has nothing else"
-        parts += [message.content] if isinstance(message.content, str) else message.content
+        parts += _texts(message)
     return [Message(role="system", content=JOINT.join(parts)), *messages[size:]]
 
 
@@ -77,19 +78,29 @@ def with_joint_turns(messages: list[Message], template: ChatTemplate) -> list[Me
     joint: list[Message] = []
     for message in messages:
         if joint and message.role == joint[-1].role == "user":
-            joint[-1] = Message(role="user", content=JOINT.join((*_texts(joint[-1]), *_texts(message))))
+            joint[-1] = Message(role="user", content=_joined([*_parts(joint[-1]), *_parts(message)]))
         else:
             joint.append(message)
     return joint
 
 
-def _texts(message: Message) -> list[str]:
+def _parts(message: Message) -> list[str | MediaPart]:
     content = message.content or ""
     return [content] if isinstance(content, str) else content
 
 
-def _content(texts: list[str]) -> str | list[str]:
-    return texts[0] if len(texts) == 1 else texts
+def _texts(message: Message) -> list[str]:
+    return [part for part in _parts(message) if isinstance(part, str)]
+
+
+def _joined(parts: list[str | MediaPart]) -> Content:
+    """One text, where they are texts."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return JOINT.join(texts) if len(texts) == len(parts) else parts
+
+
+def _content(pieces: list[str | MediaPart]) -> Content:
+    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else pieces
 
 
 def _add(turn: Message, item: Item) -> None:
@@ -104,4 +115,4 @@ def _add(turn: Message, item: Item) -> None:
             turn.tool_calls = [*turn.tool_calls, call]
         case InputMessage():
             assert isinstance(turn.content, str), "it was made here"
-            turn.content += "".join(item.texts)
+            turn.content += "".join(piece for piece in item.pieces if isinstance(piece, str))

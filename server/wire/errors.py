@@ -5,7 +5,9 @@
     │   ├── UnknownParameter       400  a field nobody knows
     │   ├── UnsupportedParameter   400  a field we know and do not implement, set to something that asks for it
     │   ├── TaskNotSupported       400  embeddings, scores, chats …, of a model that is not served for them
-    │   ├── TextOnly               400  a picture, sound or file, where the model reads text
+    │   ├── TextOnly               400  a picture, sound or file, where the model reads text, or other media
+    │   ├── InvalidMedia           400  a picture, sound or video that cannot be had, is too large, or is none
+    │   ├── MediaNotInstalled      400  what reads it is not installed
     │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
     │   ├── StorageFull            400  there is no room for another file
     │   ├── UnreadableBody         400  not JSON, or not UTF-8
@@ -148,8 +150,28 @@ class TextOnly(InvalidRequest):
 
     code = "unsupported_parameter"
 
-    def __init__(self, name: str, kind: str, *, param: str) -> None:
-        super().__init__(f"{name} is of type {kind!r}, and the model reads text only", param=param)
+    def __init__(self, name: str, kind: str, *, param: str, takes: Sequence[str] = ()) -> None:
+        """`takes`: what the model reads beside text."""
+        read = f"text and {', '.join(takes)}" if takes else "text"
+        super().__init__(f"{name} is of type {kind!r}, and the model reads {read} only", param=param)
+
+
+class InvalidMedia(InvalidRequest):
+    """`message`: why, of what is in the field `where`."""
+
+    code = "invalid_media"
+
+    def __init__(self, message: str, where: str) -> None:
+        super().__init__(f"{where} cannot be read: {message}", param=where)
+
+
+class MediaNotInstalled(InvalidRequest):
+    """Whoever runs the server can install it."""
+
+    code = "media_not_installed"
+
+    def __init__(self, why: str, where: str) -> None:
+        super().__init__(f"{where} cannot be read by this server: {why}", param=where)
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -23,6 +23,7 @@ from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling
 from server.loaded.prompt import ChatTemplate
 from server.loaded.score_template import ScoreTemplate
 from server.loaded.tokenizer import Tokenizer
+from server.media.reader import MediaReader, NoMedia
 from server.process.app import stop_batches
 from server.process.listening import listen
 from server.process.serve import HttpServer, http_server
@@ -260,7 +261,7 @@ def lasting_server(tokenizer: Tokenizer, pooler: PoolerInfo | None = None) -> It
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
     """`await serve(says="...")`: a server whose model says that and ends. `script` for more, `loaded=False` for less, `speaks`
     for another tokenizer and its chat template, `template` for another one of these, `pooler` for a model that is pooled,
-    `score_template` for its prompt of pairs; other options are the server's."""
+    `score_template` for its prompt of pairs, `media` for a model that sees; other options are the server's."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -278,11 +279,14 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
             speaks: Tokenizer | None = None,
             template: ChatTemplate | None = None,
             score_template: ScoreTemplate | None = None,
+            media: MediaReader | NoMedia | None = None,
             **options: Any,
         ) -> Running:
             spoken = speaks or tokenizer
             ids = [*spoken.encode(says or ""), EOS]
             facts = {} if pooler is None else {"pooler": pooler, "generates": generates, "architecture": "FakeModel"}
+            media = media or NoMedia()
+            facts["modalities"] = media.modalities
             model = fake_model(
                 vocab_size=spoken.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=max_model_len, **facts
             )
@@ -304,7 +308,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Start]:
                     pooling = ServedPooling.of(
                         model, spoken, asked, config.convert, prompts or Prompts(), score_template
                     )
-                lifecycle.ready(dataclasses.replace(loaded, allow_special_tokens=allowed, pooling=pooling))
+                lifecycle.ready(dataclasses.replace(loaded, allow_special_tokens=allowed, pooling=pooling, media=media))
             return await stack.enter_async_context(running(engine, spoken, lifecycle, config))
 
         yield start

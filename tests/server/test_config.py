@@ -88,6 +88,11 @@ def test_every_option_can_be_given_in_all_three_ways(config_file):
         "log_format": "json", "otlp_traces_endpoint": "http://localhost:4318",
         "ssl_certfile": config_file("c"), "ssl_keyfile": config_file("k"),
         "ssl_ca_certs": config_file("a"), "ssl_cert_reqs": 1, "tensor_parallel_size": 2, "embedding_model": "org/embedder",
+        "limit_mm_per_prompt": '{"image": 2}', "media_io_kwargs": "{}", "mm_processor_kwargs": "{}",
+        "mm_processor_cache_gb": 0.5,
+        "allowed_media_domains": ("a.example",),
+        "allowed_local_media_path": "/", "media_fetch_timeout": 1.5,
+        "max_media_size": 4096, "max_image_pixels": 9, "max_media_seconds": 1.5,
     }  # fmt: skip
     fields = {spec.metadata["name"] or spec.name: spec.name for spec in dataclasses.fields(ServerConfig)}
     assert set(values) | {"config"} == set(fields)

@@ -205,13 +205,15 @@ async def test_parts_of_other_apis_are_text_in_a_chat(serve):
     assert all(word in prompt for word in ("One", "two", "Three", "No"))
 
 
-@pytest.mark.parametrize("part", [
-    {"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "input_audio", "input_audio": {}}, {"type": "file", "file": {}},
+@pytest.mark.parametrize(("part", "place"), [
+    ({"type": "image_url", "image_url": {"url": "data:,"}}, "image_url.url"),
+    ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "input_audio.data"),
+    ({"type": "file", "file": {"file_data": "data:image/png;base64,"}}, "file.file_data"),
 ])  # fmt: skip
-async def test_what_is_no_text_is_refused_as_that_and_not_as_something_to_leave_out(serve, part):
+async def test_what_is_no_text_is_refused_as_that_and_not_as_something_to_leave_out(serve, part, place):
     server = await serve()
     error = error_of(await server.chat(messages=[{"role": "user", "content": [part]}]), 400)
-    assert error["param"] == "messages[0].content[0].type"
+    assert error["param"] == f"messages[0].content[0].{place}"
     assert "the model reads text only" in error["message"]
     assert "leave it out" not in error["message"]
 

@@ -168,15 +168,41 @@ def test_ids_of_calls_come_back_as_the_model_gave_them():
     assert tool_use_id("call_0a1b") == "toolu_0a1b"
 
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "YQ=="}}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "YQ=="}
+
+
+def test_pictures_stand_where_they_were_shown():
+    turns = [USER, {"role": "assistant", "content": [use("toolu_1")]}]
+    turns.append({"role": "user", "content": [result("toolu_1", [text("a"), IMAGE]), IMAGE, text("b")]})
+    *_, tool, user = ask(turns).chat.messages
+    assert [getattr(part, "where", part) for part in [*tool.content, *user.content]] == [
+        "a", "messages[2].content[0].content[1].source.data", "messages[2].content[1].source.data", "b",
+    ]  # fmt: skip
+    assert tool.content[1].source.text == "YQ=="
+
+
+def test_documents_of_text_are_read_with_their_title():
+    plain = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "said"}}
+    mixed = {"type": "document", "source": {"type": "content", "content": [text("x"), IMAGE]}}
+    [message] = ask([{"role": "user", "content": [plain, mixed]}]).chat.messages
+    assert message.content[:2] == ["T\n\nsaid", "x"]
+    assert message.content[2].where == "messages[0].content[1].source.content[1].source.data"
 
 
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([{"role": "user", "content": [IMAGE]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": [text("a"), {"type": "document", "source": {}}]}], "messages[0].content[1]"),
-        ([*CALLED, {"role": "user", "content": [result("toolu_1", [IMAGE])]}], "messages[2].content[0].content[0]"),
+        ([{"role": "assistant", "content": [IMAGE]}], "messages[0].content[0]"),
+        (
+            [{"role": "user", "content": [text("a"), {"type": "document", "source": PDF}]}],
+            "messages[0].content[1].source",
+        ),
+        ([{"role": "user", "content": [{"type": "search_result"}]}], "messages[0].content[0]"),
+        (
+            [*CALLED, {"role": "user", "content": [result("toolu_1", [{"type": "search_result"}])]}],
+            "messages[2].content[0].content[0]",
+        ),
         ([{"role": "user", "content": [use("toolu_1")]}], "messages[0].content[0]"),
         ([USER, {"role": "assistant", "content": [result("toolu_1")]}], "messages[1].content[0]"),
         ([{"role": "system", "content": [{"type": "thinking", "thinking": "a"}]}], "messages[0].content[0]"),

@@ -86,8 +86,8 @@ async def test_what_is_required_is_asked_for(serve, name):
 
 async def test_counting_refuses_the_same(serve):
     server = await serve()
-    body = {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "image"}]}]}
-    assert "image" in error_of(await server.post(COUNT, body), 400, "invalid_request_error")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "search_result"}]}]}
+    assert "search_result" in error_of(await server.post(COUNT, body), 400, "invalid_request_error")
     error_of(await server.post(COUNT, {"model": "x", "messages": HI}), 404, "not_found_error")
 
 

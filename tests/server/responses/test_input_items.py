@@ -16,7 +16,7 @@ from tests.server.tiny import tiny_tokenizer
 SEEN = "{% if tools %}{% endif %}{% for m in messages %}{{ m | tojson }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 CALL = {"type": "function_call", "call_id": "call_1", "name": "time", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "noon"}
-IMAGE, FILE = {"type": "input_image", "image_url": "x"}, {"type": "input_file", "file_id": "x"}
+IMAGE, FILE = {"type": "input_image", "file_id": "x"}, {"type": "input_file", "file_id": "x"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
 
 
@@ -127,12 +127,12 @@ def test_what_is_listed_can_be_sent_again():
 @pytest.mark.parametrize(
     ("item", "param", "code"),
     [
-        ({"role": "user", "content": [IMAGE]}, "input[0].content[0].type", "unsupported_parameter"),
-        ({"role": "user", "content": [FILE]}, "input[0].content[0].type", "unsupported_parameter"),
+        ({"role": "user", "content": [IMAGE]}, "input[0].content[0].file_id", "unsupported_parameter"),
+        ({"role": "user", "content": [FILE]}, "input[0].content[0].file_id", "unsupported_parameter"),
         ({"type": "computer_call", "id": "x"}, "input[0].type", "unsupported_parameter"),
         ({"type": "custom_tool_call", "id": "x", "name": "x", "input": ""}, "input[0].call_id", None),
         ({"type": "compaction", "encrypted_content": "gAAAA"}, "input[0].encrypted_content", None),
-        ({**RESULT, "output": [IMAGE]}, "input[0].output[0].type", "unsupported_parameter"),
+        ({**RESULT, "output": [FILE]}, "input[0].output[0].file_id", "unsupported_parameter"),
         ({**CALL, "caller": {"type": "program", "caller_id": "x"}}, "input[0].caller", "unsupported_parameter"),
         ({"role": "tool", "content": "Hi"}, "input[0].role", None),
         ({"role": "user"}, "input[0].content", None),

@@ -1,0 +1,60 @@
+"""Decode: the bytes of a file, or what a program gave, as what a processor reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from server.context.offload import Pieces
+from server.media import images
+from server.media.limits import MediaLimits
+from server.media.part import MediaPart
+from server.wire.errors import InvalidMedia
+
+
+class Decoded(NamedTuple):
+    """`options`: what a processor has to be told of `value`."""
+
+    value: Any
+    options: Mapping[str, Any] = {}
+
+
+def decode(
+    part: MediaPart, value: Any, limits: MediaLimits, io_kwargs: Mapping[str, Any], sampling_rate: int
+) -> Pieces[Decoded]:
+    """Piece by piece. Raises InvalidMedia."""
+    if part.modality == "image":
+        return Decoded(_image(value, part.where, limits, io_kwargs))
+    raise InvalidMedia(f"{part.modality} is not decoded yet", part.where)
+    yield
+
+
+def fingerprint(value: Any, where: str) -> Iterator[bytes]:
+    """What tells `value` from others. Raises InvalidMedia for what is no file, picture or array."""
+    if isinstance(value, bytes):
+        yield b"file:"
+        yield value
+    elif isinstance(value, np.ndarray):
+        yield f"array:{value.dtype}:{value.shape}:".encode()
+        yield np.ascontiguousarray(value).tobytes()
+    elif hasattr(value, "tobytes") and hasattr(value, "mode"):
+        yield f"picture:{value.mode}:{value.size}:{value.info.get('transparency')}:{_turned(value)}:".encode()
+        yield value.tobytes()
+    else:
+        raise InvalidMedia(f"{type(value).__name__} is no file, picture or array", where)
+
+
+def _turned(picture: Any) -> Any:
+    return picture.getexif().get(0x0112)  # orientation
+
+
+def _image(value: Any, where: str, limits: MediaLimits, io_kwargs: Mapping[str, Any]) -> Any:
+    background = io_kwargs.get("rgba_background_color", images.WHITE)
+    if isinstance(value, bytes):
+        return images.read_image(value, where, max_pixels=limits.max_pixels, background=background)
+    if isinstance(value, np.ndarray):
+        value = images.of_array(value, where)
+    images.check_size(value.size, limits.max_pixels, where)
+    return images.rgb(value, where, background)

@@ -1,0 +1,151 @@
+"""Fetcher: the bytes behind an http or https URL that a client has sent, from hosts that whoever runs the server has named.
+
+What holds for the first URL holds for every redirect: its host is allowed, all addresses that its name stands for are public, and
+the connection goes to one of these very addresses, so that no second look-up can give another. No proxy, no cookies, no key, no
+unpacking; bytes, redirects and time are limited. What it says of an address never tells more than that it may not be."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from server.media.addresses import AllowedHosts
+from server.wire.errors import InvalidMedia, clip
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_REDIRECTS: Final = 3
+MAX_URL_CHARS: Final = 8192
+_PORTS: Final = {"http": 80, "https": 443}
+_TYPES: Final = ("image/", "audio/", "video/", "application/octet-stream", "application/ogg", "binary/octet-stream")
+Resolver = Callable[[str, int], Awaitable[list[str]]]
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of `host`, as this machine's resolver has them."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(each[4][0]) for each in found]
+
+
+class Fetcher:
+    """`timeout_s`: for all of a file, redirects included. `transport` and `resolver`: what reaches the network."""
+
+    def __init__(
+        self,
+        hosts: AllowedHosts,
+        *,
+        max_bytes: int,
+        timeout_s: float,
+        transport: httpx.AsyncBaseTransport | None = None,
+        resolver: Resolver = resolve,
+    ) -> None:
+        self._hosts = hosts
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._transport = transport
+        self._resolver = resolver
+
+    async def fetch(self, url: str, where: str) -> bytes:
+        """Raises InvalidMedia."""
+        if not self._hosts:
+            raise InvalidMedia(
+                "this server fetches nothing: send the data itself, or start it with --allowed-media-domains", where
+            )
+        import httpx  # a tenth of a second, for the first that needs it
+
+        try:
+            async with asyncio.timeout(self._timeout_s), self._client() as client:
+                return await self._follow(client, url, where)
+        except TimeoutError:
+            raise InvalidMedia(f"it did not come within {self._timeout_s:g} s", where) from None
+        except httpx.HTTPError as error:
+            raise InvalidMedia(f"it could not be fetched ({type(error).__name__})", where) from None
+
+    def _client(self) -> httpx.AsyncClient:
+        import httpx
+
+        return httpx.AsyncClient(
+            transport=self._transport, timeout=self._timeout_s, follow_redirects=False, trust_env=False
+        )
+
+    async def _follow(self, client: httpx.AsyncClient, url: str, where: str) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            request = await self._pinned(client, url, where)
+            response = await client.send(request, stream=True)
+            try:
+                if not response.is_redirect:
+                    return await self._body(response, where)
+                url = urljoin(url, response.headers["location"])
+            finally:
+                await response.aclose()
+        raise InvalidMedia(f"it was redirected more than {MAX_REDIRECTS} times", where)
+
+    async def _pinned(self, client: httpx.AsyncClient, url: str, where: str) -> httpx.Request:
+        """The request for `url`, to an address that was checked, by the name that the URL has."""
+        parts, port = _split(url, where)
+        host = parts.hostname or ""
+        if not self._hosts.takes_host(host):
+            raise InvalidMedia(f"{clip(host)} is not one of the hosts that --allowed-media-domains names", where)
+        try:
+            addresses = await self._resolver(host, port)
+        except OSError:
+            raise InvalidMedia(f"there is no host {clip(host)}", where) from None
+        if not addresses or not all(map(self._hosts.takes_address, addresses)):
+            raise InvalidMedia(f"{clip(host)} is at no address that may be fetched from", where)
+        address = addresses[0]
+        literal = f"[{address}]" if ":" in address else address
+        path = parts.path or "/"
+        target = f"{parts.scheme}://{literal}:{port}{path}{'?' + parts.query if parts.query else ''}"
+        named = f"[{host}]" if ":" in host else host
+        headers = {
+            "host": named if port == _PORTS[parts.scheme] else f"{named}:{port}",
+            "user-agent": "oneloop",
+            "accept": "image/*, audio/*, video/*",
+            "accept-encoding": "identity",
+        }
+        # The certificate has to be the name's, not the address's.
+        return client.build_request("GET", target, headers=headers, extensions={"sni_hostname": host})
+
+    async def _body(self, response: httpx.Response, where: str) -> bytes:
+        if response.status_code != 200:
+            raise InvalidMedia(f"its host answered with status {response.status_code}", where)
+        kind = response.headers.get("content-type", "application/octet-stream").lower()
+        if not kind.startswith(_TYPES):
+            raise InvalidMedia(f"its host says that it is {clip(kind)}, no picture, sound or video", where)
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise InvalidMedia("its host sent it packed, which was not asked for", where)
+        length = response.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            raise too_large(self._max_bytes, where)
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > self._max_bytes:
+                raise too_large(self._max_bytes, where)
+        return bytes(body)
+
+
+def too_large(max_bytes: int, where: str) -> InvalidMedia:
+    return InvalidMedia(f"it has more than {max_bytes} bytes", where)
+
+
+def _split(url: str, where: str) -> tuple[SplitResult, int]:
+    """The parts of a URL, and its port. Raises InvalidMedia."""
+    if len(url) > MAX_URL_CHARS:
+        raise InvalidMedia(f"the URL has more than {MAX_URL_CHARS} characters", where)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise InvalidMedia("that is no URL", where) from None
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise InvalidMedia("a URL has to begin with data:, http://, https:// or file://", where)
+    if parts.username is not None or parts.password is not None:
+        raise InvalidMedia("a URL with a name or a password in it is not fetched", where)
+    if not url.isascii() or any(char <= " " or char in "\\\x7f" for char in url):
+        raise InvalidMedia("the URL has characters that no URL has", where)
+    return parts, port or _PORTS[parts.scheme]

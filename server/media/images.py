@@ -1,0 +1,107 @@
+"""Pictures: the bytes of a file as a picture of Pillow's in RGB, upright.
+
+The size stands in a file's head and is checked there: a file that says it is too large is never unpacked. Of an animation the
+first picture counts. What is transparent is seen before a white ground, or one of `background`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from server.wire.errors import InvalidMedia, MediaNotInstalled, clip
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Pillow reads more, for which other programs run, or which nobody sends.
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+_MODULES: Final = ("Png", "Jpeg", "WebP", "Gif", "Bmp", "Tiff", "Avif")
+MAX_SIDE: Final = 65_536
+WHITE: Final = (255, 255, 255)
+_CLEAR: Final = ("RGBA", "RGBa", "LA", "La", "PA")  # modes that have an alpha channel
+_DEEP: Final = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # of 16 bits
+
+
+def read_image(data: bytes, where: str, *, max_pixels: int, background: Sequence[int] = WHITE) -> Image:
+    """Raises InvalidMedia."""
+    with _pillow(where) as pillow:
+        picture = pillow.Image.open(BytesIO(data), formats=FORMATS)
+        check_size(picture.size, max_pixels, where)
+        picture.load()
+    return rgb(picture, where, background)
+
+
+def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
+    """`size`: width and height. Raises InvalidMedia."""
+    width, height = size
+    if width < 1 or height < 1:
+        raise InvalidMedia(f"it is {width} x {height} pixels: there is nothing to see", where)
+    if width * height > max_pixels or max(width, height) > MAX_SIDE:
+        raise InvalidMedia(
+            f"it is {width} x {height} pixels; at most {max_pixels} in all and {MAX_SIDE} a side are read", where
+        )
+
+
+def rgb(picture: Image, where: str, background: Sequence[int] = WHITE) -> Image:
+    """`picture` in RGB, turned as its EXIF says. Raises InvalidMedia."""
+    with _pillow(where) as pillow:
+        turned: Image | None = pillow.ImageOps.exif_transpose(picture)
+        picture = picture if turned is None else turned
+        if picture.mode == "RGB" and "transparency" not in picture.info:
+            return picture
+        if picture.mode in _DEEP:
+            return picture.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
+        if picture.mode not in _CLEAR and "transparency" not in picture.info:
+            return picture.convert("RGB")
+        clear = picture.convert("RGBA")
+        ground: Image = pillow.Image.new("RGB", clear.size, tuple(background))
+        ground.paste(clear, mask=clear.getchannel("A"))
+        return ground
+
+
+class _pillow:
+    """Pillow; what it raises inside becomes InvalidMedia, whatever a broken file makes of it."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> Any:
+        try:
+            import PIL
+            import PIL.Image
+            import PIL.ImageOps
+
+            for name in _MODULES:
+                import_module(f"PIL.{name}ImagePlugin")
+        except ImportError:
+            raise MediaNotInstalled("Pillow is not installed: pip install 'oneloop[media]'", self._where) from None
+        self._module = PIL
+        return PIL
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, InvalidMedia) or not isinstance(error, Exception):
+            return
+        image = self._module.Image
+        if isinstance(error, MemoryError):
+            raise error
+        if isinstance(error, image.DecompressionBombError | image.DecompressionBombWarning):
+            raise InvalidMedia("it has far too many pixels", self._where) from None
+        if isinstance(error, image.UnidentifiedImageError):
+            raise InvalidMedia(f"it is no picture that can be read, as {', '.join(FORMATS)} are", self._where) from None
+        raise InvalidMedia(f"the picture is broken: {clip(error)}", self._where) from None
+
+
+def of_array(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], where: str) -> Image:
+    """A picture of `array` [H, W], [H, W, 3] or [H, W, 4], of bytes. Raises InvalidMedia."""
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+        raise InvalidMedia(
+            f"an array of {array.dtype} {list(array.shape)} is no picture: uint8 [H, W], [H, W, 3] or [H, W, 4] is",
+            where,
+        )
+    with _pillow(where) as pillow:
+        made: Image = pillow.Image.fromarray(array)
+        return made

@@ -1,0 +1,84 @@
+"""MediaLimits: what of a request's media is looked at, fetched and decoded, at most; and how it is decoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+MODALITIES: Final = ("image", "audio", "video")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """`max_items`: of each modality in a prompt. `max_bytes`: of a file, as it is stored. `max_pixels`: of a picture or frame.
+    `max_seconds`: of a sound or a video. `max_frames`: of a video that are shown to the model."""
+
+    max_items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(MODALITIES, 16))
+    max_bytes: int = 64 * 1024**2
+    max_pixels: int = 64_000_000
+    max_seconds: float = 600.0
+    max_frames: int = 128
+
+
+def read_counts(text: str) -> dict[str, int]:
+    """What --limit-mm-per-prompt says, as vLLM has it: '{"image": 4, "video": 0}'. Raises ValueError."""
+    found = read_object(text)
+    for name, count in found.items():
+        if name not in MODALITIES:
+            raise ValueError(f"{name!r} is not one of {', '.join(MODALITIES)}")
+        if type(count) is not int or count < 0:
+            raise ValueError(f"{name}: {count!r} is not a count")
+    return found
+
+
+def read_io_kwargs(text: str) -> Mapping[str, Mapping[str, Any]]:
+    """What --media-io-kwargs says, as vLLM has it: '{"video": {"num_frames": 40}}'. Raises ValueError."""
+    found = read_object(text)
+    for name, options in found.items():
+        known = IO_KWARGS.get(name)
+        if known is None:
+            raise ValueError(f"{name!r} is not one of {', '.join(IO_KWARGS)}")
+        if not isinstance(options, dict):
+            raise ValueError(f"{name}: that is no object")
+        for key, value in options.items():
+            if key not in known:
+                raise ValueError(f"{name}.{key} is not one of {', '.join(known) or 'none'}")
+            known[key](f"{name}.{key}", value)
+    return found
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """A JSON object. Raises ValueError."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{text!r} is no JSON object")
+    return found
+
+
+def _colour(name: str, value: Any) -> None:
+    if not (
+        isinstance(value, Sequence) and len(value) == 3 and all(type(one) is int and 0 <= one < 256 for one in value)
+    ):
+        raise ValueError(f"{name}: {value!r} is not three numbers from 0 to 255")
+
+
+def _frames(name: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name}: {value!r} is not a count of at least 1")
+
+
+def _rate(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
+        raise ValueError(f"{name}: {value!r} is not a number of frames a second")
+
+
+# By modality and name, what refuses a value: vLLM's names.
+IO_KWARGS: Final = MappingProxyType({
+    "image": {"rgba_background_color": _colour}, "audio": {}, "video": {"num_frames": _frames, "fps": _rate},
+})  # fmt: skip

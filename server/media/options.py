@@ -1,0 +1,100 @@
+"""MediaOptions: what the server's options say of media, read; and the reader that they come to for a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from server.config.server_config import ServerConfig
+from server.context.offload import Offload
+from server.media.addresses import AllowedHosts
+from server.media.fetch import Fetcher
+from server.media.limits import MODALITIES, MediaLimits, read_counts, read_io_kwargs, read_object
+from server.media.processor import Processor, ProcessorError
+from server.media.reader import MediaReader, NoMedia
+from server.media.source import Sources
+
+logger = logging.getLogger("oneloop.load")
+THREADS = 4  # one of which is left to what is small, and nothing here is
+MAX_ITEMS = 16
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOptions:
+    """See the options of these names."""
+
+    limits: MediaLimits
+    hosts: AllowedHosts
+    folder: str | None
+    timeout_s: float
+    io_kwargs: Mapping[str, Mapping[str, Any]]
+    processor_kwargs: Mapping[str, Any]
+    cache_bytes: int
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Self:
+        """Raises ValueError, which names the option."""
+        counts = _read("--limit-mm-per-prompt", config.limit_mm_per_prompt, read_counts)
+        try:
+            hosts = AllowedHosts(config.allowed_media_domains)
+        except ValueError as error:
+            raise ValueError(f"--allowed-media-domains: {error}") from None
+        limits = MediaLimits(
+            max_items={**dict.fromkeys(MODALITIES, MAX_ITEMS), **counts},
+            max_bytes=config.max_media_size,
+            max_pixels=config.max_image_pixels,
+            max_seconds=config.max_media_seconds,
+        )
+        return cls(
+            limits,
+            hosts,
+            config.allowed_local_media_path,
+            config.media_fetch_timeout,
+            _read("--media-io-kwargs", config.media_io_kwargs, read_io_kwargs),
+            _read("--mm-processor-kwargs", config.mm_processor_kwargs, read_object),
+            int(config.mm_processor_cache_gb * 1024**3),
+        )
+
+    def reader(
+        self, folder: Path, model_config: Mapping[str, Any], modalities: frozenset[str]
+    ) -> MediaReader | NoMedia:
+        """For the model in `folder`, which takes these `modalities`. One whose processor cannot be had is served for text, and the
+        log says why."""
+        if not modalities:
+            return NoMedia()
+        try:
+            processor = Processor.load(folder, model_config)
+        except ProcessorError as error:
+            logger.warning("text only: %s", error)
+            return NoMedia(str(error))
+        reader = self.reader_of(processor, modalities)
+        logger.info("reads %s beside text", ", ".join(sorted(reader.modalities)))
+        if missing := sorted(modalities - reader.modalities):
+            logger.warning("does not read %s: what its processor needs for that is not installed", ", ".join(missing))
+        return reader
+
+    def reader_of(
+        self, processor: Processor, modalities: frozenset[str], fetcher: Fetcher | None = None
+    ) -> MediaReader:
+        fetcher = fetcher or Fetcher(self.hosts, max_bytes=self.limits.max_bytes, timeout_s=self.timeout_s)
+        return MediaReader(
+            processor,
+            modalities,
+            Sources(fetcher, self.folder, self.limits.max_bytes),
+            Offload(threads=THREADS, name="media"),
+            self.limits,
+            io_kwargs=self.io_kwargs,
+            processor_kwargs=self.processor_kwargs,
+            cache_bytes=self.cache_bytes,
+        )
+
+
+def _read(flag: str, given: str | None, read: Callable[[str], T]) -> T:
+    try:
+        return read("{}" if given is None else given)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None

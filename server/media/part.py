@@ -1,0 +1,61 @@
+"""MediaPart: a picture, a sound or a video as a request has it: where its bytes are, and how the client calls the place.
+
+What an adapter makes of its wire types. Nothing of it was fetched or decoded."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from server.wire.errors import InvalidMedia, clip
+
+Modality = Literal["image", "audio", "video"]
+_MIME: Final = re.compile(r"data:([a-z]+)/([a-z0-9.+-]+)[;,]", re.IGNORECASE)
+
+
+class Url(Struct, frozen=True):
+    """data:, http:, https: or file:."""
+
+    url: str
+
+
+class Base64(Struct, frozen=True):
+    """The bytes of a file, as text."""
+
+    text: str
+
+
+class Given(Struct, frozen=True):
+    """What a program hands over: the bytes of a file, a picture of Pillow's, arrays, or a pair of samples and their rate."""
+
+    value: Any
+
+
+class MediaPart(Struct, frozen=True):
+    """`where`: the field it came in, by the client's own path. `kind`: what the client calls it ("image_url")."""
+
+    modality: Modality
+    source: Url | Base64 | Given
+    where: str
+    kind: str
+
+
+def file_part(url: str, where: str, kind: str) -> MediaPart:
+    """The part of a file that says what it is by itself: a data URL. Raises InvalidMedia for what no model here reads."""
+    found = _MIME.match(url)
+    if found is None:
+        raise InvalidMedia("a file has to be a data URL with its type, such as data:image/png;base64,…", where)
+    modality = found[1].lower()
+    if modality not in ("image", "audio", "video"):
+        raise InvalidMedia(
+            f"files of type {clip(f'{modality}/{found[2]}')} are not read; pictures, sounds and videos are", where
+        )
+    return MediaPart(modality, Url(url), where, kind)  # type: ignore[arg-type] # one of the three
+
+
+def mention(kind: str, where: str) -> MediaPart:
+    """A part of this kind that was named, and not given whole: enough to say that the model does not take it."""
+    modality: Modality = "audio" if "audio" in kind else "video" if "video" in kind else "image"
+    return MediaPart(modality, Url(""), where, kind)

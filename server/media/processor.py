@@ -1,0 +1,174 @@
+"""Processor: what transformers' own processor of a model makes of one picture, sound or video.
+
+Each is processed by itself, so its tensors are its own, whatever else is in its prompt or batch. A processor that cannot be had, or
+a part of it, is said by name. The one place in this room that knows transformers, which is imported when a model needs it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from server.media.part import Modality
+from server.media.placeholders import Expansion
+
+# What a config calls the token that takes an encoder's outputs.
+_OUTPUT_KEYS: Final[Mapping[Modality, tuple[str, ...]]] = MappingProxyType({
+    "image": ("image_token_id", "image_token_index"),
+    "audio": ("audio_token_id", "audio_token_index"),
+    "video": ("video_token_id", "video_token_index"),
+})  # fmt: skip
+_FILES: Final = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_PARTS: Final[Mapping[Modality, tuple[str, ...]]] = MappingProxyType(
+    {"image": ("image_processor",), "audio": ("audio_processor", "feature_extractor"), "video": ("video_processor",)}
+)
+_ARGUMENTS: Final[Mapping[Modality, str]] = MappingProxyType({"image": "images", "audio": "audio", "video": "videos"})
+# Of what a processor gives, that is about its text and not about the item.
+_OF_TEXT: Final = frozenset(
+    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets", "video_metadata"}
+)
+
+
+class ProcessorError(Exception):
+    """A processor that cannot be had, for a reason that whoever runs the server can act on."""
+
+
+class Refused(ValueError):
+    """A processor does not take this one, for a reason its client can read."""
+
+
+class Processor:
+    """`modalities`: what it reads. `tokens`: by modality, the placeholder that a chat template writes once for each item;
+    `output_ids`: the tokens that take an encoder's outputs. `fingerprint`: of all that its files say."""
+
+    def __init__(self, processor: Any, config: Mapping[str, Any], fingerprint: bytes = b"") -> None:
+        """`processor`: transformers'. `config`: the model's. Raises ProcessorError."""
+        self._processor = processor
+        self.fingerprint = fingerprint
+        self.tokens: dict[Modality, str] = {}
+        self.output_ids: dict[Modality, int] = {}
+        for modality, keys in _OUTPUT_KEYS.items():
+            token = getattr(processor, f"{modality}_token", None)
+            if token is None or self._part(modality) is None:
+                continue
+            ids = (config.get(key) for key in keys)
+            found = next((id for id in ids if type(id) is int), getattr(processor, f"{modality}_token_id", None))
+            if type(found) is int:
+                self.tokens[modality], self.output_ids[modality] = token, found
+        if not self.tokens:
+            raise ProcessorError(f"{type(processor).__name__} has no placeholders for what it reads")
+
+    @classmethod
+    def load(cls, folder: Path, config: Mapping[str, Any]) -> Processor:
+        """That of the model in `folder`. Raises ProcessorError."""
+        try:
+            import PIL  # noqa: F401 (transformers would say less of what is missing)
+            import transformers.models.auto.processing_auto as found
+        except ImportError as error:
+            raise ProcessorError(f"{error.name} is not installed: pip install 'oneloop[media]'") from None
+        processing_auto: Any = found  # half of it is not typed
+        name = _class_name(folder) or processing_auto.PROCESSOR_MAPPING_NAMES.get(config.get("model_type", ""))
+        kind = None if name is None else processing_auto.processor_class_from_name(name)
+        if kind is None:
+            raise ProcessorError(f"transformers has no processor {name}" if name else f"{folder} names no processor")
+        try:
+            processor = _loaded(kind, folder)
+        except ImportError as error:
+            raise ProcessorError(f"{name} needs a package that is not installed: {str(error).strip()}") from None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ProcessorError(f"{name} cannot be made of {folder}: {error}") from error
+        files = [path.read_bytes() for each in _FILES if (path := folder / each).is_file()]
+        return cls(processor, config, hashlib.sha256(b"\0".join([str(name).encode(), *files])).digest())
+
+    @property
+    def modalities(self) -> frozenset[Modality]:
+        return frozenset(self.tokens)
+
+    @property
+    def sampling_rate(self) -> int:
+        """Samples a second, of the sounds it reads."""
+        return int(getattr(self._part("audio"), "sampling_rate", 16_000))
+
+    def process(
+        self, modality: Modality, value: Any, options: Mapping[str, Any]
+    ) -> tuple[Expansion, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]:
+        """What stands for `value` in a prompt, and its tensors. `options`: mm_processor_kwargs, and what goes with this value.
+
+        Raises Refused."""
+        token = self.tokens[modality]
+        try:
+            made = self._processor(
+                text=[token],
+                **{_ARGUMENTS[modality]: [value]},
+                return_tensors="pt",
+                return_text_replacement_offsets=True,
+                **options,
+            )
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
+            raise Refused(str(error) or type(error).__name__) from error
+        replaced = made["text_replacement_offsets"][0][0]["replacement"]
+        tokenizer = self._processor.tokenizer
+        output_token = tokenizer.convert_ids_to_tokens(self.output_ids[modality])
+        expansion = Expansion.of(replaced, output_token)
+        if not expansion.num_outputs:
+            raise Refused("it is so small that nothing of it is left for the model")
+        return expansion, {name: _array(tensor) for name, tensor in made.items() if name not in _OF_TEXT}
+
+    def _part(self, modality: Modality) -> Any:
+        parts = (getattr(self._processor, name, None) for name in _PARTS[modality])
+        return next((part for part in parts if part is not None), None)
+
+
+def _array(tensor: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    """A tensor, or a list of one for each tile."""
+    if isinstance(tensor, Sequence):
+        tensor = [_array(each) for each in tensor]
+        return np.stack(tensor) if len({each.shape for each in tensor}) == 1 else np.asarray(tensor)
+    return np.ascontiguousarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
+
+
+def _class_name(folder: Path) -> str | None:
+    """The processor's class, as the files of a model name it."""
+    for name in (*_FILES, "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            found = json.loads(path.read_text(encoding="utf-8")).get("processor_class")
+            if isinstance(found, str):
+                return found
+    return None
+
+
+def _loaded(kind: Any, folder: Path) -> Any:
+    """The processor; without its videos, where what these need is not installed."""
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except ImportError:
+        if "video_processor" not in kind.get_attributes():
+            raise
+    import transformers
+
+    makers: dict[str, Any] = {
+        "image_processor": transformers.AutoImageProcessor,
+        "feature_extractor": transformers.AutoFeatureExtractor,
+        "tokenizer": transformers.AutoTokenizer,
+    }
+    facts, _ = kind.get_processor_dict(folder, local_files_only=True)
+    arguments = [
+        None if name == "video_processor" else makers[name].from_pretrained(folder, local_files_only=True)
+        for name in kind.get_attributes()
+    ]
+    return _without_videos(kind).from_args_and_dict(arguments, facts)
+
+
+def _without_videos(kind: Any) -> Any:
+    """The class, for which a part may be missing."""
+
+    def check(self: Any, name: str, part: Any) -> Any:
+        return None if part is None else kind.check_argument_for_proper_class(self, name, part)
+
+    return type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})

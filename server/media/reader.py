@@ -1,0 +1,158 @@
+"""MediaReader: from the parts of a request to what stands for them in its prompt and goes to the model's encoder.
+
+What has to be waited for (another host) is awaited; all else happens on threads, in pieces, between which others have their turn
+and what nobody waits for any more is dropped. Nothing is unpacked before its size was checked. What was processed is kept while
+there is room: conversations send their pictures again with every turn."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from server.context.offload import Offload, Pieces
+from server.media.decode import Decoded, decode, fingerprint
+from server.media.limits import MediaLimits
+from server.media.part import Given, MediaPart
+from server.media.placeholders import PromptMedia, ReadMedia
+from server.media.processor import Processor, Refused
+from server.media.source import Sources
+from server.wire.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, clip
+
+COST = 1 << 20  # of one item, as texts are counted: very much
+
+
+class NoMedia:
+    """In place of a reader, where nothing is read. `why`: where that is not the model's fault."""
+
+    modalities: frozenset[str] = frozenset()
+
+    def __init__(self, why: str | None = None) -> None:
+        self._why = why
+
+    async def read(self, parts: Sequence[MediaPart]) -> NoReturn:
+        """Raises TextOnly or MediaNotInstalled."""
+        part = parts[0]
+        if self._why is not None:
+            raise MediaNotInstalled(self._why, part.where)
+        raise TextOnly(part.where, part.kind, param=part.where)
+
+
+class MediaReader:
+    """`modalities`: the model's. `io_kwargs`: how files are decoded, by modality; `processor_kwargs`: what the processor gets
+    beside each item. `cache_bytes`: of what is kept, at most."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        modalities: frozenset[str],
+        sources: Sources,
+        workers: Offload,
+        limits: MediaLimits,
+        *,
+        io_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+        processor_kwargs: Mapping[str, Any] | None = None,
+        cache_bytes: int = 0,
+    ) -> None:
+        self.processor = processor
+        self.modalities = modalities & processor.modalities
+        self._sources = sources
+        self._workers = workers
+        self._limits = limits
+        self._io_kwargs = io_kwargs or {}
+        self._processor_kwargs = processor_kwargs or {}
+        self._cache = _Cache(cache_bytes)
+
+    async def read(self, parts: Sequence[MediaPart]) -> PromptMedia:
+        """What the parts are.
+
+        Raises TextOnly, InvalidMedia or another InvalidRequest that names the part's field; TooManyRequests."""
+        self._check(parts)
+        tasks = [asyncio.ensure_future(self._read(part)) for part in parts]
+        try:
+            read = list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+        return PromptMedia(read, self.processor.tokens, self.processor.output_ids)
+
+    def _check(self, parts: Sequence[MediaPart]) -> None:
+        counts = Counter[str]()
+        for part in parts:
+            if part.modality not in self.modalities:
+                raise TextOnly(part.where, part.kind, param=part.where, takes=sorted(self.modalities))
+            counts[part.modality] += 1
+            limit = self._limits.max_items.get(part.modality, 0)
+            if counts[part.modality] > limit:
+                raise InvalidRequest(
+                    f"at most {limit} of {part.modality} may be in a prompt (--limit-mm-per-prompt)", param=part.where
+                )
+
+    async def _read(self, part: MediaPart) -> ReadMedia:
+        data = await self._sources.fetch(part) if self._sources.is_remote(part) else None
+        return await self._workers.run_pieces(COST, self._work(part, data))
+
+    def _work(self, part: MediaPart, data: bytes | None) -> Pieces[ReadMedia]:
+        """One item, on a thread. Raises InvalidMedia."""
+        processor, source = self.processor, part.source
+        value: Any
+        if isinstance(source, Given) and not isinstance(source.value, bytes):
+            value = source.value
+        else:
+            value = self._sources.read(part) if data is None else data
+        digest = self._digest(part, value)
+        if (kept := self._cache.get(digest)) is not None:
+            return kept
+        yield
+        decoded: Decoded = yield from decode(
+            part, value, self._limits, self._io_kwargs.get(part.modality, {}), processor.sampling_rate
+        )
+        yield
+        options = {**self._processor_kwargs, **decoded.options}
+        try:
+            expansion, inputs = processor.process(part.modality, decoded.value, options)
+        except Refused as error:
+            raise InvalidMedia(f"the model's processor does not take it: {clip(error)}", part.where) from None
+        read = ReadMedia(part.modality, digest, expansion, inputs)
+        self._cache.keep(read)
+        return read
+
+    def _digest(self, part: MediaPart, value: Any) -> bytes:
+        how = json.dumps([part.modality, self._io_kwargs.get(part.modality, {}), dict(self._processor_kwargs)])
+        found = hashlib.sha256(self.processor.fingerprint + how.encode())
+        for piece in fingerprint(value, part.where):
+            found.update(piece)
+        return found.digest()
+
+
+class _Cache:
+    """What was processed, by digest; what was not wanted for longest goes first. On any thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._kept: OrderedDict[bytes, ReadMedia] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, digest: bytes) -> ReadMedia | None:
+        with self._lock:
+            found = self._kept.get(digest)
+            if found is not None:
+                self._kept.move_to_end(digest)
+            return found
+
+    def keep(self, read: ReadMedia) -> None:
+        if read.num_bytes > self._max_bytes:
+            return
+        with self._lock:
+            if read.digest in self._kept:
+                return
+            self._kept[read.digest] = read
+            self._num_bytes += read.num_bytes
+            while self._num_bytes > self._max_bytes:
+                _, gone = self._kept.popitem(last=False)
+                self._num_bytes -= gone.num_bytes

@@ -1,0 +1,120 @@
+"""Sources: the bytes of a part's file, wherever they are: in the request, on a host, in a folder of this machine."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import stat
+from io import FileIO
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+from server.media.fetch import Fetcher, too_large
+from server.media.part import Base64, Given, MediaPart
+from server.wire.errors import InvalidMedia
+
+_BASE64_HEAD: Final = re.compile(r"data:[^,;]*(;[^,;]*)*;base64,", re.IGNORECASE)
+_SPACE: Final = str.maketrans("", "", " \t\r\n")
+
+
+class Sources:
+    """`folder`: below which files may be named by file: URLs; None for nowhere."""
+
+    def __init__(self, fetcher: Fetcher, folder: str | None, max_bytes: int) -> None:
+        self._fetcher = fetcher
+        self._folder = None if folder is None else Path(folder).resolve()
+        self._max_bytes = max_bytes
+
+    @staticmethod
+    def is_remote(part: MediaPart) -> bool:
+        """Whether its bytes have to be waited for; else `read` has them."""
+        return not isinstance(part.source, Base64 | Given) and _scheme(part.source.url) in ("http", "https")
+
+    async def fetch(self, part: MediaPart) -> bytes:
+        """The bytes of one that is remote. Raises InvalidMedia."""
+        assert not isinstance(part.source, Base64 | Given), "it is remote"
+        return await self._fetcher.fetch(part.source.url, part.where)
+
+    def read(self, part: MediaPart) -> bytes:
+        """The bytes of one that is not; takes a millisecond a megabyte. Raises InvalidMedia."""
+        source, where = part.source, part.where
+        if isinstance(source, Given):
+            value = bytes(source.value)
+            if len(value) > self._max_bytes:
+                raise too_large(self._max_bytes, where)
+            return value
+        if isinstance(source, Base64):
+            return self._decoded(source.text, where)
+        scheme = _scheme(source.url)
+        if scheme == "data":
+            return self._data(source.url, where)
+        if scheme == "file":
+            return self._file(source.url, where)
+        raise InvalidMedia("a URL has to begin with data:, http://, https:// or file://", where)
+
+    def _data(self, url: str, where: str) -> bytes:
+        head = _BASE64_HEAD.match(url)
+        if head is not None:
+            return self._decoded(url[head.end() :], where)
+        _, comma, text = url.partition(",")
+        if not comma:
+            raise InvalidMedia("the data URL has no comma, and so no data", where)
+        if len(text) > 3 * self._max_bytes:
+            raise too_large(self._max_bytes, where)
+        return self._not_empty(unquote_to_bytes(text), where)
+
+    def _decoded(self, text: str, where: str) -> bytes:
+        if "\n" in text or " " in text:  # lines, as mail has them
+            text = text.translate(_SPACE)
+        if len(text) > 4 * (self._max_bytes // 3 + 1):
+            raise too_large(self._max_bytes, where)
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidMedia("its data is not base64", where) from None
+        return self._not_empty(data, where)
+
+    def _not_empty(self, data: bytes, where: str) -> bytes:
+        if not data:
+            raise InvalidMedia("there is no data", where)
+        return data
+
+    def _file(self, url: str, where: str) -> bytes:
+        if self._folder is None:
+            raise InvalidMedia("this server reads no files: it was started without --allowed-local-media-path", where)
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost") or "\x00" in unquote(parts.path):
+            raise InvalidMedia("a file has to be named by its absolute path: file:///folder/name", where)
+        # One answer for what is not there and for what may not be read: nobody learns which files there are.
+        refusal = InvalidMedia("there is no such file below the folder of --allowed-local-media-path", where)
+        try:
+            path = Path(unquote(parts.path)).resolve(strict=True)
+            if not path.is_relative_to(self._folder):
+                raise refusal
+            with open(path, "rb", buffering=0, opener=_opener) as file:
+                return self._opened(file, refusal, where)
+        except (OSError, RuntimeError, ValueError):
+            raise refusal from None
+
+    def _opened(self, file: FileIO, refusal: InvalidMedia, where: str) -> bytes:
+        assert self._folder is not None, "it was looked up there"
+        facts = os.fstat(file.fileno())
+        # A folder on the way may have become a link meanwhile: what was opened says where it is.
+        opened = Path(os.readlink(f"/proc/self/fd/{file.fileno()}"))
+        if not stat.S_ISREG(facts.st_mode) or not opened.is_relative_to(self._folder):
+            raise refusal
+        if facts.st_size > self._max_bytes:
+            raise too_large(self._max_bytes, where)
+        return self._not_empty(file.readall(), where)
+
+
+def _opener(path: str, flags: int) -> int:
+    """Waits for nobody who would write into a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _scheme(url: str) -> str:
+    return url[:8].partition(":")[0].lower()

@@ -1,0 +1,55 @@
+"""Readers of media for tests: over tiny processors, and loaded models that have one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from server.config.server_config import ServerConfig
+from server.context.offload import Offload
+from server.generate.conversation import ChatPrompt, chat_prompt
+from server.generate.request import Chat, Content, Message
+from server.loaded.chat_format import ChatFormat
+from server.loaded.defaults import SamplingDefaults
+from server.loaded.model import LoadedModel
+from server.loaded.prompt import ChatTemplate
+from server.loaded.tokenizer import Tokenizer
+from server.media.fetch import Fetcher
+from server.media.options import MediaOptions
+from server.media.part import Given, MediaPart
+from server.media.processor import Processor
+from server.media.reader import MediaReader
+from tests.fakes import FakeEngine, fake_model
+from tests.server.media.processors import Tiny
+from tests.server.tiny import loaded_model
+
+ALL = frozenset({"image", "audio", "video"})
+
+
+def reader(tiny: Tiny, fetcher: Fetcher | None = None, **options: Any) -> MediaReader:
+    made = MediaOptions.of(ServerConfig(**options))
+    return made.reader_of(Processor.load(tiny.folder, tiny.config), ALL, fetcher)
+
+
+def seeing(tiny: Tiny, **options: Any) -> LoadedModel:
+    """A model that sees with this processor, and says what it was told."""
+    tokenizer = Tokenizer.from_folder(tiny.folder)
+    media = reader(tiny, **options)
+    model = fake_model(vocab_size=tokenizer.vocab_size, modalities=media.modalities)
+    template = ChatTemplate(tokenizer.chat_template, tokenizer.named_tokens)
+    loaded = loaded_model(FakeEngine(model=model), tokenizer, template, SamplingDefaults(), ("tiny",), ChatFormat())
+    return dataclasses.replace(loaded, media=media)
+
+
+def part(value: Any, modality: Any = "image") -> MediaPart:
+    return MediaPart(modality, Given(value), "where", "image_url")
+
+
+async def prompt(loaded: LoadedModel, *contents: Content, **options: Any) -> ChatPrompt:
+    """Of a conversation of users."""
+    offload = Offload()
+    try:
+        messages = [Message(role="user", content=content) for content in contents]
+        return await chat_prompt(loaded, offload, Chat(messages=messages, **options))
+    finally:
+        offload.close()

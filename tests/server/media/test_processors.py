@@ -1,0 +1,260 @@
+"""What stands for pictures in a prompt, and their tensors: as transformers' own processors make them of the whole conversation."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from server.media.placeholders import Expansion, PlaceholderError, PromptMedia, ReadMedia
+from server.media.processor import Processor, ProcessorError
+from server.wire.errors import InvalidMedia, InvalidRequest, TextOnly
+from tests.server.media.pictures import drawn
+from tests.server.media.processors import KINDS, STRINGS, written
+from tests.server.media.reading import part, prompt, reader, seeing
+
+SEEING = [kind for kind in KINDS if "audio" not in kind]
+A, B, C = drawn(24, 16, 1), drawn(40, 70, 2), drawn(64, 20, 3)
+CONVERSATIONS = {
+    "one": [["What is ", part(A), "?"]],
+    "first": [[part(B), "What is it?"]],
+    "last": [["What is it?", part(C)]],
+    "several of mixed sizes": [["One", part(A), part(B), "and ", part(C)]],
+    "over turns": [["Look", part(A)], "Yes?", [part(C), "\n\nand\n", part(B)]],
+    "twice the same": [[part(A), part(A)]],
+}
+
+
+def pictures(contents):
+    return [
+        each.source.value
+        for content in contents
+        if not isinstance(content, str)
+        for each in content
+        if not isinstance(each, str)
+    ]
+
+
+def rendered(tiny, contents):
+    """What the template writes, and transformers' processor makes of it."""
+    messages = [
+        {"role": "user", "content": content if isinstance(content, str) else [
+            {"type": "text", "text": each} if isinstance(each, str) else {"type": "image"} for each in content
+        ]}
+        for content in contents
+    ]  # fmt: skip
+    text = tiny.processor.apply_chat_template(messages, tokenize=False)
+    return tiny.processor(text=[text], images=pictures(contents), return_tensors="pt")
+
+
+@pytest.fixture(scope="module")
+def tinies(tmp_path_factory):
+    return {kind: written(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize("kind", SEEING)
+async def test_ids_and_places_are_transformers_own(tinies, kind, name):
+    tiny, contents = tinies[kind], CONVERSATIONS[name]
+    found, expected = await prompt(seeing(tiny), *contents), rendered(tiny, contents)
+    assert found.ids == expected["input_ids"][0].tolist()
+    [output_id] = {found.ids[position] for item in found.media for position in item.positions.tolist()}
+    assert output_id == next(value for key, value in tiny.config.items() if key.startswith("image"))
+    places = [position for item in found.media for position in item.positions.tolist()]
+    assert places == [place for place, id in enumerate(found.ids) if id == output_id]
+    assert len(found.media) == len(pictures(contents))
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "gemma3"])
+async def test_tensors_side_by_side_are_those_of_the_whole_conversation(tinies, kind):
+    tiny, contents = tinies[kind], CONVERSATIONS["several of mixed sizes"]
+    found, expected = await prompt(seeing(tiny), *contents), rendered(tiny, contents)
+    names = {name for name in expected if name.startswith(("pixel", "image"))}
+    assert names
+    for item in found.media:
+        assert set(item.inputs) == names
+    for name in names:
+        joined = np.concatenate([item.inputs[name] for item in found.media])
+        assert np.array_equal(joined, expected[name].numpy()), name
+
+
+async def test_tiles_are_an_items_own_whatever_is_beside_it(tinies):
+    """Of several pictures transformers makes as many tiles each as the one that has most."""
+    tiny = tinies["idefics3"]
+    alone = await prompt(seeing(tiny), ["a", part(C)])
+    beside = await prompt(seeing(tiny), ["b", part(B), part(C)])
+    assert len(beside.media[0].positions) > len(alone.media[0].positions)
+    for name, tensor in alone.media[0].inputs.items():
+        assert np.array_equal(beside.media[1].inputs[name], tensor)
+
+
+async def test_how_many_outputs_follows_the_size(tinies):
+    small, large = [(await prompt(seeing(tinies["qwen2_vl"]), [part(one)])).media[0] for one in (A, C)]
+    for item in (small, large):
+        [[_, height, width]] = item.inputs["image_grid_thw"].tolist()
+        assert len(item.positions) == height * width // 4
+    assert len(small.positions) < len(large.positions)
+
+
+@pytest.mark.parametrize("kind", ["llava", "gemma3"])
+async def test_a_template_of_strings_gets_its_placeholders_too(tmp_path, kind):
+    loaded = seeing(written(kind, tmp_path, STRINGS))
+    found = await prompt(loaded, ["Look", part(A), "here"])
+    text = loaded.tokenizer.decode(found.ids, skip_special_tokens=False)
+    run = loaded.media.processor.tokens["image"]
+    assert text.startswith("[user] Look\n")
+    assert text.endswith("\nhere\n")
+    assert run in text
+
+
+# --- what clients write -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SEEING)
+@pytest.mark.parametrize("name", ["token", "its own"])
+async def test_a_placeholder_that_a_client_writes_is_text(tinies, kind, name):
+    tiny = tinies[kind]
+    loaded = seeing(tiny)
+    token = loaded.media.processor.tokens["image"]
+    if name == "its own":
+        token = tiny.processor.tokenizer.convert_ids_to_tokens(loaded.media.processor.output_ids["image"])
+    found = await prompt(loaded, [f"What is {token}?", part(A), token])
+    plain = await prompt(loaded, ["What is ?", part(A)])
+    assert [len(item.positions) for item in found.media] == [len(item.positions) for item in plain.media]
+    spelled = loaded.tokenizer.decode(found.ids, skip_special_tokens=False)
+    assert spelled.count(f"What is {token}?") == 1
+    assert loaded.tokenizer.backend.token_to_id(token) not in found.ids[: found.media[0].positions[0] - 20]
+
+
+@pytest.mark.parametrize("kind", SEEING)
+async def test_one_that_is_meant_and_has_no_picture_is_refused(tinies, kind):
+    loaded = seeing(tinies[kind])
+    token = loaded.media.processor.tokens["image"]
+    with pytest.raises(InvalidRequest, match="placeholders") as caught:
+        await prompt(loaded, [f"What is {token}?", part(A)], allow_special_tokens=True)
+    assert caught.value.param == "messages"
+
+
+async def test_a_template_that_leaves_pictures_out_is_told_on(tmp_path):
+    template = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    loaded = seeing(written("llava", tmp_path, template))
+    with pytest.raises(InvalidRequest, match=r"0 placeholders .* for 1 pictures"):
+        await prompt(loaded, ["What?", part(A)])
+
+
+# --- digests ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_digest_is_of_the_bytes_and_of_how_they_are_processed(tinies, tmp_path):
+    tiny, other = tinies["llava"], written("llava", tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"crop_size": 16}')
+
+    async def digest(reader, picture=A):
+        return (await reader.read([part(picture)])).read[0].digest
+
+    first = await digest(reader(tiny))
+    assert await digest(reader(tiny)) == first
+    changed = [
+        await digest(reader(tiny), B),
+        await digest(reader(tiny, mm_processor_kwargs='{"do_normalize": false}')),
+        await digest(reader(tiny, media_io_kwargs='{"image": {"rgba_background_color": [0, 0, 0]}}')),
+        await digest(reader(other)),
+    ]
+    assert len({first, *changed}) == 5
+    assert len(first) == 32
+
+
+async def test_processor_kwargs_reach_the_processor(tinies):
+    tiny = tinies["qwen2_vl"]
+    few = await prompt(seeing(tiny, mm_processor_kwargs='{"max_pixels": 256}'), [part(C)])
+    many = await prompt(seeing(tiny), [part(C)])
+    assert len(few.media[0].positions) < len(many.media[0].positions)
+
+
+# --- processors that cannot be had --------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_processor(tmp_path):
+    with pytest.raises(ProcessorError, match="names no processor"):
+        Processor.load(tmp_path, {"model_type": "llama"})
+
+
+def test_a_class_that_is_not_there(tmp_path):
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "HomeMadeProcessor"}')
+    with pytest.raises(ProcessorError, match="HomeMadeProcessor"):
+        Processor.load(tmp_path, {})
+
+
+def test_what_needs_a_package_names_it(tmp_path, monkeypatch):
+    tiny = written("llava", tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(ProcessorError, match=r"oneloop\[media\]"):
+        Processor.load(tiny.folder, tiny.config)
+
+
+def test_videos_without_torchvision_are_no_modality(tinies, monkeypatch):
+    processor = Processor.load(tinies["qwen2_vl"].folder, tinies["qwen2_vl"].config)
+    assert processor.modalities == {"image"}
+
+
+async def test_a_picture_that_its_processor_refuses(tinies):
+    with pytest.raises(InvalidMedia, match="aspect ratio") as caught:
+        await prompt(seeing(tinies["qwen2_vl"]), [part(drawn(900, 2))])
+    assert caught.value.param == "where"
+
+
+async def test_a_modality_that_the_model_lacks(tinies):
+    with pytest.raises(TextOnly, match="reads text and image only"):
+        await prompt(seeing(tinies["llava"]), [part(A, "audio")])
+
+
+def test_threads_share_a_processor(tinies):
+    processor = Processor.load(tinies["idefics3"].folder, tinies["idefics3"].config)
+    expected = {each: processor.process("image", picture, {}) for each, picture in (("a", A), ("b", B))}
+    found, start = [], threading.Barrier(4)
+
+    def work(name, picture):
+        start.wait()
+        found.append((name, processor.process("image", picture, {})))
+
+    threads = [threading.Thread(target=work, args=pair) for pair in [("a", A), ("b", B)] * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for name, (expansion, inputs) in found:
+        assert expansion == expected[name][0]
+        assert all(np.array_equal(inputs[each], tensor) for each, tensor in expected[name][1].items())
+
+
+# --- placeholders by themselves -----------------------------------------------------------------------------------
+
+
+def media(*runs, modality="image"):
+    return ReadMedia(modality, b"d", Expansion("X" * len(runs), tuple(runs)), {})
+
+
+def test_runs_are_one_token_until_they_are_placed():
+    assert Expansion.of("a<i><i><i>b<i>", "<i>") == Expansion("a<i>b<i>", (3, 1))
+    found = PromptMedia([media(2, 3), media(1)], {"image": "P"}, {"image": 9})
+    text, ordered = found.written("..P.P")
+    assert text == "..XX.X"
+    ids, items = found.placed([1, 2, 9, 9, 3, 9], ordered)
+    assert ids == [1, 2, 9, 9, 9, 9, 9, 3, 9]
+    assert [item.positions.tolist() for item in items] == [[2, 3, 4, 5, 6], [8]]
+    assert items[0].positions.dtype == np.int32
+
+
+@pytest.mark.parametrize("text", ["", "P", "PPP"])
+def test_as_many_placeholders_as_pictures(text):
+    found = PromptMedia([media(1), media(1)], {"image": "P"}, {"image": 9})
+    with pytest.raises(PlaceholderError, match=f"{len(text)} placeholders"):
+        found.written(text)
+
+
+def test_a_token_too_many():
+    found = PromptMedia([media(1)], {"image": "P"}, {"image": 9})
+    with pytest.raises(PlaceholderError, match="that no picture"):
+        found.placed([9, 1, 9], found.written("P")[1])
