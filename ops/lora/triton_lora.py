@@ -186,12 +186,7 @@ class TritonLoraSlots(LoraSlots):
         self._depth, self._columns = (256, 64) if self._rank <= 32 else (64, 32)
         num_parts = len(shape.parts)
         self._starts = [sum(shape.parts[:part]) for part in range(num_parts)]
-        blocks = [
-            (part, first, start + size)
-            for part, (start, size) in enumerate(zip(self._starts, shape.parts, strict=True))
-            for first in range(start, start + size, self._columns)
-        ]
-        self._blocks = torch.tensor(blocks, dtype=torch.int32, device=device).T.contiguous()
+        self._blocks = self._cut(self._columns)
         self._is_pair = num_parts == 2 and shape.parts[0] == shape.parts[1]
         self._sizes = num_parts * self._rank * shape.in_features, shape.out_features * self._rank
         used = sum(self._sizes) * dtype.itemsize + 4 * num_parts
@@ -199,6 +194,15 @@ class TritonLoraSlots(LoraSlots):
         self.nbytes = shape.num_slots * self.slot_bytes
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
         self._bound: _Views | None = None
+
+    def _cut(self, columns: int) -> Tensor:
+        """The part, first column and end of each program's tile of columns, [3, tiles] int32."""
+        blocks = [
+            (part, first, start + size)
+            for part, (start, size) in enumerate(zip(self._starts, self.shape.parts, strict=True))
+            for first in range(start, start + size, columns)
+        ]
+        return torch.tensor(blocks, dtype=torch.int32, device=self._device).T.contiguous()
 
     def bind(self, memory: Tensor) -> None:
         self._bound = self._views(memory)

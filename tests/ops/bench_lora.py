@@ -21,7 +21,7 @@ from ops.lora.triton_lora import TritonLoraSlots
 
 NUM_LAYERS, NUM_SLOTS, RANK, HIDDEN, INNER = 8, 65, 16, 4096, 12288
 PARTS = {"qkv": (4096, 1024, 1024), "o": (HIDDEN,), "gate_up": (INNER, INNER), "down": (HIDDEN,)}
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda", 0)
 
 
 class Way(NamedTuple):
@@ -46,13 +46,14 @@ WAYS = (
 
 class Layer:
     def __init__(self) -> None:
-        self.weights, self.slots = {}, {}
+        self.weights, self.slots, self.blocks = {}, {}, {}
         for name, parts in PARTS.items():
             inner = INNER if name == "down" else HIDDEN
             weight = torch.randn(sum(parts), inner, device=DEVICE).mul_(0.02).bfloat16()
             self.weights[name] = ops.prepare_linear(ops.StoredWeight.dense(weight))
             shape = ops.LoraShape(sum(parts), inner, parts, NUM_SLOTS, RANK)
             self.slots[name] = slots = TritonLoraSlots(shape, torch.bfloat16, DEVICE)
+            self.blocks[name] = {columns: slots._cut(columns) for columns in (64, 128)}
             for tensor, value in zip(slots._slots(), (1.0, 1.0, 1e-4), strict=True):
                 tensor.fill_(value)
 
@@ -61,7 +62,7 @@ class Layer:
         gated = name == "gate_up"
         if adapters is None:
             return ops.gated_linear(x, weight) if gated else ops.linear(x, weight)
-        slots._columns = way.columns
+        slots._columns, slots._blocks = way.columns, self.blocks[name][way.columns]
         begun = (
             slots.begin(x, adapters) if way.before and way.shrink else HELD[len(x), len(slots.shape.parts), x.shape[1]]
         )
@@ -107,12 +108,12 @@ def main() -> None:
             x = ops.add_rms_norm(x, residual, norm, 1e-6)
             x = layer.linear("down", layer.linear("gate_up", x, adapters, way), adapters, way)
 
-    for batch, name in product(args.batch, PARTS):
-        slots = layers[0].slots[name]
-        x = torch.zeros(batch, slots.shape.in_features, device=DEVICE).bfloat16()
-        begun = slots.begin(x, index(torch.zeros(batch, dtype=torch.int32, device=DEVICE), NUM_SLOTS))
-        HELD[batch, len(slots.shape.parts), x.shape[1]] = torch.zeros_like(begun)
     with compile_together(DEVICE):
+        for batch, name in product(args.batch, PARTS):
+            slots = layers[0].slots[name]
+            x = torch.zeros(batch, slots.shape.in_features, device=DEVICE).bfloat16()
+            begun = slots.begin(x, index(torch.zeros(batch, dtype=torch.int32, device=DEVICE), NUM_SLOTS))
+            HELD[batch, len(slots.shape.parts), x.shape[1]] = torch.zeros_like(begun)
         for batch, way in product(args.batch, ways):
             run(batch, index(torch.zeros(batch, dtype=torch.int32, device=DEVICE), NUM_SLOTS), way)
     for batch in args.batch:
