@@ -424,7 +424,8 @@ def _adapters(plan: EnginePlan, model: Model) -> Adapters | None:
 
     spec = model.spec.model if isinstance(model.spec, PairSpec) else model.spec
     assert isinstance(spec, DecoderSpec), "others have no room for adapters"
-    return Adapters(plan.lora, AdapterStore(model.adapters, targets_of(spec), plan.lora.max_lora_rank))
+    targets = targets_of(spec, experts=model.adapters.has_experts)
+    return Adapters(plan.lora, AdapterStore(model.adapters, targets, plan.lora.max_lora_rank))
 
 
 def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:

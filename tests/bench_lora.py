@@ -39,7 +39,7 @@ def write_adapter(folder: Path, config: object, rank: int, dtype: torch.dtype, o
     """A random adapter of the model's linear layers; `only`: of those whose names end so."""
     spec = describe(config, "native")
     random, tensors, seen = torch.Generator().manual_seed(1), {}, set()
-    for name, target in targets_of(spec).items():
+    for name, target in targets_of(spec, experts=False).modules.items():
         place = (target.linear.name, target.start)
         if place in seen or (only and not name.endswith(only)):
             continue

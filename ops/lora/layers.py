@@ -6,7 +6,7 @@ the server starts, since to pin memory may stop a device that computes; they are
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +37,8 @@ class PreparedLora:
 
 
 class LoraLayers:
-    """`slots`: of each layer, by name. `num_ready`: for so many adapters memory is pinned at once; further ones find their own."""
+    """`slots`: of each layer, by name. `num_ready`: for so many adapters memory is pinned at once; further ones find their own.
+    `changed`: of the layers that keep their slots themselves, in how many each is changed."""
 
     def __init__(
         self, slots: Mapping[str, LoraSlots], num_slots: int, device: torch.device, num_ready: int = 0
@@ -54,6 +55,7 @@ class LoraLayers:
             slots[name].bind(self._memory[:, place])
         self._host = _Host(end, num_ready if end else 0, pinned=device.type == "cuda")
         self._taken: list[frozenset[str]] = [frozenset()] * num_slots  # layers with slots of their own that one changes
+        self.changed: Counter[str] = Counter()
 
     def prepared(self, parts: Mapping[str, Sequence[LoraPart]]) -> PreparedLora:
         """An adapter as `put` takes it, given what it does to each layer. On any thread; takes long."""
@@ -77,7 +79,9 @@ class LoraLayers:
             self._slots[name].put(slot, None)
         for name, share in adapter.shares.items():
             self._slots[name].put(slot, share)
+        self.changed.subtract(self._taken[slot])
         self._taken[slot] = frozenset(adapter.shares)
+        self.changed.update(self._taken[slot])
         if adapter.stretch is not None:
             self._memory[slot].copy_(adapter.stretch.memory, non_blocking=True)
             if self._memory.device.type == "cuda":

@@ -15,7 +15,7 @@ from ops.gemm.native import NativeLinearWeight
 from ops.gemm.weight import check_refill
 from ops.moe.reference import clamped_swiglu, route
 from ops.moe.routing import Routing
-from ops.moe.weights import ExpertShape, ExpertWeights, Half
+from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half
 from ops.stored import Stored
 
 _GROUP = 64  # pairs of token and expert; an expert that has more is a group of its own
@@ -45,15 +45,16 @@ class NativeExpertWeights(ExpertWeights):
         self.nbytes += packed.nbytes
 
     def mix(
-        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
-    ) -> Tensor:
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
+        beside: Beside | None = None,
+    ) -> Tensor:  # fmt: skip
         ids, weights = route(logits, routing, e_score_correction_bias)
         shares = weights.flatten()
         out = torch.zeros_like(x) if plus is None else plus.clone()
         for places, spans in _groups(ids):
             tokens = places // routing.top_k
-            inner = self._activate(self._each("gate_up", spans, x[tokens]))
-            parts = self._each("down", spans, inner)
+            inner = self._activate(self._each("gate_up", spans, x[tokens], tokens, beside))
+            parts = self._each("down", spans, inner, tokens, beside)
             out.index_add_(0, tokens, parts.mul_(shares[places, None]))
         return out
 
@@ -63,11 +64,13 @@ class NativeExpertWeights(ExpertWeights):
             return clamped_swiglu(gate_up, kind)
         return activation.gated(gate_up, kind) if self.shape.gated else activation.activate(gate_up, kind)
 
-    def _each(self, half: Half, spans: list[_Span], x: Tensor) -> Tensor:
-        """x [pairs, in], each span of it times its expert's matrix."""
+    def _each(self, half: Half, spans: list[_Span], x: Tensor, tokens: Tensor, beside: Beside | None) -> Tensor:
+        """x [pairs, in] of `tokens` [pairs], each span of it times its expert's matrix."""
         out = torch.empty(len(x), self.shape.matrix(half)[0])
         for expert, start, end in spans:
             self._packed[half, expert].matmul_into(x[start:end], out[start:end])
+            if beside is not None:
+                beside.add(half, expert, x[start:end], tokens[start:end], out[start:end])
         return out
 
 

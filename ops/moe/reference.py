@@ -11,7 +11,7 @@ from torch.nn import functional
 from ops.activation import reference as activation
 from ops.gemm.weight import overwrite
 from ops.moe.routing import Routing
-from ops.moe.weights import ClampedActivation, ExpertShape, ExpertWeights, Half
+from ops.moe.weights import Beside, ClampedActivation, ExpertShape, ExpertWeights, Half
 from ops.stored import Stored, only_dense
 
 
@@ -103,17 +103,21 @@ class StackedExpertWeights(ExpertWeights):
         overwrite(None if biases is None else biases[expert], bias, "bias")
 
     def mix(
-        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
-    ) -> Tensor:
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
+        beside: Beside | None = None,
+    ) -> Tensor:  # fmt: skip
         ids, weights = route(logits, routing, e_score_correction_bias)
         out = torch.zeros_like(x) if plus is None else plus.clone()
         for expert, places in by_expert(ids):
             tokens = places // routing.top_k
-            inner = activate(self._linear(x[tokens], "gate_up", expert), self.shape)
-            part = self._linear(inner, "down", expert) * weights.flatten()[places, None]
+            inner = activate(self._linear(x[tokens], "gate_up", expert, tokens, beside), self.shape)
+            part = self._linear(inner, "down", expert, tokens, beside) * weights.flatten()[places, None]
             out.index_add_(0, tokens, part.to(out.dtype))
         return out
 
-    def _linear(self, x: Tensor, half: Half, expert: int) -> Tensor:
+    def _linear(self, x: Tensor, half: Half, expert: int, tokens: Tensor, beside: Beside | None) -> Tensor:
         biases = self.biases[half]
-        return functional.linear(x, self.weights[half][expert], None if biases is None else biases[expert])
+        out = functional.linear(x, self.weights[half][expert], None if biases is None else biases[expert])
+        if beside is not None:
+            beside.add(half, expert, x, tokens, out)
+        return out

@@ -10,7 +10,7 @@ from ops.moe import triton_grouped
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.routing import Routing
 from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, route
-from ops.moe.weights import ExpertShape
+from ops.moe.weights import Beside, ExpertShape
 from ops.tuning.numbers import ExpertTiles
 
 
@@ -21,8 +21,10 @@ class TritonExpertWeights(StackedExpertWeights):
         self._tiles = by.float32 if dtype == torch.float32 else by.half
 
     def mix(
-        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
-    ) -> Tensor:
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
+        beside: Beside | None = None,
+    ) -> Tensor:  # fmt: skip
+        assert beside is None, "nothing is added to experts on a device"
         if not x.shape[0]:
             return torch.empty_like(x)
         if x.device.type == "cuda":

@@ -46,6 +46,14 @@ class ExpertShape:
         return (2 if self.gated else 1) * self.intermediate_size, self.hidden_size
 
 
+class Beside(Protocol):
+    """What else a half of an expert gives some tokens: what their adapters add to it."""
+
+    def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
+        """out [n, out features] += of x [n, in features], rows of the step's tokens [n] int64, ascending."""
+        ...
+
+
 class ExpertWeights(ABC):
     """`nbytes` is what the experts filled so far keep in memory, or what was set aside for all of them."""
 
@@ -61,6 +69,7 @@ class ExpertWeights(ABC):
 
     @abstractmethod
     def mix(
-        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
-    ) -> Tensor:
-        """See `ops.moe`."""
+        self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
+        beside: Beside | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See `ops.moe`. `beside`: where something is added to experts, which only kernels on a CPU have a place for."""

@@ -63,7 +63,6 @@ class PeftConfig:
             "layer_replication": "layers that are used several times are not served",
             "trainable_token_indices": "trained token embeddings are not served",
             "modules_to_save": "whole modules beside the adapter are not served",
-            "target_parameters": "adapters of experts and other plain parameters are not served",
         }.items():
             if given.get(name):
                 raise WeightsError(f"{name} = {json.dumps(given[name])}: {why}")

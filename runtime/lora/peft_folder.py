@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import torch
 
 from ops.lora.share import LoraPart
 from runtime.lora.peft_config import CONFIG, PeftConfig
-from runtime.lora.targets import Target, find
+from runtime.lora.targets import Target, Targets, find, find_stacks
 from runtime.weights.dtypes import Array
 from runtime.weights.rules import InterleavedHalves, Shape, Transform, WeightsError, shape_text
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
@@ -25,6 +25,7 @@ from runtime.weights.transforms import undo
 
 WEIGHTS = "adapter_model.safetensors"
 _BASE = "base_model.model."
+_WRAPPED = ".base_layer"
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _REFUSED = {
@@ -33,7 +34,6 @@ _REFUSED = {
     "modules_to_save": "whole modules beside the adapter are not served",
     ".bias": "biases are not served",
     "lm_head": "adapters of the head are not served",
-    ".experts.": "adapters of experts are not served",
 }
 
 
@@ -66,7 +66,7 @@ class AdapterWeights:
         return sum(part.a.nbytes + part.b.nbytes for parts in self.parts.values() for part in parts)
 
 
-def read_adapter(folder: Path, targets: Mapping[str, Target], max_rank: int) -> AdapterWeights:
+def read_adapter(folder: Path, targets: Targets, max_rank: int) -> AdapterWeights:
     """Raises WeightsError saying what is wrong, and where."""
     Fingerprint.of(folder)
     config = PeftConfig.read(folder)
@@ -78,7 +78,7 @@ def read_adapter(folder: Path, targets: Mapping[str, Target], max_rank: int) -> 
 
 
 def _read(
-    folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, targets: Mapping[str, Target], max_rank: int
+    folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, targets: Targets, max_rank: int
 ) -> AdapterWeights:
     pairs: dict[str, dict[str, str]] = {}
     for name in files.shapes:
@@ -91,15 +91,12 @@ def _read(
     for module, halves in pairs.items():
         if missing := {"A", "B"} - halves.keys():
             raise WeightsError(f"{folder}: {module} has no lora_{missing.pop()}")
-        target = find(targets, module)
-        if target is None:
-            raise WeightsError(f"{folder}: {module} is no linear layer of this model")
-        part = _part(folder, files, config, module, halves, target, max_rank)
-        others = parts.setdefault(target.linear.name, [])
-        if any(each.start < part.start + target.rows and part.start < each.start + len(each.b) for each in others):
-            raise WeightsError(f"{folder}: {module} is adapted twice")
-        others.append(part)
-        largest, numbers = max(largest, part.rank), numbers + part.a.numel() + part.b.numel()
+        for target, part in _parts(folder, files, config, module, halves, targets, max_rank):
+            others = parts.setdefault(target.linear.name, [])
+            if any(each.start < part.start + target.rows and part.start < each.start + len(each.b) for each in others):
+                raise WeightsError(f"{folder}: {module} is adapted twice")
+            others.append(part)
+            largest, numbers = max(largest, part.rank), numbers + part.a.numel() + part.b.numel()
     in_order = {name: tuple(sorted(some, key=lambda part: part.start)) for name, some in parts.items()}
     return AdapterWeights(in_order, config, largest, numbers)
 
@@ -119,28 +116,61 @@ def _parse(folder: Path, name: str) -> tuple[str, str]:
     return match["module"].removeprefix(_BASE), match["half"]
 
 
-def _part(
+def _parts(
     folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, module: str, halves: Mapping[str, str],
-    target: Target, max_rank: int,
-) -> LoraPart:  # fmt: skip
+    targets: Targets, max_rank: int,
+) -> Iterator[tuple[Target, LoraPart]]:  # fmt: skip
+    """What a module's A and B do: to one layer, or to every expert of one."""
+    target = find(targets, module)
+    if target is not None:
+        rank, scale = _rank(folder, config, module, max_rank), config.scale_of(module)
+        a = _tensor(folder, files, halves["A"], (rank, target.linear.in_features))
+        b = _tensor(folder, files, halves["B"], (target.rows, rank))
+        yield target, _part(folder, module, target, a, b, scale)
+        return
+    # PEFT wraps a module once for each of its parameters that it adapts; which one this is only the shapes tell.
+    wrapped = module
+    while wrapped.endswith(_WRAPPED):
+        wrapped = wrapped.removesuffix(_WRAPPED)
+    stacks = find_stacks(targets, wrapped)
+    sizes = files.shapes[halves["A"]][1:], files.shapes[halves["B"]][:1]
+    stack = next((s for s in stacks if sizes == ((s.targets[0].linear.in_features,), (s.targets[0].rows,))), None)
+    if stack is None:
+        if stacks:
+            raise WeightsError(f"{folder}: {module} has shapes of none of {', '.join(s.parameter for s in stacks)}")
+        experts = "experts" in module.split(".")
+        why = "experts that adapters can change here (on a CPU they can)" if experts else "linear layer of this model"
+        raise WeightsError(f"{folder}: {module} is no {why}" if not experts else f"{folder}: {module}: no {why}")
+    named, count, first = f"{wrapped}.{stack.parameter}", len(stack.targets), stack.targets[0]
+    rank, scale = _rank(folder, config, named, max_rank), config.scale_of(named)
+    a = _tensor(folder, files, halves["A"], (count * rank, first.linear.in_features))
+    b = _tensor(folder, files, halves["B"], (first.rows, rank * count))  # of each rank the experts in turn
+    for number, each in enumerate(stack.targets):
+        own = a[number * rank : (number + 1) * rank], np.ascontiguousarray(b[:, number::count])
+        yield each, _part(folder, module, each, *own, scale)
+
+
+def _rank(folder: Path, config: PeftConfig, module: str, max_rank: int) -> int:
     rank = config.rank_of(module)
     if rank > max_rank:
         raise WeightsError(f"{folder}: {module} has rank {rank}, more than --max-lora-rank {max_rank}")
-    a = _tensor(folder, files, halves["A"], (rank, target.linear.in_features))
-    b = _tensor(folder, files, halves["B"], (target.rows, rank))
+    return rank
+
+
+def _part(folder: Path, module: str, target: Target, a: Array, b: Array, scale: float) -> LoraPart:
     if target.transform is not None:
         order = _our_order(target.transform, target)
         if order is None:
             raise WeightsError(f"{folder}: {module} is stored in an order that adapters cannot follow")
         b = np.ascontiguousarray(b[order])
-    return LoraPart(target.start, _as_torch(a), _as_torch(b), config.scale_of(module))
+    return LoraPart(target.start, _as_torch(a), _as_torch(b), scale)
 
 
 def _our_order(transform: Transform, target: Target) -> Array | None:
     """Where a checkpoint's part has each row that the decoder's has, by what is done to the whole weight. None where rows would
     leave their part."""
-    if isinstance(transform, InterleavedHalves) and transform.as_columns:
-        return None
+    if isinstance(transform, InterleavedHalves):
+        transform = InterleavedHalves()  # B's rows are outputs, however its layer's weight lies
     num_rows = target.linear.out_features
     numbers = np.arange(num_rows, dtype=np.float64)[:, None]
     stored = undo(transform, numbers, (num_rows, 1))[:, 0].astype(

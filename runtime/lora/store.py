@@ -5,12 +5,11 @@ prefix cache and running sequences go by it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from runtime.lora.peft_folder import Fingerprint, read_adapter
-from runtime.lora.targets import Target
+from runtime.lora.targets import Targets
 from runtime.models.adapters import ModelAdapters
 from runtime.weights.rules import WeightsError
 
@@ -22,7 +21,7 @@ class AdapterFacts(NamedTuple):
 
 
 class AdapterStore:
-    def __init__(self, room: ModelAdapters, targets: Mapping[str, Target], max_rank: int) -> None:
+    def __init__(self, room: ModelAdapters, targets: Targets, max_rank: int) -> None:
         self._room, self._targets, self._max_rank = room, targets, max_rank
         self._fingerprints: dict[int, Fingerprint] = {}
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
-from runtime.models.adapters import adaptable
+from runtime.models.adapters import adaptable, expert_linears
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.linear import Linear
-from runtime.weights.rules import Load, Parameter, Rule, Transform, Transposed, stored_as
+from runtime.weights.rules import Load, Parameter, Rule, Shard, Transform, Transposed, stored_as
+
+T = TypeVar("T")
 
 _PREFIX = "model."
 
@@ -24,31 +27,71 @@ class Target:
     transform: Transform | None = None
 
 
-def targets_of(spec: DecoderSpec) -> Mapping[str, Target]:
-    """By the names that modules have in any of the ways to write a checkpoint of the model."""
-    found: dict[str, Target] = {}
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A parameter of a module that holds the matrices of all experts of a layer: the target of each."""
+
+    parameter: str
+    targets: tuple[Target, ...]
+
+
+class Targets(NamedTuple):
+    """By the names that modules have in any of the ways to write a checkpoint of the model. `stacks`: modules that have such."""
+
+    modules: Mapping[str, Target]
+    stacks: Mapping[str, tuple[Stack, ...]]
+
+
+def targets_of(spec: DecoderSpec, *, experts: bool = True) -> Targets:
+    """`experts`: those of experts, too."""
+    linears = adaptable(spec)
+    if experts:
+        linears += [linear for _, by_half in expert_linears(spec) for linear in by_half.values()]
+    modules: dict[str, Target] = {}
+    stacks: dict[str, dict[str, list[Target]]] = {}
     for rules in (spec.rules, *spec.other_rules):
-        for linear in adaptable(spec):
-            for name, target in _targets(linear, rules):
-                found.setdefault(name, target)
-    return found
+        found: dict[str, dict[str, list[Target]]] = {}
+        for linear in linears:
+            for shard, target in _targets(linear, rules):
+                if shard.index is None:
+                    modules.setdefault(shard.name.removesuffix(".weight"), target)
+                else:
+                    module, _, parameter = shard.name.rpartition(".")
+                    found.setdefault(module, {}).setdefault(parameter, []).append(target)
+        for module, parameters in found.items():
+            stacks.setdefault(module, {}).update(parameters)
+    return Targets(
+        modules,
+        {
+            module: tuple(Stack(name, tuple(targets)) for name, targets in parameters.items())
+            for module, parameters in stacks.items()
+        },
+    )
 
 
-def find(targets: Mapping[str, Target], module: str) -> Target | None:
+def find(targets: Targets, module: str) -> Target | None:
     """The target of a module's name, which may have a "model." more or less at its beginning than checkpoints have."""
+    return _found(targets.modules, module)
+
+
+def find_stacks(targets: Targets, module: str) -> tuple[Stack, ...]:
+    """The same for a module that holds matrices of experts."""
+    return _found(targets.stacks, module) or ()
+
+
+def _found(named: Mapping[str, T], module: str) -> T | None:
     for name in (module, _PREFIX + module, module.removeprefix(_PREFIX)):
-        if name in targets:
-            return targets[name]
+        if name in named:
+            return named[name]
     return None
 
 
-def _targets(linear: Linear, rules: tuple[Rule, ...]) -> Iterator[tuple[str, Target]]:
+def _targets(linear: Linear, rules: tuple[Rule, ...]) -> Iterator[tuple[Shard, Target]]:
     parameter = Parameter(
         f"{linear.name}.weight", (linear.out_features, linear.in_features), linear.parts, linear.stack
     )
     load: Load = stored_as(parameter, rules)
     how = None if isinstance(load.transform, Transposed) else load.transform
     for index, shard in enumerate(load.shards):
-        if shard.index is None:  # a slice of a stack is no module
-            stop = load.shards[index + 1].start if index + 1 < len(load.shards) else linear.out_features
-            yield shard.name.removesuffix(".weight"), Target(linear, shard.start, stop - shard.start, how)
+        stop = load.shards[index + 1].start if index + 1 < len(load.shards) else linear.out_features
+        yield shard, Target(linear, shard.start, stop - shard.start, how)

@@ -4,17 +4,21 @@ Slots are written in the order of steps, by whoever computes them; to prepare an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import ops
-from runtime.models.blocks.lora import LoraLinear, StepAdapters
+from ops.moe.weights import Half
+from runtime.models.blocks.lora import LoraExperts, LoraLinear, StepAdapters
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.linear import Linear
+from runtime.models.spec.moe import Experts
+
+_HALVES: tuple[Half, Half] = ("gate_up", "down")
 
 
 class AdapterRoom(NamedTuple):
@@ -28,17 +32,34 @@ class AdapterRoom(NamedTuple):
 
 def adaptable(spec: DecoderSpec) -> list[Linear]:
     """The layers that may have adapters: every one that is computed for all tokens of a step. Not the head, which is computed for
-    few, nor experts."""
+    few, nor experts, which `expert_linears` gives."""
     found: dict[str, Linear] = {}
     for name, block in spec.blocks():
         found |= {linear.name: linear for linear in block.linears(name, spec.hidden_size)}
     return [*found.values()]
 
 
+def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half, int], Linear]]]:
+    """For the experts of each layer, their matrices by half and number."""
+    for experts in spec.experts():
+        by_number = (experts.halves(number) for number in range(experts.num_experts))
+        yield (
+            experts,
+            {
+                (half, number): linear
+                for number, halves in enumerate(by_number)
+                for half, linear in zip(_HALVES, halves, strict=True)
+            },
+        )
+
+
 class ModelAdapters:
-    def __init__(self, layers: ops.LoraLayers, num_slots: int, step: StepAdapters) -> None:
-        self.num_slots = num_slots
+    """`has_experts`: whether adapters may change experts, too: on a device they may not."""
+
+    def __init__(self, layers: ops.LoraLayers, num_slots: int, step: StepAdapters, *, has_experts: bool) -> None:
+        self.num_slots, self.has_experts = num_slots, has_experts
         self._layers, self._step = layers, step
+        step.changed = layers.changed
         self._kept: dict[int, ops.PreparedLora] = {}
 
     @classmethod
@@ -49,13 +70,27 @@ class ModelAdapters:
         step = StepAdapters()
         linears = {
             linear.name: LoraLinear(
-                weights.linears[linear.name], _slots(linear, weights.linears[linear.name], room, dtype, device), step
+                weights.linears[linear.name],
+                _slots(linear, _bytes_each(weights.linears[linear.name]), room, dtype, device),
+                step,
             )
             for linear in adaptable(spec)
         }
         slots = {name: linear.slots for name, linear in linears.items()}
+        experts, has_experts = dict(weights.experts), torch.device(device).type == "cpu"
+        for of, by_half in expert_linears(spec) if has_experts else ():
+            bytes_each = experts[of.name].nbytes / sum(
+                each.out_features * each.in_features for each in by_half.values()
+            )
+            own = {
+                place: (linear.name, _slots(linear, bytes_each, room, dtype, device))
+                for place, linear in by_half.items()
+            }
+            slots |= dict(own.values())
+            experts[of.name] = LoraExperts(experts[of.name], own, step)
         layers = ops.LoraLayers(slots, room.num_slots, torch.device(device), room.num_ready)
-        return weights._replace(linears={**weights.linears, **linears}), cls(layers, room.num_slots, step)
+        room_for_all = cls(layers, room.num_slots, step, has_experts=has_experts)
+        return weights._replace(linears={**weights.linears, **linears}, experts=experts), room_for_all
 
     def prepared(self, parts: Mapping[str, Sequence[ops.LoraPart]]) -> ops.PreparedLora:
         """An adapter as `keep` takes it, given what it does to each layer. On any thread."""
@@ -79,9 +114,13 @@ class ModelAdapters:
         self._step.current = None if slots is None else ops.index_adapters(slots, self.num_slots)
 
 
-def _slots(linear: Linear, base: ops.LinearWeight, room: AdapterRoom, dtype: str, device: str) -> ops.LoraSlots:
-    """Adapters of a weight that is kept in 16 bits or fewer are kept in 16: what they take of memory counts as its own does."""
+def _slots(linear: Linear, bytes_each: float, room: AdapterRoom, dtype: str, device: str) -> ops.LoraSlots:
+    """`bytes_each`: what a number of the layer's weight takes. Adapters of one that is kept in 16 bits or fewer are kept in 16:
+    what they take of memory counts as its own does."""
     size = linear.out_features, linear.in_features
-    narrow = base.nbytes < 3 * size[0] * size[1]
-    shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, narrow)
+    shape = ops.LoraShape(*size, linear.parts or size[:1], room.num_slots, room.max_rank, bytes_each < 3)
     return ops.prepare_lora(shape, torch.float32 if linear.float32 else getattr(torch, dtype), torch.device(device))
+
+
+def _bytes_each(weight: ops.LinearWeight) -> float:
+    return weight.nbytes / (weight.out_features * weight.in_features)

@@ -23,7 +23,7 @@ from runtime.lora.targets import targets_of
 from runtime.models import implementation
 from runtime.models.adapters import AdapterRoom
 from runtime.weights.fetch import resolve
-from tests.equality.adapters import Deltas, linear_modules, merged, write_adapter
+from tests.equality.adapters import Deltas, expert_parameters, linear_modules, merged, write_adapter, write_apart
 from tests.equality.greedy import TIE, Reference, engine_parts, preempt_often, references
 from tests.equality.test_families import FAMILIES, VOCAB, drawn
 from tests.runtime.models.paged import Paged
@@ -34,7 +34,7 @@ MAX_TOKENS = 10
 # recurrent layers of three kinds.
 CHOSEN = (
     "llama, biases, tied", "qwen3", "gemma 2", "phi-3", "gpt-2", "pythia", "falcon, new", "cohere", "glm", "qwen 3 moe",
-    "qwen 2 moe", "deepseek v3", "jamba", "granite 4, moe", "qwen 3 next", "lfm2", "mamba 2",
+    "qwen 2 moe", "deepseek v3", "gpt-oss", "jamba", "granite 4, moe", "qwen 3 next", "lfm2", "mamba 2",
 )  # fmt: skip
 
 
@@ -69,9 +69,14 @@ def case(request, tmp_path_factory):
     )  # fmt: skip
     targets = targets_of(spec)
     modules, deltas = linear_modules(theirs, targets), []
+    experts = {
+        name: {each: true_shape(theirs.get_submodule(name), each) for each in parameters}
+        for name, parameters in expert_parameters(theirs, targets).items()
+    }
+    assert bool(experts) == bool([*spec.experts()])
     for slot in range(ROOM.num_slots):
         rank = (4, 8, 3)[slot]
-        deltas.append(write_adapter(folder / f"adapter{slot}", modules, slot, rank=rank))
+        deltas.append(write_adapter(folder / f"adapter{slot}", modules, slot, rank=rank, experts=experts))
         read = read_adapter(folder / f"adapter{slot}", targets, ROOM.max_rank)
         assert read.max_rank == rank
         ours.adapters.keep(slot, ours.adapters.prepared(read.parts))
@@ -79,8 +84,14 @@ def case(request, tmp_path_factory):
     return Case(folder, theirs, ours, deltas, modules)
 
 
+def true_shape(module: torch.nn.Module, parameter: str) -> torch.Tensor:
+    """A parameter of experts as [experts, out, in]."""
+    values = getattr(module, parameter)
+    return values.mT if getattr(module, "is_transposed", False) else values
+
+
 def test_every_linear_layer_of_all_tokens_is_a_target(case):
-    """But for what is no matrix of ours: experts, the head, and what latent attention multiplies by head."""
+    """But for what is no matrix of ours: the head, and what latent attention multiplies by head."""
     left_out = {
         name
         for name, each in case.theirs.named_modules()
@@ -114,6 +125,24 @@ def test_each_row_has_its_own_adapter_s_logits(case):
                 got[row].append(logits)
         for ours, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(torch.cat(ours), theirs, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("case", ["qwen 3 moe", "mixtral"], indirect=True)
+@torch.inference_mode()
+def test_every_expert_may_have_an_adapter_by_itself(case):
+    """As modules, which checkpoints of transformers 4 have; beside one that changes none, and none."""
+    targets, folder = targets_of(case.ours.spec), case.folder / "apart"
+    deltas = write_apart(folder, case.theirs, targets, 7)
+    case.ours.adapters.keep(7, case.ours.adapters.prepared(read_adapter(folder, targets, ROOM.max_rank).parts))
+    case.ours.adapters.place(1, 7)
+    rng = random.Random(3)
+    prompts = [[rng.randrange(3, VOCAB) for _ in range(length)] for length in (12, 5, 9)]
+    got = step(Paged(case.ours, 3, 16), dict(enumerate(prompts)), [1, -1, 1])
+    case.ours.adapters.place(1, 1)
+    for row, prompt in enumerate(prompts):
+        with merged(case.theirs, {} if row == 1 else deltas):
+            expected = case.theirs(torch.tensor([prompt]), use_cache=False).logits[0]
+        torch.testing.assert_close(got[row], expected, rtol=2e-4, atol=2e-4)
 
 
 def step(paged: Paged, spans: dict[int, list[int]], slots: list[int]) -> dict[int, torch.Tensor]:
@@ -194,8 +223,8 @@ def assert_same(ids: list[int], reference: Reference, what: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", ["llama, biases, tied", "phi-3", "qwen 3 moe"], indirect=True)
-async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case):
-    """Adapters come and go in slots that graphs were captured with."""
+async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case, tmp_path):
+    """Adapters come and go in slots that graphs were captured with. Of experts there are none on a device."""
     files = resolve(str(case.folder), None, lambda progress: None)
     spec = implementation.describe(files.config, "native")
     ours = implementation.load(
@@ -210,15 +239,18 @@ async def test_captured_steps_on_cuda_say_what_each_merged_model_would(case):
     engine = Engine(parts.scheduler, parts.runner, parts.model, adapters=parts.adapters)
     assert engine.adapters is not None
     try:
-        names = [None, "first", "second", "third"]
+        names, written = [None, "first", "second", "third"], []
         for number, name in enumerate(names[1:]):
-            await engine.adapters.load(name, str(case.folder / f"adapter{number}"))
+            written.append(write_adapter(tmp_path / name, case.modules, number))
+            await engine.adapters.load(name, str(tmp_path / name))
         prompts = [[7, 8, 9] * 7, [5, 6] * 18, [11]]
         asked = [(number, prompt) for prompt in prompts for number in range(len(names))]
         answers = await asyncio.gather(*(answer(engine, names[number], prompt) for number, prompt in asked))
         for (number, prompt), (ids, _) in zip(asked, answers, strict=True):
-            deltas = case.deltas[number - 1] if number else {}
-            assert_same(ids, case.expected(deltas, prompt, ids), str(names[number]))
+            deltas = written[number - 1] if number else {}
+            with merged(case.theirs, deltas):
+                (expected,) = references(case.theirs, [prompt], MAX_TOKENS, [ids])
+            assert_same(ids, expected, str(names[number]))
         assert engine.adapters.slots.num_slot_evictions > 0
     finally:
         await engine.close()

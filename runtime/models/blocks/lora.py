@@ -5,16 +5,22 @@ which adapter is told to the layers once a step (`StepAdapters`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from torch import Tensor
 
 import ops
+from ops.moe.weights import Beside, Half
 from ops.symbols import Symbol
 
 
 class StepAdapters:
-    """The adapters of the step under way, for all layers of a model; None where no token has one."""
+    """The adapters of the step under way, for all layers of a model; None where no token has one. `changed`: layers, by name, and
+    how many slots hold an adapter that changes them; of experts alone."""
 
     current: ops.TokenAdapters | None = None
+    changed: Mapping[str, int] = MappingProxyType({})
 
 
 class LoraLinear(ops.LinearWeight):
@@ -60,3 +66,40 @@ class LoraLinear(ops.LinearWeight):
 
     def rows(self, ids: Tensor) -> Tensor:
         raise TypeError("a matrix with adapters is no embedding")
+
+
+class LoraExperts(ops.ExpertWeights):
+    """Experts of a layer with room for adapters, each half of each expert its own. `slots`: by half and expert, each with the name
+    by which adapters know it."""
+
+    def __init__(
+        self,
+        weights: ops.ExpertWeights,
+        slots: Mapping[tuple[Half, int], tuple[str, ops.LoraSlots]],
+        step: StepAdapters,
+    ) -> None:
+        self.shape = weights.shape
+        self._weights, self._slots, self._step = weights, slots, step
+        self._names = frozenset(name for name, _ in slots.values())
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self._weights.nbytes
+
+    def fill(self, half: Half, expert: int, stored: ops.Stored) -> None:
+        self._weights.fill(half, expert, stored)
+
+    def mix(
+        self, x: Tensor, logits: Tensor, routing: ops.Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
+        beside: Beside | None = None,
+    ) -> Tensor:  # fmt: skip
+        assert beside is None, "adapters are all that is added"
+        is_changed = self._step.current is not None and any(self._step.changed.get(name) for name in self._names)
+        return self._weights.mix(x, logits, routing, e_score_correction_bias, plus, self if is_changed else None)
+
+    def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
+        """See `Beside`."""
+        name, slots = self._slots[half, expert]
+        if self._step.changed.get(name):
+            assert self._step.current is not None
+            slots.add(x, ops.TokenAdapters(self._step.current.slots[tokens]), out)

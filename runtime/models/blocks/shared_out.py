@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 import ops
-from ops.moe.weights import Half
+from ops.moe.weights import Beside, Half
 from ops.symbols import NotTraceable, Symbol
 from runtime.models.blocks.weights import Weights
 from runtime.models.spec.decoder import EMBEDDING, DecoderSpec
@@ -93,7 +93,9 @@ class SummedExperts(ops.ExpertWeights):
         routing: ops.Routing,
         e_score_correction_bias: Tensor | None,
         plus: Tensor | None,
+        beside: Beside | None = None,
     ) -> Tensor:
+        assert beside is None, "adapters are not shared out"
         if isinstance(x, Symbol):
             raise NotTraceable("experts whose sums are taken over several devices")
         mixed = self._peers.sum(self._part.mix(x, logits, routing, e_score_correction_bias, None))

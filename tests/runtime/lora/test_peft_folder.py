@@ -93,7 +93,6 @@ def test_modules_are_found_with_a_model_more_or_less():
     [
         ({"use_dora": True}, "use_dora.*DoRA"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save.*lm_head"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters.*experts"),
         ({"bias": "all"}, "bias"),
         ({"lora_bias": True}, "bias"),
         ({"peft_type": "LOHA"}, "LOHA"),
@@ -216,3 +215,48 @@ def test_a_folder_that_is_read_again_must_be_what_it_was(tmp_path):
     with pytest.raises(WeightsError, match="are others than those that were loaded"):
         store.read(1, str(tmp_path))
     store.read(2, str(tmp_path))  # loaded anew
+
+
+MIXTURE = TINY | {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 3, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12, "head_dim": 4,
+}  # fmt: skip
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+def stacked(module: str, rows: int, columns: int, rank: int = 2) -> dict[str, torch.Tensor]:
+    """A and B of three experts' matrices [rows, columns]; A's numbers tell the expert and the rank, B's the rank and the expert."""
+    a = torch.arange(3 * rank)[:, None].expand(-1, columns).float()
+    b = torch.arange(rank * 3)[None, :].expand(rows, -1).float()
+    name = f"base_model.model.{module}.lora_"
+    return {f"{name}A.weight": a.contiguous(), f"{name}B.weight": b.contiguous()}
+
+
+def test_a_parameter_of_experts_is_a_part_of_each(tmp_path):
+    """A has an expert's ranks together, B a rank's experts, as PEFT reshapes them; which parameter it is the shapes tell."""
+    targets = targets_of(spec_from_config(MIXTURE))
+    given = stacked(f"{EXPERTS}.base_layer", 24, 16) | stacked(EXPERTS, 16, 12)
+    folder = write(tmp_path, given, alpha_pattern={r"experts\.down_proj": 3})
+    adapter = read_adapter(folder, targets, 8)
+    for number in range(3):
+        (gate_up,), (down,) = (adapter.parts[f"{EXPERTS}.{number}.{half}"] for half in ("gate_up", "down"))
+        for part, size, scale in ((gate_up, 24, 4.0), (down, 16, 1.5)):
+            assert (part.start, part.scale, len(part.b)) == (0, scale, size)
+            assert part.a[:, 0].tolist() == [2 * number, 2 * number + 1]
+            assert part.b[0].tolist() == [number, 3 + number]
+
+
+def test_what_does_not_fit_experts_is_named(tmp_path):
+    spec = spec_from_config(MIXTURE)
+    for given, experts, message in (
+        (stacked(EXPERTS, 24, 16, rank=3), True, r"\[9, 16\] instead of \[6, 16\]"),
+        (stacked(EXPERTS, 24, 15), True, "experts has shapes of none of gate_up_proj, down_proj"),
+        (stacked(EXPERTS, 24, 16), False, "experts: no experts that adapters can change here"),
+        (
+            tensors(Q) | stacked(f"{EXPERTS}.1.down_proj", 16, 12),
+            False,
+            "down_proj: no experts that adapters can change here",
+        ),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            read_adapter(write(tmp_path, given), targets_of(spec, experts=experts), 8)
