@@ -62,7 +62,7 @@ class ProfileFolder:
     "POST", "/start_profile",
     Operation(
         "startProfile", "Operate", "Record what is computed, and what the event loop does, for some steps or until /stop_profile",
-        {JSON: Profile}, StartProfile, (*BODY_REFUSALS, 403, 409),
+        {JSON: Profile}, StartProfile, (*BODY_REFUSALS, 403, 409), may_be_bodiless=True,
     ),
 )  # fmt: skip
 async def start(service: Service, http: Request) -> Response:

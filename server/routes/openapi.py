@@ -93,7 +93,7 @@ def _operation(
     ]
     if operation.request is not None:
         made["requestBody"] = {
-            "required": True,
+            "required": not operation.may_be_bodiless,
             "content": {operation.request_media: {"schema": schemas[operation.request]}},
         }
     content = {media: {"schema": _schema_of(kind, schemas)} for media, kind in operation.answers.items()}

@@ -43,7 +43,8 @@ class ErrorBody(Struct):
 class Operation:
     """`answers`: media type to the type of a successful answer, None for plain text. `refusals`: the statuses of its errors
     beside those every route has, `error` their type. `query`: the type of what stands behind the question mark.
-    `parameters`: what each name in the path is. `request_media`: the type of a body."""
+    `parameters`: what each name in the path is. `request_media`: the type of a body, without which it is taken too where it
+    `may_be_bodiless`."""
 
     id: str
     tag: str
@@ -55,6 +56,7 @@ class Operation:
     query: Any = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     request_media: str = JSON
+    may_be_bodiless: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

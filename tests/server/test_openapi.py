@@ -52,6 +52,14 @@ def test_it_is_openapi_3_1(user_key, admin_key):
     OpenAPIV31SpecValidator(document(user_key, admin_key)).validate()
 
 
+def test_a_body_that_may_be_left_out_is_described_as_such():
+    paths = document()["paths"]
+    optional = {path for path, item in paths.items() for one in item.values() if one.get("requestBody", {}).get("required") is False}
+    assert optional == {"/start_profile"}
+    schema = paths["/start_profile"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["$ref"].endswith("/StartProfile")
+
+
 def test_every_route_is_in_it_with_what_goes_in_and_what_comes_out():
     paths = document()["paths"]
     assert {(method.upper(), path) for path, item in paths.items() for method in item} == {
