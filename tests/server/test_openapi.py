@@ -54,7 +54,12 @@ def test_it_is_openapi_3_1(user_key, admin_key):
 
 def test_a_body_that_may_be_left_out_is_described_as_such():
     paths = document()["paths"]
-    optional = {path for path, item in paths.items() for one in item.values() if one.get("requestBody", {}).get("required") is False}
+    optional = {
+        path
+        for path, item in paths.items()
+        for one in item.values()
+        if one.get("requestBody", {}).get("required") is False
+    }
     assert optional == {"/start_profile"}
     schema = paths["/start_profile"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema["$ref"].endswith("/StartProfile")
