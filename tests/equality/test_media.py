@@ -5,7 +5,7 @@ the work."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from runtime.api import FinishReason, Request, SamplingParams
+from runtime.api import FinishReason, MediaItem, Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.models import implementation
 from runtime.weights.fetch import resolve
@@ -29,16 +29,20 @@ TEXT = {
 CLIP = {
     "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
 }  # fmt: skip
-Drawn = Callable[[np.random.Generator, int], Medium]
+SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads":
+    4, "image_size": 32, "patch_size": 8, "vision_use_head": False,
+}  # fmt: skip
+Inputs = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A family. `config`: of the whole model; `draw`: a picture, of one of two sizes if it knows several. `whole_items`: which are
-    never cut."""
+    """A family. `config`: of the whole model; `draw`: a picture's tensors, the second of another size if it knows several.
+    `whole_items`: they are never cut."""
 
     config: Callable[[], transformers.PretrainedConfig]
-    draw: Drawn
+    draw: Callable[[np.random.Generator, bool], Inputs]
     joined: Joined = side_by_side
     whole_items: bool = False
 
@@ -47,24 +51,91 @@ def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def square(num_tokens: int, size: int = 32, **more: np.ndarray) -> Drawn:
-    """A picture of one size, which makes `num_tokens`."""
-    return lambda rng, _: Medium({"pixel_values": floats(rng, 1, 3, size, size), **more}, (IMAGE,) * num_tokens, IMAGE)
+def square(rng: np.random.Generator, _: bool) -> Inputs:
+    return {"pixel_values": floats(rng, 1, 3, 32, 32)}
 
 
-def llava(text: dict, **rest) -> Callable[[], transformers.PretrainedConfig]:
-    return lambda: transformers.LlavaConfig(
-        text_config=TEXT | text, vision_config={"model_type": "clip_vision_model", "projection_dim": 16} | CLIP,
-        image_token_index=IMAGE, **rest,
-    )  # fmt: skip
+def tiles(rng: np.random.Generator, larger: bool) -> Inputs:
+    return {"pixel_values": floats(rng, 3 if larger else 1, 3, 32, 32)}
 
 
-FAMILIES = {
-    "llava 1.5": Row(llava({"model_type": "llama"}), square(16)),
-    "llava, mistral, all patches": Row(
-        llava({"model_type": "mistral"}, vision_feature_select_strategy="full", vision_feature_layer=-1), square(17)
-    ),
+def tiles_of_a_batch(rng: np.random.Generator, larger: bool) -> Inputs:
+    return {"pixel_values": floats(rng, 1, 3 if larger else 2, 3, 32, 32)}
+
+
+def with_newlines(rng: np.random.Generator, larger: bool) -> Inputs:
+    """Five tiles, of which a small picture has two and the whole."""
+    num, size = (5, (60, 50)) if larger else (3, (30, 60))
+    return {"pixel_values": floats(rng, 1, num, 3, 32, 32), "image_sizes": np.array([size])}
+
+
+def of_any_size(rng: np.random.Generator, larger: bool) -> Inputs:
+    height, width = (48, 32) if larger else (32, 32)
+    return {"pixel_values": floats(rng, 1, 3, height, width), "image_sizes": np.array([[height, width]])}
+
+
+def padded(media: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """A batch whose pictures are as large as the largest of them, and tell how much of it is theirs."""
+    shapes = [item.inputs["pixel_values"].shape for item in media]
+    largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))[1:]
+    pixels = torch.zeros((len(media), *largest))
+    for index, item in enumerate(media):
+        own = torch.from_numpy(item.inputs["pixel_values"][0])
+        pixels[(index, *(slice(size) for size in own.shape))] = own
+    return {
+        "pixel_values": pixels,
+        "image_sizes": torch.from_numpy(np.concatenate([i.inputs["image_sizes"] for i in media])),
+    }
+
+
+def one_batch(media: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.from_numpy(np.concatenate([item.inputs["pixel_values"] for item in media], axis=1))}
+
+
+def of(config_class: str, text: dict, **rest) -> Callable[[], transformers.PretrainedConfig]:
+    """Written when it is needed: a row does not fail with its neighbour."""
+    return lambda: getattr(transformers, config_class)(text_config=TEXT | text, **rest)
+
+
+CLIP_TOWER = {"model_type": "clip_vision_model", "projection_dim": 16} | CLIP
+TO_IMAGE = {"image_token_id": IMAGE}
+PINPOINTS = [[32, 64], [64, 32], [64, 64]]
+LLAMA, MISTRAL, QWEN2 = ({"model_type": name} for name in ("llama", "mistral", "qwen2"))
+PIXTRAL = {"model_type": "pixtral", "image_size": 64, "head_dim": 8} | {
+    k: v for k, v in CLIP.items() if k != "image_size"
 }
+INTERNVL = {"model_type": "internvl_vision", "image_size": [32, 32], "patch_size": [8, 8]} | {
+    k: v for k, v in CLIP.items() if k not in ("image_size", "patch_size")
+}
+IDEFICS = {k: v for k, v in SIGLIP.items() if k not in ("model_type", "vision_use_head")}
+FAMILIES = {
+    "llava 1.5": Row(of("LlavaConfig", LLAMA, vision_config=CLIP_TOWER, **TO_IMAGE), square),
+    "llava, mistral, all patches": Row(
+        of(
+            "LlavaConfig", MISTRAL, vision_config=CLIP_TOWER, **TO_IMAGE, vision_feature_select_strategy="full",
+            vision_feature_layer=-1,
+        ),
+        square,
+    ),
+    "pixtral": Row(
+        of(
+            "LlavaConfig", MISTRAL, vision_config=PIXTRAL, **TO_IMAGE, vision_feature_select_strategy="full",
+            vision_feature_layer=-1,
+        ),
+        of_any_size,
+        padded,
+    ),
+    "mistral 3": Row(of("Mistral3Config", MISTRAL, vision_config=PIXTRAL, **TO_IMAGE), of_any_size, padded),
+    "llava-next": Row(
+        of("LlavaNextConfig", MISTRAL, vision_config=CLIP_TOWER, image_grid_pinpoints=PINPOINTS, **TO_IMAGE), with_newlines, padded
+    ),
+    "llava-onevision": Row(
+        of("LlavaOnevisionConfig", QWEN2, vision_config=SIGLIP, image_grid_pinpoints=PINPOINTS, **TO_IMAGE), with_newlines, padded
+    ),
+    "internvl": Row(of("InternVLConfig", QWEN2, vision_config=INTERNVL, **TO_IMAGE), tiles),
+    "idefics 3": Row(of("Idefics3Config", LLAMA, vision_config=IDEFICS, **TO_IMAGE), tiles_of_a_batch, one_batch),
+    "smolvlm": Row(of("SmolVLMConfig", LLAMA, vision_config=IDEFICS, **TO_IMAGE), tiles_of_a_batch, one_batch),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,6 +168,16 @@ def drawn(family: Row) -> transformers.PreTrainedModel:
     return model
 
 
+@torch.inference_mode()
+def medium(theirs, inputs: Inputs) -> Medium:
+    """With as many ids as transformers makes outputs of it."""
+    features = theirs.get_image_features(
+        **{name: torch.from_numpy(each) for name, each in inputs.items()}, return_dict=True
+    ).pooler_output
+    parts = features if isinstance(features, list | tuple) else [features]
+    return Medium(inputs, (IMAGE,) * sum(part.shape[:-1].numel() for part in parts), IMAGE)
+
+
 def load(folder: Path):
     files = resolve(str(folder), None, lambda progress: None)
     return implementation.load(
@@ -111,7 +192,8 @@ def case(request, tmp_path_factory):
     theirs = drawn(family)
     theirs.save_pretrained(folder)
     rng = np.random.default_rng(2)
-    return Case(folder, theirs, load(folder), family, [family.draw(rng, index % 2) for index in range(3)])
+    pictures = [medium(theirs, family.draw(rng, index == 1)) for index in range(3)]
+    return Case(folder, theirs, load(folder), family, pictures)
 
 
 @pytest.fixture(scope="module")
