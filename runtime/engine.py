@@ -565,7 +565,7 @@ class Engine:
     def _check(self, request: Request) -> None:
         self._model.check(request)
         if request.media and self._scheduler.encoding is not None:
-            self._scheduler.encoding.check(request.media, self._scheduler.limits.max_num_batched_tokens)
+            self._scheduler.encoding.check(request, self._scheduler.limits.max_num_batched_tokens)
         prepared = request.prepared
         if prepared is None:
             check_ids(request.prompt_ids, self._model.vocab_size)

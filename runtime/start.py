@@ -433,7 +433,13 @@ def _encoding(plan: EnginePlan, model: Model) -> EncoderScheduling | None:
         return None
     spec = model.encoder.spec
     return EncoderScheduling(
-        EncoderLimits(plan.max_num_encoder_tokens, plan.encoder_cache_size, spec.whole_items, spec.rope_positions)
+        EncoderLimits(
+            plan.max_num_encoder_tokens,
+            plan.encoder_cache_size,
+            plan.max_model_len,
+            spec.whole_items,
+            spec.rope_positions,
+        )
     )
 
 

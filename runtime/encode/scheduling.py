@@ -6,7 +6,7 @@ nobody waits with something that another waits for. Counts advance when a step i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from runtime.api import Request
 from runtime.batch import EncoderWork, MediaSpan, RowMedia, ScheduledBatch
 from runtime.encode.cache import EncoderCache, Holder
 from runtime.media import MediaItem
@@ -28,11 +29,12 @@ RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 @dataclass(frozen=True, slots=True)
 class EncoderLimits:
     """`max_num_encoder_tokens`: outputs that encoders make before one step, unless a single item has more. `cache_size`: outputs
-    that are kept. `whole_items`: an item is never cut, since its tokens see each other all. `rope_positions`: where a prompt's
-    tokens stand for a rotary embedding of three axes, if the model has one."""
+    that are kept. `max_model_len`: positions that there are. `whole_items`: an item is never cut, since its tokens see each other
+    all. `rope_positions`: where a prompt's tokens stand for a rotary embedding of three axes, if the model has one."""
 
     max_num_encoder_tokens: int
     cache_size: int
+    max_model_len: int
     whole_items: bool = False
     rope_positions: RopePositions | None = None
 
@@ -47,9 +49,9 @@ class EncoderScheduling:
         self.num_queries = 0  # items that chunks came to, and those that were there
         self.num_hits = 0
 
-    def check(self, media: Iterable[MediaItem], max_num_batched_tokens: int) -> None:
-        """Raises ValueError, whose message is for people, for what no step could hold."""
-        for item in media:
+    def check(self, request: Request, max_num_batched_tokens: int) -> None:
+        """Raises ValueError, whose message is for people, for what no step could hold, and for grids that do not fit."""
+        for item in request.media:
             num = len(item.positions)
             if num > self.cache.capacity:
                 raise ValueError(
@@ -61,11 +63,21 @@ class EncoderScheduling:
                     f"the {item.modality} has {span} tokens, and a step holds {max_num_batched_tokens} (--max-num-batched-tokens)"
                 )
 
+        if self.limits.rope_positions is not None:
+            num = len(request.prompt_ids)
+            furthest = int(self.limits.rope_positions(request.media, num).max()) + 1
+            if furthest > num and furthest >= self.limits.max_model_len:
+                raise ValueError(
+                    f"a video's time goes on to position {furthest}, and the context to {self.limits.max_model_len}"
+                )
+
     def admit(self, sequence: Sequence) -> None:
         """Note where its tokens stand, once."""
         media, locate = sequence.request.media, self.limits.rope_positions
         if media and locate is not None:
             sequence.rope_positions = locate(media, sequence.num_prompt_tokens)
+            longest = self.limits.max_model_len - max(0, sequence.rope_delta)
+            sequence.max_tokens_total = min(sequence.max_tokens_total, longest)
 
     def reach(self, sequence: Sequence, num_tokens: int, most: int) -> int:
         """How many of its next `num_tokens` a step may compute, which has then what they need: fewer where an item does not fit,

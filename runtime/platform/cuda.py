@@ -264,6 +264,11 @@ def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
     return time.perf_counter() - began_s
 
 
+def _has_axes(model: Model) -> bool:
+    """Whether pictures may have tokens stand elsewhere than at their positions."""
+    return model.encoder is not None and model.encoder.spec.rope_positions is not None
+
+
 class _Parts(NamedTuple):
     runner: ModelRunner
     inputs: DeviceInputs
@@ -278,6 +283,7 @@ def _parts(
     inputs = DeviceInputs(
         plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.layout, plan.steps_in_flight,
         device, cache.layers, plan.max_proposed, adapters=model.adapters is not None,
+        axes=_has_axes(model),
     )  # fmt: skip
     runner = ModelRunner(
         model,

@@ -79,8 +79,10 @@ class DeviceInputs:
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,
         device: torch.device, kv_caches: Sequence[LayerKV] = (), max_proposed: int = 0, adapters: bool = False,
+        axes: bool = False,
     ) -> None:  # fmt: skip
-        """`adapters`: whether rows may have some."""
+        """`adapters`: whether rows may have some. `axes`: whether the rotary embedding has three, so that rows may stand
+        elsewhere."""
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._max_proposed = max_proposed
@@ -104,6 +106,8 @@ class DeviceInputs:
         # The slot of each row's adapter, and at last none, for padding, whose row is -1; and what the device was told of last.
         self._adapter_slots = zeros(torch.int32, rows + 1).fill_(-1) if adapters else None
         self._told_slots = [-1] * rows
+        self._rope_deltas = zeros(torch.int64, rows + 1) if axes else None
+        self._told_deltas = [0] * rows
         # A step with guesses begins with what it says of its tokens: `_by_token`, of each. What ops.unpack reads is behind that.
         capacity = 4 * tokens + 4 * rows + 3 * _UPDATES
         self._device_packed = torch.full((capacity,), -1, dtype=torch.int32, device=device)
@@ -155,6 +159,7 @@ class DeviceInputs:
         """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""
         num_tokens = sum(row.num_tokens for row in rows)
         self._tell_adapters(rows)
+        self._tell_deltas(rows)
         tables, indices, values = self._new_entries(rows)
         while len(tables) > _UPDATES:
             first = [tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]]
@@ -218,6 +223,7 @@ class DeviceInputs:
             kv_caches=self._kv_caches,
             token_type_ids=None if kinds is None else index_on(self._device_packed.device, kinds),
             adapters=self._slots_of_tokens(by_row, num_tokens) if shape.adapters else None,
+            rope_positions=self._rope_positions(rows, positions, by_row),
         )
         if shape.drafts:
             return StepInputs(
@@ -273,15 +279,27 @@ class DeviceInputs:
 
     def _slots_of_tokens(self, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:
         """The slot of each token's adapter, [T] int32, -1 for none and for padding."""
-        slots, rows = self._adapter_slots, by_row.rows
-        assert slots is not None
-        assert rows is not None
-        if by_row.uniform:
-            return slots[rows]
-        tokens = torch.arange(num_tokens, dtype=torch.int32, device=slots.device)
-        place = torch.searchsorted(by_row.query_start_loc, tokens, right=True) - 1
-        inside = place < len(rows)
-        return torch.where(inside, slots[rows[place.clamp(max=len(rows) - 1)]], -1)
+        assert self._adapter_slots is not None
+        return _of_tokens(self._adapter_slots, by_row, num_tokens)
+
+    def _rope_positions(
+        self, rows: Sequence[ScheduledRow] | None, positions: Tensor, by_row: ops.AttentionMeta
+    ) -> Tensor | None:
+        """Where tokens stand for a rotary embedding of three axes; [3, T] where a row of `rows` says so."""
+        if self._rope_deltas is None:
+            return None
+        placed = positions + _of_tokens(self._rope_deltas, by_row, len(positions))
+        tokens: list[int] = []
+        given = []
+        for row, stop in zip(rows or (), accumulate(row.num_tokens for row in rows or ()), strict=True):
+            if row.media is not None and row.media.rope_positions is not None:
+                tokens.extend(range(stop - row.num_tokens, stop))
+                given.append(row.media.rope_positions)
+        if not tokens:
+            return placed
+        by_axis = placed.repeat(3, 1)
+        by_axis[:, index_on(placed.device, tokens)] = index_on(placed.device, np.concatenate(given, axis=1).tolist())
+        return by_axis
 
     def _tell_adapters(self, rows: Sequence[ScheduledRow]) -> None:
         """The slots of rows with new tenants, where they are others than before."""
@@ -296,6 +314,19 @@ class DeviceInputs:
             device = self._adapter_slots.device
             slots = index_on(device, [told[row] for row in changed], torch.int32)
             self._adapter_slots[index_on(device, changed)] = slots
+
+    def _tell_deltas(self, rows: Sequence[ScheduledRow]) -> None:
+        """How far beside their positions rows with new tenants stand, where that is otherwise than before."""
+        if self._rope_deltas is None:
+            return
+        told, changed = self._told_deltas, []
+        for row in rows:
+            if row.binding is not None and row.binding.rope_delta != told[row.row]:
+                told[row.row] = row.binding.rope_delta
+                changed.append(row.row)
+        if changed:
+            device = self._rope_deltas.device
+            self._rope_deltas[index_on(device, changed)] = index_on(device, [told[row] for row in changed])
 
     def _new_entries(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
         """New entries of the block tables: which of all tables of all rows, index, block id."""
@@ -341,3 +372,15 @@ class DeviceInputs:
             self._device_packed[begin:], self._tensors, num_tokens=num_tokens, num_rows=num_rows, num_updates=num_updates,
             padded_tokens=shape.num_tokens, padded_rows=shape.num_rows,
         )  # fmt: skip
+
+
+def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:
+    """What `table` [max_num_seqs + 1] has for the row of each token [T]; its last entry for padding."""
+    rows = by_row.rows
+    assert rows is not None
+    if by_row.uniform:
+        return table[rows]
+    tokens = torch.arange(num_tokens, dtype=torch.int32, device=table.device)
+    place = torch.searchsorted(by_row.query_start_loc, tokens, right=True) - 1
+    inside = place < len(rows)
+    return torch.where(inside, table[rows[place.clamp(max=len(rows) - 1)]], table[-1])

@@ -68,15 +68,20 @@ def side_by_side(media: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
 
 
 @torch.inference_mode()
-def transformers_greedy(model, prompt: Prompt, max_tokens: int, joined: Joined = side_by_side, **rest) -> Reference:
-    """A pass over all of it for each token: no cache of theirs is believed."""
+def transformers_greedy(
+    model, prompt: Prompt, max_tokens: int, joined: Joined = side_by_side, never: Sequence[int] = (), **rest
+) -> Reference:
+    """A pass over all of it for each token: no cache of theirs is believed. `never`: ids that may not be drawn, since transformers
+    would look for what they stand for."""
     torch.set_num_threads(THREADS)
     ids, margins = list(prompt.ids), []
     inputs = joined(prompt.media) if prompt.media else {}
     for _ in range(max_tokens):
         tokens = torch.tensor([ids])
         more = {name: make(tokens) for name, make in rest.items()}
-        best = model(input_ids=tokens, use_cache=False, **inputs, **more).logits[0, -1].float().topk(2)
+        logits = model(input_ids=tokens, use_cache=False, **inputs, **more).logits[0, -1].float()
+        logits[[*never]] = -torch.inf
+        best = logits.topk(2)
         margins.append(float(best.values[0] - best.values[1]))
         ids.append(int(best.indices[0]))
     return Reference(prompt.ids, ids[len(prompt.ids) :], margins)
@@ -92,8 +97,8 @@ class Seen:
 
 
 async def _run(
-    model: Model, config: EngineConfig, prompts: Sequence[Prompt], max_tokens: int, together: bool, rounds: int, preempting: bool
-) -> Seen:  # fmt: skip
+    model: Model, config: EngineConfig, prompts: Sequence[Prompt], params: SamplingParams, together: bool, rounds: int, preempting:
+    bool ) -> Seen:  # fmt: skip
     parts = await engine_parts(model, config)
     scheduler = parts.scheduler
     encoded = _count_encoder_work(scheduler)
@@ -106,7 +111,7 @@ async def _run(
             ids: list[list[int]] = []
             cached = 0
             for group in groups:
-                found, from_cache = await generate(engine, group, max_tokens)
+                found, from_cache = await generate(engine, group, params)
                 ids += found
                 cached += from_cache
     finally:
@@ -142,10 +147,9 @@ def _count_encoder_work(scheduler: Scheduler) -> list[bytes]:
     return encoded
 
 
-async def generate(engine: Engine, prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[list[int]], int]:
+async def generate(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams) -> tuple[list[list[int]], int]:
     ids: list[list[int]] = [[] for _ in prompts]
     cached = [0] * len(prompts)
-    params = SamplingParams(max_tokens, temperature=0.0)
     requests = [Request(str(i), each.ids, params, media=each.media) for i, each in enumerate(prompts)]
     async with engine.submit(requests) as stream:
         async for outputs in stream:
@@ -157,7 +161,7 @@ async def generate(engine: Engine, prompts: Sequence[Prompt], max_tokens: int) -
 
 
 def run(
-    model: Model, config: EngineConfig, prompts: Sequence[Prompt], max_tokens: int, *, together: bool = True, rounds: int = 1,
-    preempting: bool = False,
+    model: Model, config: EngineConfig, prompts: Sequence[Prompt], params: SamplingParams, *, together: bool = True, rounds: int =
+    1, preempting: bool = False,
 ) -> Seen:  # fmt: skip
-    return asyncio.run(_run(model, config, prompts, max_tokens, together, rounds, preempting))
+    return asyncio.run(_run(model, config, prompts, params, together, rounds, preempting))

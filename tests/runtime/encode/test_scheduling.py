@@ -44,7 +44,7 @@ class Device:
 
 
 def make(budget=16, *, encoder_tokens=16, cache_size=32, seqs=3, num_blocks=64, caching=False, **rest) -> Scheduler:
-    encoding = EncoderScheduling(EncoderLimits(encoder_tokens, cache_size, **rest))
+    encoding = EncoderScheduling(EncoderLimits(encoder_tokens, cache_size, 256, **rest))
     return Scheduler(
         SchedulerLimits(seqs, budget, frozenset()), BlockPool(num_blocks), PrefixCache(4, caching), POLICIES["fcfs"](),
         encoding=encoding,
@@ -158,12 +158,12 @@ def test_items_that_may_not_be_cut_are_in_one_step_even_beyond_its_budget_for_pr
 
 def test_what_no_step_could_hold_is_refused():
     whole = make(budget=8, cache_size=10, whole_items=True).encoding
-    (large,), (wide,) = (sequence(1, (b"a", num)).request.media for num in (11, 8))
+    large, wide = (sequence(1, (b"a", num)).request for num in (11, 8))
     with pytest.raises(ValueError, match=r"11 tokens, and there is room for 10 \(--encoder-cache-size\)"):
-        whole.check([large], 8)
+        whole.check(large, 8)
     with pytest.raises(ValueError, match=r"8 tokens, and a step holds 8 \(--max-num-batched-tokens\)"):
-        whole.check([wide], 8)
-    make(cache_size=10).encoding.check([wide], 8)
+        whole.check(wide, 8)
+    make(cache_size=10).encoding.check(wide, 8)
 
 
 def test_a_step_that_failed_leaves_nothing():

@@ -1,0 +1,58 @@
+"""Rotary embeddings of three axes, as configs write them: `mrope_section` says how many pairs of dims turn by time, height and
+width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.models.read.hf_config import HfConfig, rope_parameters
+from runtime.models.spec.decoder import DecoderSpec
+from runtime.models.spec.model import UnsupportedModel
+
+Sections = tuple[int, int, int]
+
+
+def by_sections(config: HfConfig, default: Sections) -> tuple[int, ...]:
+    """The axis of each pair, where those of one stand side by side (Qwen2-VL)."""
+    return tuple(axis for axis, num in enumerate(_sections(config, default)) for _ in range(num))
+
+
+def interleaved(config: HfConfig, default: Sections) -> tuple[int, ...]:
+    """The axis of each pair, where they take turns as long as height and width have some, and time has the rest (Qwen3-VL)."""
+    sections = _sections(config, default)
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
+
+
+def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
+    """`spec`, all of whose attention turns pairs by these axes.
+
+    Raises UnsupportedModel where there are others than so many pairs."""
+    for attention in spec.attentions():
+        if attention.rope is None or attention.rope.dim != 2 * len(axes):
+            raise UnsupportedModel(
+                f"config: mrope_section is for {len(axes)} pairs of dims, not for those of its heads"
+            )
+    return spec.with_mixers(
+        lambda _, attention: replace(attention, rope=attention.rope and replace(attention.rope, axes=axes))
+    )
+
+
+def without_mrope(config: HfConfig) -> HfConfig:
+    """`config`, whose rotary embedding calls itself "default" where it does "mrope"."""
+    parameters = rope_parameters(config)
+    kind = parameters.get("rope_type") or parameters.get("type")
+    if kind != "mrope":
+        return config
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    return config.changed(**{key: parameters.changed(rope_type="default", type="default").values})
+
+
+def _sections(config: HfConfig, default: Sections) -> list[int]:
+    sections = rope_parameters(config).with_defaults(mrope_section=[*default]).get("mrope_section")
+    if (
+        not isinstance(sections, list)
+        or len(sections) != 3
+        or not all(type(num) is int and num >= 0 for num in sections)
+    ):
+        raise UnsupportedModel(f"config: mrope_section is {sections!r}, not three counts")
+    return sections
