@@ -8,12 +8,13 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 import statistics
 import sys
 import time
 
 REQUESTS, WARM = 200, 20
-WORDS = (__doc__ or "").split()
+WORDS = re.findall(r"\b[a-z]+\b", __doc__ or "")
 
 
 def main() -> None:
