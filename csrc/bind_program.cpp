@@ -92,26 +92,16 @@ public:
 
     void attend(int qkv, int out, const AttendShape& s, nb::object cos_sin_, nb::object q_norm, nb::object k_norm, float eps,
                 nb::object sinks_, nb::object k_cache_, nb::object v_cache_, size_t table) {
-        const int64_t d = s.head_size;
-        if (d < 8 || d % 8) throw nb::value_error("head_size is not a multiple of 8");
-        if (s.num_kv_heads < 1 || s.num_heads < 1 || s.num_heads % s.num_kv_heads)
-            throw nb::value_error("heads do not fit kv heads");
-        if (s.num_heads > program_.width(qkv) / d) throw nb::value_error("heads do not fit qkv");
-        if (s.window < 0 || !(s.softcap >= 0)) throw nb::value_error("window or softcap is negative");
-        expect(qkv, (s.num_heads + 2 * s.num_kv_heads) * d, "qkv"), expect(out, s.num_heads * d, "out"), apart(qkv, out);
-        const Tensor cos_sin(cos_sin_, "cos_sin"), k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache");
-        cos_sin.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
-        if (cos_sin.size(1) > d || cos_sin.size(1) % 2) cos_sin.fail("turns a number of dims that heads do not have");
+        const int64_t d = s.head_size, row = check_attend(qkv, out, s);
+        const Tensor k_cache(k_cache_, "k_cache"), v_cache(v_cache_, "v_cache");
         const PagedCache cache = check_caches(k_cache, v_cache, s.num_kv_heads, d);
         const int64_t blocks = k_cache.size(0), block_size = cache.block_size;
         if (blocks < 1 || block_size < 1) k_cache.fail("has no room");
         note_cache(table, {blocks, block_size});
-        if (cos_sin.size(1)) max_positions_ = std::min(max_positions_, cos_sin.size(0));
         const HeadNorms norms{check_optional(q_norm, "q_norm", d), check_optional(k_norm, "k_norm", d), eps};
-        const Turns turns{cos_sin.data<float>(), cos_sin.stride(0), cos_sin.size(1) / 2};
+        const Turns turns = check_turns(cos_sin_, d);
         const float* sinks = check_optional(sinks_, "sinks", s.num_heads);
         for (const nb::object& each : {cos_sin_, q_norm, k_norm, sinks_, k_cache_, v_cache_}) keep_.push_back(each);
-        const int64_t row = (s.num_heads + 2 * s.num_kv_heads) * d;
         AttentionArgs args{nullptr,
                            row,
                            d,
@@ -144,6 +134,38 @@ public:
                                 s.num_heads * d, d);
             },
             {qkv, out});
+    }
+
+    // `attend` within the step's own rows, without a cache: each query sees those before it and behind it.
+    void attend_packed(int qkv, int out, const AttendShape& s, nb::object cos_sin_, nb::object q_norm, nb::object k_norm, float eps,
+                       nb::object sinks_) {
+        const int64_t d = s.head_size, row = check_attend(qkv, out, s);
+        const Turns turns = check_turns(cos_sin_, d);
+        const HeadNorms norms{check_optional(q_norm, "q_norm", d), check_optional(k_norm, "k_norm", d), eps};
+        const PackedScores scores{s.scale, s.window ? s.window : kNoWindow, s.softcap,
+                                  check_optional(sinks_, "sinks", s.num_heads)};
+        for (const nb::object& each : {cos_sin_, q_norm, k_norm, sinks_}) keep_.push_back(each);
+        asks_for_rows_ = true;
+        program_.add(
+            [=](const Program::Frame& f) {
+                float* x = f[qkv];
+                const Heads q{x, s.num_heads, row, d}, keys{x + s.num_heads * d, s.num_kv_heads, row, d},
+                    values{x + (s.num_heads + s.num_kv_heads) * d, s.num_kv_heads, row, d};
+                norm_rope(q, keys, d, norms, turns, f.inputs.positions, f.inputs.tokens);
+                packed_attention(q, keys, values, f.inputs.rows, f.inputs.starts, scores, d, f[out], s.num_heads * d, d);
+            },
+            {qkv, out});
+    }
+
+    void copy(int x, int out) {
+        const int64_t n = program_.width(x);
+        expect(out, n, "out"), apart(x, out);
+        program_.add([=](const Program::Frame& f) { std::copy_n(f[x], n * f.inputs.tokens, f[out]); }, {x, out});
+    }
+
+    void zero(int x) {
+        const int64_t n = program_.width(x);
+        program_.add([=](const Program::Frame& f) { std::fill_n(f[x], n * f.inputs.tokens, 0.0f); }, {x});
     }
 
     void gated(int x, const std::string& activation, int out) {
@@ -202,6 +224,11 @@ public:
         inputs.tables.resize(caches_.size());
         for (size_t i = 0; i < caches_.size(); i++)
             if (caches_[i]) inputs.tables[i] = step_table(tables_[i], tokens, *caches_[i]);
+        if (asks_for_rows_) {
+            if (nb::len(tables_) < 1) throw nb::value_error("there is no table to take the rows from");
+            const Tensor starts(tables_[0][1], "query_starts");
+            inputs.rows = check_packed_rows(starts, tokens), inputs.starts = starts.data<int32_t>();
+        }
         if (tokens == 0) return;
         nb::gil_scoped_release unlocked;
         program_.run(inputs, external);
@@ -219,6 +246,27 @@ private:
         check_rows(starts, lens, tables, tokens, cache.blocks, cache.block_size);
         return {slots.data<int64_t>(),  starts.data<int32_t>(), lens.data<int32_t>(),
                 tables.data<int32_t>(), lens.size(0),           tables.stride(0)};
+    }
+
+    // The width of a row of qkv, if all fits.
+    int64_t check_attend(int qkv, int out, const AttendShape& s) const {
+        const int64_t d = s.head_size;
+        if (d < 8 || d % 8) throw nb::value_error("head_size is not a multiple of 8");
+        if (s.num_kv_heads < 1 || s.num_heads < 1 || s.num_heads % s.num_kv_heads)
+            throw nb::value_error("heads do not fit kv heads");
+        if (s.num_heads > program_.width(qkv) / d) throw nb::value_error("heads do not fit qkv");
+        if (s.window < 0 || !(s.softcap >= 0)) throw nb::value_error("window or softcap is negative");
+        const int64_t row = (s.num_heads + 2 * s.num_kv_heads) * d;
+        expect(qkv, row, "qkv"), expect(out, s.num_heads * d, "out"), apart(qkv, out);
+        return row;
+    }
+
+    Turns check_turns(nb::handle cos_sin_, int64_t d) {
+        const Tensor cos_sin(cos_sin_, "cos_sin");
+        cos_sin.typed(Type::kFloat32).shaped({-1, -1}).row_contiguous();
+        if (cos_sin.size(1) > d || cos_sin.size(1) % 2) cos_sin.fail("turns a number of dims that heads do not have");
+        if (cos_sin.size(1)) max_positions_ = std::min(max_positions_, cos_sin.size(0));
+        return {cos_sin.data<float>(), cos_sin.stride(0), cos_sin.size(1) / 2};
     }
 
     void note_cache(size_t table, CacheShape shape) {
@@ -251,6 +299,7 @@ private:
     std::vector<nb::object> keep_;
     std::vector<std::optional<CacheShape>> caches_;  // by table
     int64_t max_positions_ = INT64_MAX, num_adapters_ = INT64_MAX;
+    bool asks_for_rows_ = false;
 };
 
 }  // namespace
@@ -269,6 +318,10 @@ void bind_program(nb::module_& m) {
              "out"_a)
         .def("attend", &BoundProgram::attend, "qkv"_a, "out"_a, "shape"_a, "cos_sin"_a, "q_norm"_a.none(), "k_norm"_a.none(),
              "eps"_a, "sinks"_a.none(), "k_cache"_a, "v_cache"_a, "table"_a)
+        .def("attend_packed", &BoundProgram::attend_packed, "qkv"_a, "out"_a, "shape"_a, "cos_sin"_a, "q_norm"_a.none(),
+             "k_norm"_a.none(), "eps"_a, "sinks"_a.none())
+        .def("copy", &BoundProgram::copy, "x"_a, "out"_a)
+        .def("zero", &BoundProgram::zero, "x"_a)
         .def("gated", &BoundProgram::gated, "x"_a, "activation"_a, "out"_a)
         .def("activate", &BoundProgram::activate, "x"_a, "activation"_a, "out"_a)
         .def("scale", &BoundProgram::scale, "x"_a, "factor"_a)

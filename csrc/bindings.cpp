@@ -249,6 +249,30 @@ void bind_paged_attention(nb::handle q_, nb::handle k_cache_, nb::handle v_cache
                     tables.stride(0), out.data<float>(), out.stride(0), out.stride(1));
 }
 
+void bind_packed_attention(nb::handle q_, nb::handle k_, nb::handle v_, nb::handle starts_, float scale, nb::handle out_,
+                           int64_t window, float softcap, nb::handle sinks_) {
+    const Tensor q(q_, "q"), k(k_, "k"), v(v_, "v"), starts(starts_, "query_starts"), out(out_, "out");
+    check_heads(q, -1, -1, -1);
+    const int64_t tokens = q.size(0), num_heads = q.size(1), head_size = q.size(2);
+    if (head_size == 0 || head_size % 8) q.fail("has a head size that is not a multiple of 8: " + std::to_string(head_size));
+    check_heads(out, tokens, num_heads, head_size);
+    check_heads(k, tokens, -1, head_size);
+    const int64_t kv_heads = k.size(1);
+    check_heads(v, tokens, kv_heads, head_size);
+    if (kv_heads == 0 || num_heads % kv_heads)
+        q.fail("has " + std::to_string(num_heads) + " heads for " + std::to_string(kv_heads) + " kv heads");
+    const int64_t rows = check_packed_rows(starts, tokens);
+    if (window < 0) throw nb::value_error("window is negative");
+    if (!(softcap >= 0)) throw nb::value_error("softcap is negative");
+    const float* sinks = nullptr;
+    if (!sinks_.is_none()) sinks = Tensor(sinks_, "sinks").typed(Type::kFloat32).shaped({num_heads}).contiguous().data<float>();
+    if (tokens == 0 || num_heads == 0) return;
+    const PackedScores scores{scale, window ? window : kNoWindow, softcap, sinks};
+    nb::gil_scoped_release unlocked;
+    packed_attention(heads(q), heads(k), heads(v), rows, starts.data<int32_t>(), scores, head_size, out.data<float>(),
+                     out.stride(0), out.stride(1));
+}
+
 void bind_gated(nb::handle gate_up_, const std::string& activation, nb::handle out_) {
     const Tensor gate_up(gate_up_, "gate_up"), out(out_, "out");
     const Activation kind = activation_called(activation);
@@ -340,6 +364,8 @@ NB_MODULE(oneloop_native, m) {
     m.def("rope", &bind_rope, "q"_a, "k"_a, "positions"_a, "cos_sin"_a, "interleaved"_a);
     m.attr("CACHE_TYPES") = nb::make_tuple("float32", "bfloat16", "int8");
     m.def("store_kv", &bind_store_kv, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "slots"_a);
+    m.def("packed_attention", &bind_packed_attention, "q"_a, "k"_a, "v"_a, "query_starts"_a, "scale"_a, "out"_a, "window"_a = 0,
+          "softcap"_a = 0.0f, "sinks"_a.none() = nb::none());
     m.def("paged_attention", &bind_paged_attention, "q"_a, "k_cache"_a, "v_cache"_a, "query_starts"_a, "context_lens"_a,
           "block_tables"_a, "scale"_a, "out"_a, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a.none() = nb::none());
     m.def("silu_mul", &bind_silu_mul, "gate_up"_a, "out"_a);

@@ -49,6 +49,17 @@ void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, 
     }
 }
 
+int64_t check_packed_rows(const Tensor& starts, int64_t tokens) {
+    starts.typed(Type::kInt32).shaped({-1}).contiguous();
+    const int64_t rows = starts.size(0) - 1;
+    const int32_t* start = starts.data<int32_t>();
+    if (rows < 0 || start[0] != 0 || start[rows] != tokens)
+        starts.fail("does not run from 0 to the " + std::to_string(tokens) + " tokens of q");
+    for (int64_t r = 0; r < rows; r++)
+        if (start[r + 1] < start[r]) starts.fail("at row " + std::to_string(r) + " falls");
+    return rows;
+}
+
 Activation activation_called(const std::string& name) {
     if (name == "silu") return Activation::kSilu;
     if (name == "gelu") return Activation::kGelu;

@@ -28,6 +28,8 @@ PagedCache check_caches(const Tensor& k, const Tensor& v, int64_t kv_heads, int6
 // query_starts rises from 0 to `tokens`; every row's queries fit its context and its context the blocks it names.
 void check_rows(const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t tokens, int64_t num_blocks,
                 int64_t block_size);
+// Rows of a step by the first token of each and the end: how many there are.
+int64_t check_packed_rows(const Tensor& starts, int64_t tokens);
 
 Activation activation_called(const std::string& name);
 

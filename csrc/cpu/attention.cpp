@@ -29,14 +29,14 @@ AttentionState state_at(float* floats, int64_t rows) {
 int64_t state_floats(int64_t rows, int64_t head_size) { return round_up(rows, 16) * (2 + round_up(head_size, 16)); }
 
 // The parts of one row of the step, longest first within it; returns the floats of state they need.
-int64_t cut_row(AttentionTask whole, int64_t kv_heads, int64_t group, int64_t head_size, int64_t states, int64_t window,
-                std::vector<Part>& parts) {
-    const int64_t per_tile = std::max<int64_t>(1, kTileRows / group), first = whole.query, count = whole.num_queries;
-    const int64_t first_position = whole.position;
+int64_t cut_row(AttentionTask whole, int64_t kv_heads, const AttentionArgs& args, int64_t states, std::vector<Part>& parts) {
+    const int64_t per_tile = std::max<int64_t>(1, kTileRows / args.group), first = whole.query, count = whole.num_queries;
+    const int64_t first_position = whole.position, length = whole.key_end;
     for (int64_t end = count; end > 0; end = (end - 1) / per_tile * per_tile) {
         const int64_t begin = (end - 1) / per_tile * per_tile;
         whole.query = first + begin, whole.num_queries = end - begin, whole.position = first_position + begin;
-        const int64_t keys = first_position + end, low = hidden_before(whole.position, window) / kSegment * kSegment;
+        const int64_t keys = std::min(length, first_position + end + args.ahead);
+        const int64_t low = hidden_before(whole.position, args.window) / kSegment * kSegment;
         const int64_t segments = (keys - low + kSegment - 1) / kSegment;
         const bool split = count <= per_tile && segments > 1;
         for (whole.kv_head = 0; whole.kv_head < kv_heads; whole.kv_head++) {
@@ -44,7 +44,7 @@ int64_t cut_row(AttentionTask whole, int64_t kv_heads, int64_t group, int64_t he
                 whole.key_begin = split ? low + s * kSegment : low;
                 whole.key_end = split ? std::min(keys, low + (s + 1) * kSegment) : keys;
                 parts.push_back({whole, split ? states : -1, split && s == 0 ? segments : 0});
-                if (split) states += state_floats(whole.num_queries * group, head_size);
+                if (split) states += state_floats(whole.num_queries * args.group, args.head_size);
             }
         }
     }
@@ -70,7 +70,7 @@ void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, 
         const int64_t queries = starts[r + 1] - starts[r];
         if (queries == 0) continue;
         AttentionTask whole{tables + r * stride_table, starts[r], queries, lens[r] - queries, 0, 0, lens[r]};
-        states = cut_row(whole, kv_heads, args.group, args.head_size, states, args.window, parts);
+        states = cut_row(whole, kv_heads, args, states, parts);
         work += queries * std::min<int64_t>(lens[r], args.window + queries) * args.head_size * args.group * kv_heads;
     }
     float* shared = states ? scratch<float>(Slot::kStates, states) : nullptr;
@@ -102,6 +102,21 @@ void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, 
         for (int64_t s = 1; s < part.segments; s++) set.merge(total, state_at(shared + parts[i + s].first_state, n), n, padded);
         set.finish(total, args, part.task, out, stride_t, stride_h);
     }
+}
+
+void packed_attention(Heads q, Heads k, Heads v, int64_t rows, const int32_t* starts, const PackedScores& scores, int64_t d,
+                      float* out, int64_t stride_t, int64_t stride_h) {
+    // To the kernel each row's keys are one block of a cache, which begins at the row's first token.
+    constexpr int64_t kWholeRow = int64_t{1} << 40;
+    thread_local std::vector<int32_t> lens;
+    lens.resize(rows);
+    for (int64_t r = 0; r < rows; r++) lens[r] = starts[r + 1] - starts[r];
+    const int64_t ahead = scores.window == kNoWindow ? kNoWindow : scores.window - 1;
+    const AttentionArgs args{q.data,       q.stride_t, q.stride_h,        k.data,       v.data,        k.stride_t,
+                             k.stride_h,   k.stride_t, v.stride_t,        v.stride_h,   v.stride_t,    CacheType::kFloat32,
+                             kWholeRow,    d,          q.heads / k.heads, scores.scale, scores.window, scores.softcap,
+                             scores.sinks, ahead};
+    paged_attention(args, rows, k.heads, starts, lens.data(), starts, 1, out, stride_t, stride_h);
 }
 
 }  // namespace oneloop

@@ -152,4 +152,17 @@ void largest(const float* x, int64_t stride, int64_t rows, int64_t n, const uint
 void paged_attention(const AttentionArgs& args, int64_t rows, int64_t kv_heads, const int32_t* starts, const int32_t* lens,
                      const int32_t* tables, int64_t stride_table, float* out, int64_t stride_t, int64_t stride_h);
 
+// What becomes of q . k; `window`: keys up to a query, itself the last, and as many from it on, kNoWindow for all.
+struct PackedScores {
+    float scale;
+    int64_t window;
+    float softcap;       // 0 for none
+    const float* sinks;  // [Hq], or null
+};
+// q [T, Hq, d] over k and v [T, Hkv, d] of its own row [starts[r], starts[r + 1]), those before it and behind it, to out [T, Hq, d].
+void packed_attention(Heads q, Heads k, Heads v, int64_t rows, const int32_t* starts, const PackedScores& scores, int64_t d,
+                      float* out, int64_t stride_t, int64_t stride_h);
+// RMS norms of q's and k's heads and their rotation, in place, for each token.
+void norm_rope(Heads q, Heads k, int64_t d, const HeadNorms& norms, const Turns& turns, const int64_t* positions, int64_t tokens);
+
 }  // namespace oneloop

@@ -94,18 +94,33 @@ void store_kv(Heads k, Heads v, const PagedCache& cache, int64_t d, const int64_
     for_rows(tokens, k.heads * d * 2, [&](int64_t t) { store_token(k, v, cache, d, slots[t], t); });
 }
 
+namespace {
+
+void norm_rope_token(const Kernels& set, const Heads& q, const Heads& k, int64_t d, const HeadNorms& norms, const Turns& turns,
+                     const int64_t* positions, int64_t t) {
+    for (const Heads& x : {q, k}) {
+        const float* norm = x.data == q.data ? norms.q : norms.k;
+        for (int64_t h = 0; h < x.heads; h++) {
+            float* head = x.data + t * x.stride_t + h * x.stride_h;
+            if (norm) set.rms_norm(head, nullptr, norm, norms.eps, head, d);
+            if (turns.half) set.rope(head, turns.cos_sin + positions[t] * turns.stride, turns.half, false);
+        }
+    }
+}
+
+}  // namespace
+
+void norm_rope(Heads q, Heads k, int64_t d, const HeadNorms& norms, const Turns& turns, const int64_t* positions, int64_t tokens) {
+    if (!norms.q && !norms.k && !turns.half) return;
+    const Kernels& set = kernels();
+    for_rows(tokens, (q.heads + k.heads) * d, [&](int64_t t) { norm_rope_token(set, q, k, d, norms, turns, positions, t); });
+}
+
 void norm_rope_store(Heads q, Heads k, Heads v, int64_t d, const HeadNorms& norms, const Turns& turns, const int64_t* positions,
                      const PagedCache& cache, const int64_t* slots, int64_t tokens) {
     const Kernels& set = kernels();
     for_rows(tokens, (q.heads + 2 * k.heads) * d, [&](int64_t t) {
-        for (const Heads& x : {q, k}) {
-            const float* norm = x.data == q.data ? norms.q : norms.k;
-            for (int64_t h = 0; h < x.heads; h++) {
-                float* head = x.data + t * x.stride_t + h * x.stride_h;
-                if (norm) set.rms_norm(head, nullptr, norm, norms.eps, head, d);
-                if (turns.half) set.rope(head, turns.cos_sin + positions[t] * turns.stride, turns.half, false);
-            }
-        }
+        norm_rope_token(set, q, k, d, norms, turns, positions, t);
         store_token(k, v, cache, d, slots[t], t);
     });
 }

@@ -61,9 +61,10 @@ struct AttentionArgs {
     CacheType type;
     int64_t block_size, head_size, group;  // group = query heads of one kv head
     float scale;
-    int64_t window;  // a query sees as many keys, itself the last; kNoWindow for all
+    int64_t window;  // a query sees as many keys up to itself; kNoWindow for all
     float softcap;   // scores become softcap * tanh(score / softcap); 0 for none
     const float* sinks;  // [Hq]: a score of each head that takes its share of the softmax and has no value; or null
+    int64_t ahead = 0;   // keys behind its own that a query sees, too
 };
 
 constexpr int64_t kNoWindow = int64_t{1} << 40;
@@ -92,6 +93,8 @@ struct Kernels {
     int max_tile_rows;      // rows of x that one pass over a weight panel serves
 
     void (*linear)(const LinearArgs&);
+    // to [k][rows] = x [rows, k] with `stride`: a tile of PackedRows.
+    void (*pack_tile)(const float* x, int64_t stride, int64_t rows, int64_t k, float* to);
     // y [h] = x / sqrt(mean(x^2) + eps) * weight; with `residual`, residual += x first and x is the sum.
     void (*rms_norm)(const float* x, float* residual, const float* weight, float eps, float* y, int64_t h);
     // y [h] = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, `residual` as above; weight and bias may be null.

@@ -32,8 +32,8 @@ using oneloop::LinearArgs;
 #include "kernels/sampling.inl"
 
 constexpr oneloop::Kernels make_kernels(const char* name) {
-    return {name,     W,           kTileRows, linear,    rms_norm, layer_norm, rope,
-            activate, to_bfloat16, to_int8,   attention, merge,    finish,     largest};
+    return {name,     W,           kTileRows, linear,    pack_tile, rms_norm, layer_norm, rope,
+            activate, to_bfloat16, to_int8,   attention, merge,     finish,   largest};
 }
 
 }  // namespace

@@ -25,11 +25,6 @@ void cut(int64_t m, int64_t most, Tiles& tiles) {
     for (int64_t t = 0; t <= tiles.count; t++) tiles.starts[t] = m * t / tiles.count;
 }
 
-void pack_tile(const float* x, int64_t stride_x, int64_t rows, int64_t k, float* to) {
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = 0; c < k; c++) to[c * rows + i] = x[i * stride_x + c];
-}
-
 template <typename T>
 void pack(const T* weight, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, T* panels) {
     parallel_for((n + kPanel - 1) / kPanel, [&](int64_t panel) {
@@ -84,7 +79,7 @@ void PackedLinear::matmul_rows(const float* x, int64_t m, int64_t stride_x, floa
         float* packed = scratch<float>(Slot::kRows, m * k_);
         auto pack = [&](int64_t t) {
             const int64_t start = tiles.starts[t];
-            pack_tile(x + start * stride_x, stride_x, tiles.starts[t + 1] - start, k_, packed + start * k_);
+            set.pack_tile(x + start * stride_x, stride_x, tiles.starts[t + 1] - start, k_, packed + start * k_);
         };
         if (m * k_ < kSerialWork) {
             for (int64_t t = 0; t < tiles.count; t++) pack(t);

@@ -27,16 +27,11 @@ struct Chunk {
     int64_t panel_begin, panel_end;
 };
 
-void pack(const float* x, int64_t stride_x, int64_t rows, int64_t k, float* to) {
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = 0; c < k; c++) to[c * rows + i] = x[i * stride_x + c];
-}
-
 // x [rows, k] as a kernel reads one tile: a single row is its own packed form.
 const float* packed(const float* x, int64_t stride_x, int64_t rows, int64_t k) {
     if (rows == 1) return x;
     float* to = scratch<float>(Slot::kLoraRows, rows * k);
-    pack(x, stride_x, rows, k, to);
+    kernels().pack_tile(x, stride_x, rows, k, to);
     return to;
 }
 

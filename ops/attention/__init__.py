@@ -116,8 +116,19 @@ def _attend_packed_by_torch(qkv: Tensor, heads: AttentionHeads, positions: Tenso
     return packed_torch.packed_attention(*_turned(qkv, heads, positions), meta, heads).flatten(1)
 
 
+def _attend_packed_natively(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
+    if heads.relative_bias is not None or heads.alibi is not None:  # which the compiled kernel does not know
+        return _attend_packed_by_torch(qkv, heads, positions, meta)
+    q, k, v = _turned(qkv, heads, positions)
+    return native.packed_attention(q, k, v, meta, heads.scale, heads.window, heads.softcap, heads.sinks).flatten(1)
+
+
 def _full_only(case: ShapeClass) -> str | None:
     return None if case.mask == FULL else "computes full attention only"
+
+
+def _full_on_cpu(case: ShapeClass) -> str | None:
+    return cpu.supports_attention(case) or cpu.lacks("packed_attention") or _full_only(case)
 
 
 def _full_on_cuda(case: ShapeClass) -> str | None:
@@ -170,9 +181,11 @@ _attend_packed = Op(
     ShapeClass("cpu", torch.float32, None, 64, mask=FULL),
     [
         backends.triton("attend_packed", "ops.attention.triton_packed:attend_packed", _full_on_cuda),
+        backends.native("attend_packed", _attend_packed_natively, _full_on_cpu),
         Kernel("attend_packed", "torch", _full_only, _attend_packed_by_torch, "its fused attention, run by run"),
         backends.reference("attend_packed", _attend_packed_in_parts, "one op after another"),
     ],
+    backends.traced("attend_packed", traced.attend_packed, _full_on_cpu),
 )
 _attend_latent = Op(
     "attend_latent",

@@ -1,4 +1,5 @@
-"""Paged attention by oneloop_native: one kernel for prompt chunks and decodes, float32 math, float32, bfloat16 or int8 cache.
+"""Attention by oneloop_native: one kernel for prompt chunks and decodes, float32 math, float32, bfloat16 or int8 cache; and the
+same for a step's own rows, without a cache, where queries see keys behind them, too.
 
 A query's result depends on its own keys only, in position order: neither the other rows nor the chunking show in it."""
 
@@ -24,4 +25,14 @@ def paged_attention(
     native.paged_attention(
         q, k_cache, v_cache, meta.query_start_loc, meta.seq_lens, meta.block_tables, scale, out, *limits
     )
+    return out
+
+
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, scale: float, window: int | None, softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D], under a full mask."""
+    out = q.new_empty(*q.shape)
+    native.packed_attention(q, k, v, meta.query_start_loc, scale, out, window or 0, softcap or 0.0, sinks)
     return out

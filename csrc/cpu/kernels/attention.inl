@@ -141,8 +141,8 @@ inline void softmax_row(float* scores, int64_t hidden, int64_t visible, float* m
 template <int MR>
 void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t tile, const Places& places, Fetcher& coming,
                  const Scratch& s, AttentionState state, int64_t padded) {
-    const int64_t before = task.position + 1 - places.first;  // visible = before + query, where that is positive
-    const int64_t most = smaller(before + (tile + MR - 1) / args.group, places.count);
+    const int64_t before = task.position + 1 - places.first;  // keys up to itself = before + query, where that is positive
+    const int64_t most = smaller(before + (tile + MR - 1) / args.group + args.ahead, places.count);
     const int64_t first = larger(before + tile / args.group - args.window, 0);
     if (most <= first) return;
     score_tile<MR>(s.queries + tile * args.head_size, s.keys, args.head_size, coming, s.scores);
@@ -151,8 +151,8 @@ void attend_rows(const AttentionArgs& args, const AttentionTask& task, int64_t t
         for (int i = 0; i < MR * kKeyTile; i += W) (tanh(Vec::load(s.scores + i) / cap) * cap).store(s.scores + i);
     }
     for (int i = 0; i < MR; i++) {
-        const int64_t row = tile + i, visible = before + row / args.group;
-        softmax_row(s.scores + i * kKeyTile, larger(visible - args.window, 0), larger(smaller(visible, places.count), 0),
+        const int64_t row = tile + i, upto = before + row / args.group;
+        softmax_row(s.scores + i * kKeyTile, larger(upto - args.window, 0), larger(smaller(upto + args.ahead, places.count), 0),
                     state.max + row, s.decay + i, s.sums + row * W);
     }
     value_tile<MR>(s.scores + first, s.decay, s.value_rows + first, most - first, coming, state.values + tile * padded, padded);

@@ -1,5 +1,21 @@
 // Linear layers over packed panels of 16 output columns: float32, bfloat16 or float16 weights.
 
+// W rows by W columns at a time: turned in registers, and put down a column after the other.
+void pack_tile(const float* x, int64_t stride, int64_t rows, int64_t k, float* to) {
+    alignas(64) float turned[W * W];
+    for (int64_t row = 0; row < rows; row += W) {
+        const int num = lanes(rows - row);
+        const float* from = x + row * stride;
+        for (int64_t column = 0; column < k; column += W) {
+            const int columns = lanes(k - column);
+            Vec square[W];
+            for (int i = 0; i < W; i++) square[i] = i < num ? Vec::load(from + i * stride + column, columns) : Vec::zero();
+            transpose_square(square, turned, W, W);
+            for (int c = 0; c < columns; c++) Vec::load(turned + c * W).store(to + (column + c) * rows + row, num);
+        }
+    }
+}
+
 // c [MR, NP panels] (+)= a [kc][MR] . b, one fused chain per element in the order of k. Without `resume` the chain
 // starts at zero, with it at c: cutting K into pieces does not change the sum. Bias, if any, is added after the chain.
 template <class Type, int MR, int NP>
