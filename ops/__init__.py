@@ -27,7 +27,7 @@ from ops.gemm import (
     prepare_linear,
 )
 from ops.gemm.by_head import HeadsWeight
-from ops.gemm.dequantize import dequantize, round_to_fp8
+from ops.gemm.dequantize import round_to_fp8
 from ops.gemm.weight import LinearWeight
 from ops.inputs import place_tokens, unpack
 from ops.inputs.tensors import StepTensors
@@ -86,7 +86,6 @@ __all__ = [
     "causal_conv",
     "compile_ahead",
     "compile_together",
-    "dequantize",
     "describe",
     "embedding",
     "force",
