@@ -7,6 +7,8 @@ plain numbers for the length of one product."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -59,7 +61,8 @@ class CodedLinearWeight(LinearWeight):
     def matmul(self, x: Tensor) -> Tensor:
         num_rows = x.shape[0]
         if self._few:
-            few_rows_coded.compile_ahead(self.codes, self.in_features, self._scales.shape[0], x.dtype, x.device)
+            shape = self.in_features, self.out_features, self._scales.shape[0]
+            few_rows_coded.compile_ahead(self.codes, *shape, x.dtype, x.device)
         if self._order is not None:
             x = x.index_select(1, self._order)
         if self._may_stream(num_rows):
@@ -76,9 +79,9 @@ class CodedLinearWeight(LinearWeight):
     def _may_stream(self, num_rows: int) -> bool:
         return self._few and 0 < num_rows <= few_rows_coded.MAX_ROWS
 
-    def stream(self, x: Tensor, *, gated: bool = False) -> Tensor:
-        """For few rows; as the other ways, x in the order of the codes."""
-        return few_rows_coded.few_rows(x, self.codes, self._weight, self._scales, self._bias, gated=gated)
+    def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
+        """For few rows; as the other ways, x in the order of the codes. `how`: as of `few_rows_coded.few_rows`."""
+        return few_rows_coded.few_rows(x, self.codes, self._weight, self._scales, self._bias, gated=gated, **how)
 
     def by_triton(self, x: Tensor) -> Tensor:
         from ops.gemm.triton_coded import linear  # no CPU needs Triton

@@ -1,35 +1,36 @@
 // out [M, N] = x weight^T for few rows M, as few_rows.cu computes it, of a weight in codes and scales: codes become 16-bit floats in
-// registers, exactly, and sums in float32 meet the scales.
+// registers, up to a factor or an offset that sums in float32 make good when they meet the scales.
 //
 // A unit is 64 bytes of each of a warp's 16 rows, 16 of a lane, which are taken as parts of eight codes of neighbouring columns, each
 // beside 16 bytes of x. `scales` [groups, N]: a group is 2^shift segments; SEGMENTS: of a unit, 0 where a row has one scale, which
-// is applied behind the last unit. Scales are in the queue beside the codes that they belong to.
+// is applied behind the last unit. Scales are in the queue beside the codes that they belong to. What counts is instructions:
+// a multiprocessor has some 200 of each scheduler for a unit.
 
 struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   static constexpr int COLUMNS = 64, PARTS = 2, UNITS = 4;
+  static constexpr bool OFFSET = false;
+  // An exponent of four bits lands in the last ones of a wider one: numbers are too small by the difference of the biases, half of
+  // which a scale makes good, and the rest the sum.
 #ifdef FLOAT16
-  static constexpr u32 SHIFT = 1, MAGNITUDE = 0x3f803f80, FACTOR = 0x5c005c00;  // 2^8 between the biases of the exponents
+  static constexpr u32 SHIFT = 7, MASK = 0xbf80bf80;
+  static constexpr float OF_SCALE = 1.f, OF_SUM = 256.f;
 #else
-  static constexpr u32 SHIFT = 4, MAGNITUDE = 0x07f007f0, FACTOR = 0x7b807b80;  // 2^120
+  static constexpr u32 SHIFT = 4, MASK = 0x87f087f0;
+  static constexpr float OF_SCALE = 18446744073709551616.f, OF_SUM = 72057594037927936.f;  // 2^64 and 2^56
 #endif
-  static __device__ __forceinline__ int column(int t, int part) { return t * 16 + part * 8; }
-  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
-  static __device__ __forceinline__ u32 zero(u32) { return 0; }
+  static __device__ __forceinline__ int first(int t) { return t * 16; }
+  static constexpr __device__ __forceinline__ int step(int part) { return part * 8; }
+  static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word) * OF_SCALE; }
+  static __device__ __forceinline__ float offset(u32) { return 0.f; }
+  // Two codes as signed numbers of 16 bits, moved up until the first bit of the exponent is where it belongs; the sign stays atop.
   static __device__ __forceinline__ u32 two(u32 word, u32 selector) {
-    const u32 spread = __byte_perm(word, 0, selector);  // each code atop 16 bits
-    u32 pair = (spread >> SHIFT & MAGNITUDE) | (spread & 0x80008000);
-#ifdef FLOAT16
-    asm("mul.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(FACTOR));
-#else
-    asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(FACTOR));
-#endif
-    return pair;
+    return __byte_perm(word, 0, selector) << SHIFT & MASK;
   }
-  static __device__ __forceinline__ void expand(const Vec& codes, int part, u32, u32 (&pairs)[4]) {
+  static __device__ __forceinline__ void expand(const Vec& codes, int part, u32 (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      pairs[2 * i] = two(codes.word[2 * part + i], 0x1404);
-      pairs[2 * i + 1] = two(codes.word[2 * part + i], 0x3424);
+      pairs[2 * i] = two(codes.word[2 * part + i], 0x9180);
+      pairs[2 * i + 1] = two(codes.word[2 * part + i], 0xb3a2);
     }
   }
   static __device__ __forceinline__ Vec arranged(const Vec& x) { return x; }
@@ -37,31 +38,31 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
 
 struct W4 {  // a byte's lower half is a column of the first 64, its upper half the one 64 on: 16 bytes are 16 neighbours of each
   static constexpr int COLUMNS = 128, PARTS = 4, UNITS = 2;
+  static constexpr bool OFFSET = true;
+  // A code is the end of the mantissa of a number whose last bit is worth 1: so it is too large by that, and by its zero point.
 #ifdef FLOAT16
-  static constexpr u32 BASE = 0x64006400;  // 1024: the last bit of its mantissa is worth 1
+  static constexpr u32 BASE = 0x64006400, ONES = 0x3c003c00, WIDE_BASE = 0x44800000, WIDE_SHIFT = 13;  // 1024
 #else
-  static constexpr u32 BASE = 0x43004300;  // 128
+  static constexpr u32 BASE = 0x43004300, ONES = 0x3f803f80, WIDE_BASE = 0x43000000, WIDE_SHIFT = 16;  // 128
 #endif
-  static __device__ __forceinline__ int column(int t, int part) { return part / 2 * 64 + t * 16 + part % 2 * 8; }
+  static constexpr float OF_SUM = 1.f;
+  static __device__ __forceinline__ int first(int t) { return t * 16; }
+  static constexpr __device__ __forceinline__ int step(int part) { return part / 2 * 64 + part % 2 * 8; }
   // A scale without its last 8 bits, in which the zero point is.
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word & 0xffffff00); }
-  static __device__ __forceinline__ u32 zero(u32 word) { return (word & 15) * 0x00010001 | BASE; }
+  static __device__ __forceinline__ float offset(u32 word) { return __uint_as_float((word & 15) << WIDE_SHIFT | WIDE_BASE); }
   // Of four columns the first and the third are a pair, and the second and the fourth.
-  static __device__ __forceinline__ u32 two(u32 word, u32 zero) {
-    u32 pair = (word & 0x000f000f) | BASE;
-#ifdef FLOAT16
-    asm("sub.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(zero));
-#else
-    asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(zero));
-#endif
+  static __device__ __forceinline__ u32 two(u32 word) {
+    u32 pair;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(pair) : "r"(word), "r"(0x000f000f), "r"(BASE));  // (a & b) | c
     return pair;
   }
-  static __device__ __forceinline__ void expand(const Vec& codes, int part, u32 zero, u32 (&pairs)[4]) {
+  static __device__ __forceinline__ void expand(const Vec& codes, int part, u32 (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const u32 word = codes.word[part % 2 * 2 + i] >> (part / 2 * 4);
-      pairs[2 * i] = two(word, zero);
-      pairs[2 * i + 1] = two(word >> 8, zero);
+      const u32 word = codes.word[part % 2 * 2 + i];
+      pairs[2 * i] = two(word >> (part / 2 * 4));
+      pairs[2 * i + 1] = two(word >> (part / 2 * 4 + 8));
     }
   }
   static __device__ __forceinline__ Vec arranged(const Vec& x) {
@@ -70,8 +71,10 @@ struct W4 {  // a byte's lower half is a column of the first 64, its upper half 
   }
 };
 
-__device__ __forceinline__ void copy_word_async(u32* to, const u32* from) {
-  const u32 address = u32(__cvta_generic_to_shared(to));
+__device__ __forceinline__ void copy_async_to(u32 address, const Vec* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_word_async_to(u32 address, const u32* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
 }
 
@@ -80,98 +83,114 @@ __device__ __forceinline__ void few_coded(const u16* x, const Vec* weight, const
                                           int K, int shift) {
   constexpr int COUNT = CODES::UNITS, COLUMNS = CODES::COLUMNS, PARTS = CODES::PARTS, SLOTS = BATCHES * COUNT;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int units = K / COLUMNS, share = (units + WARPS - 1) / WARPS, slabs = N / 16;
-  const int first_unit = warp * share, end_unit = min(units, first_unit + share), batches = (share + COUNT - 1) / COUNT;
-  Vec* queue = reinterpret_cast<Vec*>(shared) + warp * SLOTS * 64 + lane;
-  u32* scale_queue = reinterpret_cast<u32*>(shared + WARPS * SLOTS * 1024) + warp * SLOTS * SEGMENTS * 64 + lane;
+  const int first_unit = warp * share, own_units = min(units - first_unit, share), batches = (share + COUNT - 1) / COUNT;
+  const Vec* queue = reinterpret_cast<const Vec*>(shared) + warp * SLOTS * 64 + lane;
+  const u32* scale_queue = reinterpret_cast<const u32*>(shared + WARPS * SLOTS * 1024) + warp * SLOTS * SEGMENTS * 64 + lane;
   float* parts = reinterpret_cast<float*>(shared + WARPS * SLOTS * (1024 + SEGMENTS * 256));
+  const u32 queue_address = u32(__cvta_generic_to_shared(queue)), scale_address = u32(__cvta_generic_to_shared(scale_queue));
   let_next_start();
 
   auto upper_of = [&](int slab) { return GATED ? slab * 8 + g : slab * 16 + g; };
-  auto lower_of = [&](int slab) { return GATED ? N / 2 + upper_of(slab) : upper_of(slab) + 8; };
-  int ahead_slab = blockIdx.x, ahead_batch = 0, ahead_place = 0;
+  const int to_lower = GATED ? N / 2 : 8;
+  const long to_lower_vec = long(to_lower) * units * 4;
+  int ahead_slab = blockIdx.x, ahead_unit = 0, ahead_place = 0;
+  const Vec* ahead = weight + (long(upper_of(ahead_slab)) * units + first_unit) * 4 + t;
   auto fetch = [&] {
     if (ahead_slab < slabs) {
-      const int upper = upper_of(ahead_slab), lower = lower_of(ahead_slab);
+      const u32* of_upper = scales + upper_of(ahead_slab);
 #pragma unroll
       for (int u = 0; u < COUNT; u++) {
-        const int unit = first_unit + ahead_batch * COUNT + u, slot = ahead_place * COUNT + u;
-        if (unit < end_unit) {
-          copy_async(queue + slot * 64, reinterpret_cast<const u16*>(weight + (long(upper) * units + unit) * 4 + t));
-          copy_async(queue + slot * 64 + 32, reinterpret_cast<const u16*>(weight + (long(lower) * units + unit) * 4 + t));
+        if (ahead_unit + u < own_units) {
+          const u32 to = queue_address + (ahead_place * COUNT + u) * 1024;
+          copy_async_to(to, ahead + u * 4);
+          copy_async_to(to + 512, ahead + u * 4 + to_lower_vec);
 #pragma unroll
           for (int i = 0; i < SEGMENTS; i++) {
-            const u32* row = scales + long((unit * SEGMENTS + i) >> shift) * N;
-            copy_word_async(scale_queue + (slot * SEGMENTS + i) * 64, row + upper);
-            copy_word_async(scale_queue + (slot * SEGMENTS + i) * 64 + 32, row + lower);
+            const u32 scale_to = scale_address + ((ahead_place * COUNT + u) * SEGMENTS + i) * 256;
+            const u32* from = of_upper + (((first_unit + ahead_unit + u) * SEGMENTS + i) >> shift) * N;
+            copy_word_async_to(scale_to, from);
+            copy_word_async_to(scale_to + 128, from + to_lower);
           }
         }
       }
     }
     end_of_batch();
     ahead_place = ahead_place == BATCHES - 1 ? 0 : ahead_place + 1;
-    if (++ahead_batch == batches) ahead_batch = 0, ahead_slab += gridDim.x;
+    ahead_unit += COUNT, ahead += COUNT * 4;
+    if (ahead_unit >= batches * COUNT) {
+      ahead_unit = 0, ahead_slab += gridDim.x;
+      ahead = weight + (long(upper_of(ahead_slab)) * units + first_unit) * 4 + t;
+    }
   };
 #pragma unroll
   for (int i = 0; i < BATCHES; i++) fetch();
+  const u16* rows[TILES];  // those beyond the last repeat it: their products are never used
+#pragma unroll
+  for (int j = 0; j < TILES; j++) rows[j] = x + long(min(j * 8 + g, M - 1)) * K + first_unit * COLUMNS + CODES::first(t);
   wait_for_previous();
 
   int place = 0, buffer = 0;
   for (int slab = blockIdx.x; slab < slabs; slab += gridDim.x) {
     float sum[TILES][4] = {};
     u32 whole[2] = {};
-    if (SEGMENTS == 0) whole[0] = scales[upper_of(slab)], whole[1] = scales[lower_of(slab)];
-    for (int batch = 0; batch < batches; batch++) {
-      Vec values[COUNT][TILES][PARTS];
+    if (SEGMENTS == 0) whole[0] = scales[upper_of(slab)], whole[1] = scales[upper_of(slab) + to_lower];
+    for (int first = 0; first < batches * COUNT; first += COUNT) {
+      Vec values[COUNT][TILES][PARTS];  // zeros beside units beyond this warp's share, whatever the queue holds of them
 #pragma unroll
       for (int u = 0; u < COUNT; u++)
 #pragma unroll
         for (int j = 0; j < TILES; j++)
 #pragma unroll
           for (int p = 0; p < PARTS; p++) {
-            // Rows beyond the last repeat it, and so do units beyond this warp's share: their products are never used.
-            const int row = min(j * 8 + g, M - 1), unit = min(first_unit + batch * COUNT + u, units - 1);
-            values[u][j][p] = load(x + long(row) * K + unit * COLUMNS + CODES::column(t, p));
+            values[u][j][p] = {0, 0, 0, 0};
+            if (first + u < own_units) values[u][j][p] = load(rows[j] + (first + u) * COLUMNS + CODES::step(p));
           }
       wait_for_batches<BATCHES - 1>();
 #pragma unroll
-      for (int u = 0; u < COUNT; u++)
-        if (first_unit + batch * COUNT + u < end_unit) {
-          const int slot = place * COUNT + u;
-          const Vec a = queue[slot * 64], b = queue[slot * 64 + 32];
-          constexpr int PER_SEGMENT = PARTS / (SEGMENTS ? SEGMENTS : 1);
-          float part_sum[TILES][4];
-          u32 upper = 0, lower = 0;
+      for (int u = 0; u < COUNT; u++) {
+        const int slot = place * COUNT + u;
+        const Vec a = queue[slot * 64], b = queue[slot * 64 + 32];
+        constexpr int PER_SEGMENT = PARTS / (SEGMENTS ? SEGMENTS : 1);
+        float part_sum[TILES][4], x_sum[TILES][4];
 #pragma unroll
-          for (int p = 0; p < PARTS; p++) {
-            if (SEGMENTS && p % PER_SEGMENT == 0) {
-              upper = scale_queue[(slot * SEGMENTS + p / PER_SEGMENT) * 64];
-              lower = scale_queue[(slot * SEGMENTS + p / PER_SEGMENT) * 64 + 32];
+        for (int p = 0; p < PARTS; p++) {
+          if (SEGMENTS && p % PER_SEGMENT == 0) {
 #pragma unroll
-              for (int j = 0; j < TILES; j++)
+            for (int j = 0; j < TILES; j++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) part_sum[j][c] = 0.f;
-            }
-            u32 first[4], second[4];
-            CODES::expand(a, p, CODES::zero(upper), first);
-            CODES::expand(b, p, CODES::zero(lower), second);
+              for (int c = 0; c < 4; c++) part_sum[j][c] = x_sum[j][c] = 0.f;
+          }
+          u32 upper[4], lower[4];
+          CODES::expand(a, p, upper);
+          CODES::expand(b, p, lower);
 #pragma unroll
-            for (int j = 0; j < TILES; j++) {
-              const Vec v = CODES::arranged(values[u][j][p]);
-              float(&to)[4] = SEGMENTS ? part_sum[j] : sum[j];
-              mma(to, first[0], second[0], first[1], second[1], v.word[0], v.word[1]);
-              mma(to, first[2], second[2], first[3], second[3], v.word[2], v.word[3]);
-            }
-            if (SEGMENTS && p % PER_SEGMENT == PER_SEGMENT - 1) {
-              const float of_upper = CODES::scale(upper), of_lower = CODES::scale(lower);
-#pragma unroll
-              for (int j = 0; j < TILES; j++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) sum[j][c] += part_sum[j][c] * (c < 2 ? of_upper : of_lower);
+          for (int j = 0; j < TILES; j++) {
+            const Vec v = CODES::arranged(values[u][j][p]);
+            float(&to)[4] = SEGMENTS ? part_sum[j] : sum[j];
+            mma(to, upper[0], lower[0], upper[1], lower[1], v.word[0], v.word[1]);
+            mma(to, upper[2], lower[2], upper[3], lower[3], v.word[2], v.word[3]);
+            if constexpr (CODES::OFFSET) {
+              mma(x_sum[j], CODES::ONES, CODES::ONES, CODES::ONES, CODES::ONES, v.word[0], v.word[1]);
+              mma(x_sum[j], CODES::ONES, CODES::ONES, CODES::ONES, CODES::ONES, v.word[2], v.word[3]);
             }
           }
+          if (SEGMENTS && p % PER_SEGMENT == PER_SEGMENT - 1) {
+            const u32* words = scale_queue + (slot * SEGMENTS + p / PER_SEGMENT) * 64;
+            const bool own = first + u < own_units;
+            const u32 word[2] = {own ? words[0] : 0, own ? words[32] : 0};
+#pragma unroll
+            for (int j = 0; j < TILES; j++)
+#pragma unroll
+              for (int c = 0; c < 4; c++) {
+                float value = part_sum[j][c];
+                if (CODES::OFFSET) value -= CODES::offset(word[c / 2]) * x_sum[j][c];
+                sum[j][c] += value * CODES::scale(word[c / 2]);
+              }
+          }
         }
+      }
       place = place == BATCHES - 1 ? 0 : place + 1;
       fetch();
     }
@@ -183,7 +202,7 @@ __device__ __forceinline__ void few_coded(const u16* x, const Vec* weight, const
 #pragma unroll
       for (int c = 0; c < 4; c++) {
         const float value = SEGMENTS ? sum[j][c] : sum[j][c] * CODES::scale(whole[c / 2]);
-        part[((warp * TILES + j) * 4 + c) * 32 + lane] = value;
+        part[((warp * TILES + j) * 4 + c) * 32 + lane] = value * CODES::OF_SUM;
       }
     __syncthreads();
     write_slab<WARPS, TILES, GATED>(part, slab, M, N, bias, out);

@@ -20,15 +20,17 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class _Codes:
-    """As few_rows_coded.cu has them: `columns` of a unit, `units` of a batch, the most batches that pay."""
+    """As few_rows_coded.cu has them: `columns` of a unit, `units` of a batch."""
 
     name: str
     columns: int
     units: int
-    max_batches: int
 
 
-_CODES = {FP8: _Codes("Fp8", 64, 4, 2), W4: _Codes("W4", 128, 2, 4)}
+_CODES = {FP8: _Codes("Fp8", 64, 4), W4: _Codes("W4", 128, 2)}
+_BATCHES = (1, 2, 4)
+_SHARED_BYTES = 227 << 10  # of a block, on Hopper
+_MAX_BATCHES = {FP8: 2, W4: 4}  # that pay
 _SEGMENTS = {FP8: (0, 1), W4: (1, 2)}
 
 
@@ -61,15 +63,16 @@ class Variant:
 
 
 def variants(codes: WeightFormat) -> list[Variant]:
-    batches = [1, 2] if _CODES[codes].max_batches == 2 else [1, 2, 4]
-    return [
+    """All that a block's shared memory holds."""
+    found = (
         Variant(codes, segments, warps, queued, tiles, gated)
         for segments in _SEGMENTS[codes]
-        for warps in (8, 16)
-        for queued in batches
+        for warps in (4, 8, 16)
+        for queued in _BATCHES
         for tiles in (1, 2)
         for gated in (False, True)
-    ]
+    )
+    return [each for each in found if each.shared_bytes <= _SHARED_BYTES]
 
 
 def segments_of(codes: WeightFormat, in_features: int, groups: int) -> tuple[int, int] | None:
@@ -93,10 +96,10 @@ def fits(codes: WeightFormat, out_features: int, in_features: int, groups: int) 
 
 def few_rows(
     x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor, bias: Tensor | None, *, gated: bool,
-    variant: Variant | None = None,
+    variant: Variant | None = None, max_blocks: int | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS. weight [N, bytes of K codes], scales [groups, N] of four
-    bytes, both as coded.py lays them; `fits`."""
+    bytes, both as coded.py lays them; `fits`. `max_blocks`: of a multiprocessor, by default as many as there is room for."""
     (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
     found = segments_of(codes, in_features, groups)
     assert found is not None
@@ -105,8 +108,9 @@ def few_rows(
     variant = variant or choose(codes, segments, num_rows, in_features, out_features, gated, multiprocessors)
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     kernel, blocks = _kernel(variant, x.dtype, x.device)
+    slabs, places = out_features // 16, min(blocks, max_blocks or blocks) * multiprocessors
     kernel.launch(
-        (min(out_features // 16, blocks * multiprocessors), 1, 1), variant.warps * 32, variant.shared_bytes,
+        (min(slabs, places), 1, 1), variant.warps * 32, variant.shared_bytes,
         x.contiguous(), weight, scales, bias, out, num_rows, out_features, in_features, shift,
     )  # fmt: skip
     return out
@@ -120,25 +124,28 @@ def choose(
     form = _CODES[codes]
     warps = 16 if out_features // 16 < multiprocessors else 8
     batches = -(-in_features // (form.columns * form.units * warps))
-    queued = max(each for each in (1, 2, 4) if each <= min(form.max_batches, batches))
+    queued = max(each for each in _BATCHES if each <= min(_MAX_BATCHES[codes], batches))
     return Variant(codes, segments, warps, queued, 1 if num_rows <= 8 else 2, gated)
 
 
 @functools.cache
-def compile_ahead(codes: WeightFormat, in_features: int, groups: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Begin to compile the instances that such weights may need, once."""
-    if (found := segments_of(codes, in_features, groups)) is not None:
-        _compile_ahead(codes, found[0], dtype, device)
+def compile_ahead(
+    codes: WeightFormat, in_features: int, out_features: int, groups: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Begin to compile the instances that such a weight may need, once."""
+    if (found := segments_of(codes, in_features, groups)) is None:
+        return
+    multiprocessors = tuning.of(device).multiprocessors
+    shapes = [(num_rows, gated) for num_rows in (1, MAX_ROWS) for gated in (False, True)]
+    wanted = {
+        choose(codes, found[0], num_rows, in_features, out_features, gated, multiprocessors).name
+        for num_rows, gated in shapes
+    }
+    program(codes).compile_ahead(wanted, dtype, device)
 
 
 @functools.cache
-def _compile_ahead(codes: WeightFormat, segments: int, dtype: torch.dtype, device: torch.device) -> None:
-    wanted = [each.name for each in variants(codes) if each.segments == segments]
-    _program(codes).compile_ahead(wanted, dtype, device)
-
-
-@functools.cache
-def _program(codes: WeightFormat) -> Program:
+def program(codes: WeightFormat) -> Program:
     """Made with the first weight: no start without such weights is to compile it."""
     sources = [_HERE / "few_rows.cu", _HERE / "few_rows_coded.cu"]
     return Program(sources, {each.name: each.source for each in variants(codes)}, listed=False)
@@ -147,6 +154,6 @@ def _program(codes: WeightFormat) -> Program:
 @functools.cache
 def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
     """The kernel, and how many blocks of it a multiprocessor holds at once."""
-    kernel = _program(variant.codes).kernel(variant.name, dtype, device)
+    kernel = program(variant.codes).kernel(variant.name, dtype, device)
     kernel.allow_shared_bytes(variant.shared_bytes)
     return kernel, kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)

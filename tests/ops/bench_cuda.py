@@ -1,4 +1,5 @@
-"""The CUDA kernels against their alternatives, over real shapes: `python tests/ops/bench_cuda.py [linear] [coded] [decode]`.
+"""The CUDA kernels against their alternatives, over real shapes: `python tests/ops/bench_cuda.py [linear] [coded] [streams]
+[decode]`.
 
 Each line is one pass over as many copies as a model has layers, in a graph, so that no cache holds a weight and launches cost
 what they cost in service. Microseconds a layer; the floor is the bytes at the speed of a copy."""
@@ -16,6 +17,7 @@ from triton.testing import do_bench
 from ops.attention import cuda
 from ops.attention.heads import AttentionHeads
 from ops.attention.meta import AttentionMeta
+from ops.gemm import few_rows_coded
 from ops.gemm.coded import CodedLinearWeight
 from ops.gemm.few_rows import MAX_ROWS as MAX_FEW_ROWS
 from ops.gemm.few_rows import few_rows
@@ -100,6 +102,45 @@ def bench_coded() -> None:
                 )
 
 
+def bench_streams() -> None:
+    """Every instance of few_rows_coded.cu; the best five of each shape, and what is chosen."""
+    random = torch.Generator("cuda").manual_seed(0)
+    for codes, group in ((FP8, 0), (FP8, 128), (W4, 128)):
+        for out_features, in_features in SHAPES["8b"][:4]:
+            num_bytes = out_features * in_features // (2 if codes == W4 else 1)
+            copies = max(2, min(28, int(6e8 / num_bytes)))
+            groups = in_features // group if group else 1
+            weights = [_coded(codes, out_features, in_features, groups, random) for _ in range(copies)]
+            gated = out_features == 28672
+            for num_rows in (1, 16):
+                x = torch.randn(num_rows, in_features, device="cuda").bfloat16()
+                chosen = few_rows_coded.choose(
+                    codes, 1 if group else 0, num_rows, in_features, out_features, gated, 132
+                )
+                times = {}
+                same = [
+                    each
+                    for each in few_rows_coded.variants(codes)
+                    if (each.segments, each.tiles, each.gated) == (chosen.segments, chosen.tiles, chosen.gated)
+                ]
+                names = [each.name for each in same]
+                few_rows_coded.program(codes).compile_ahead(names, torch.bfloat16, torch.device("cuda"))
+                for variant in same:
+                    for blocks in (1, 2, 3, 99):
+                        how = {"gated": gated, "variant": variant, "max_blocks": blocks}
+
+                        def work(x=x, weights=weights, how=how) -> None:
+                            for weight in weights:
+                                weight.stream(x, **how)
+
+                        times[variant.warps, variant.batches, blocks] = us(work, copies)
+                best = ", ".join(
+                    f"{how} {time:.2f}" for how, time in sorted(times.items(), key=lambda each: each[1])[:5]
+                )
+                now = times[chosen.warps, chosen.batches, 99]
+                print(f"{codes}/{group} {out_features} x {in_features} {num_rows}: now {now:.2f}; {best}", flush=True)
+
+
 def _coded(
     codes: WeightFormat, out_features: int, in_features: int, groups: int, random: torch.Generator
 ) -> CodedLinearWeight:
@@ -149,5 +190,7 @@ if __name__ == "__main__":
         bench_linear()
     if "coded" in wanted:
         bench_coded()
+    if "streams" in wanted:
+        bench_streams()
     if "decode" in wanted:
         bench_decode()

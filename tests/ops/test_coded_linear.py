@@ -115,7 +115,8 @@ def test_rounded_rows_meet_codes(codes, groups, device):
     bound = steps if codes == W8 else steps.maximum(x.double().abs() / 16)
     assert ((back - x.double()).abs() <= bound * (1 + 1e-5)).all()
     out = triton_coded.linear(rounded, codes, weight, scales, None, torch.float32, x_scales)
-    assert error(out, exact(back, stored)) < 1e-6
+    # Hopper adds products of fp8 with some 14 bits.
+    assert error(out, exact(back, stored)) < (2.0**-11 if codes == FP8 and device == "cuda" else 1e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -158,8 +159,10 @@ def test_which_codes_are_taken_where():
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("codes", [FP8, W4], ids=str)
 def test_every_stream_at_every_shape(codes, dtype):
-    for variant in few_rows_coded.variants(codes):
-        for out_features, in_features in ((192, 640), (2080, 1152), (96, 128)):
+    known = few_rows_coded.variants(codes)
+    few_rows_coded.program(codes).compile_ahead([each.name for each in known], dtype, torch.device("cuda"))
+    for variant in known:
+        for out_features, in_features in ((192, 640), (2080, 1152), (96, 128)):  # K is never cut evenly
             unit = 64 if codes == FP8 else 128
             groups = 1 if not variant.segments else in_features // unit * variant.segments
             stored = to(drawn(codes, out_features, in_features, groups, zeros=True), "cuda")
@@ -197,6 +200,16 @@ def test_any_number_of_rows(codes, groups, dtype):
             assert error(out, wanted) < bound, num_rows
             gate, up = wanted.chunk(2, dim=-1)
             assert error(gated, torch.nn.functional.silu(gate) * up) < 2 * bound, num_rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1e-7, 1e-3, 1e4])
+@pytest.mark.parametrize(("codes", "groups"), [(FP8, 1), (FP8, 8), (W4, 8)], ids=str)
+def test_tiny_and_huge_activations_lose_nothing(codes, groups, size):
+    """On the way numbers of fp8 are 2^120 too small."""
+    stored = to(drawn(codes, 64, 1024, groups, zeros=True), "cuda")
+    x = (torch.randn(3, 1024, device="cuda") * size).bfloat16()
+    assert error(ops.linear(x, CodedLinearWeight(stored)), exact(x, stored)) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.gpu
