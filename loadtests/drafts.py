@@ -17,8 +17,7 @@ from loadtests.results import add_to_file, new_record
 from loadtests.steps import records_of, tell
 
 SUMMARY = "measure steps with guessed tokens beside steps without (speculative decoding)"
-FIXED = '{"method": "ngram", "num_speculative_tokens": 3, "synthetic_acceptance": 0.7, "adaptive": false}'
-ADAPTIVE = '{"method": "ngram", "num_speculative_tokens": 3, "synthetic_acceptance": 0.7}'
+CHANCE = {"num_speculative_tokens": 3, "synthetic_acceptance": 0.7}
 Records = Mapping[int, Mapping[str, Any]]  # by batch size
 
 
@@ -26,12 +25,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="FOLDER", help="with a config.json; weights are drawn")
     add("--batch", type=int, nargs="+", default=[1, 32, 256], metavar="B", help="batch sizes (default 1 32 256)")
+    add("--method", default="ngram", help="by which is guessed: 3 tokens, right by a chance of 0.7 (default ngram)")
     add(
-        "--config", nargs="+", default=[FIXED, ADAPTIVE], metavar="JSON",
-        help="as --speculative-config, each in turn (default: 3 guesses, right by a chance of 0.7: always, and as many as pay)",
+        "--drafts-by",
+        type=Path,
+        metavar="FOLDER",
+        help="with the config.json of what guesses, for methods that need one",
+    )
+    add(
+        "--config", nargs="+", metavar="JSON",
+        help="as --speculative-config, each in turn (default: by --method: 3 guesses always, and as many as pay)",
     )  # fmt: skip
     add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
     add("engine_options", nargs="*", metavar="-- OPTION", help="for the engine: -- --max-num-seqs 256")
+
+
+def configs_of(method: str, drafts_by: Path | None) -> list[str]:
+    """3 guesses always, and as many as pay."""
+    given = {"method": method, **CHANCE} | ({} if drafts_by is None else {"model": str(drafts_by)})
+    return [json.dumps(given | {"adaptive": False}), json.dumps(given)]
 
 
 def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, Any], Records, bool]:
@@ -81,7 +93,8 @@ def main(args: argparse.Namespace) -> int:
     if not (args.model / "config.json").is_file():
         print(f"loadtests drafts: {args.model}: no config.json there", file=sys.stderr)
         return 2
-    runs = [measured(args, config) for config in (None, *args.config)]
+    configs = args.config or configs_of(args.method, args.drafts_by)
+    runs = [measured(args, config) for config in (None, *configs)]
     (start, plain, _), drafted = runs[0], [found for _, found, _ in runs[1:]]
     figures = {f"steps_ms.plain.{batch}": record["ms"] for batch, record in plain.items()}
     for number, found in enumerate(drafted, 1):
@@ -91,8 +104,8 @@ def main(args: argparse.Namespace) -> int:
                 figures[f"tok_per_s_ratio.{number}.{batch}"] = record["tok_per_s"] / plain[batch]["tok_per_s"]
     name = args.model.resolve().name
     device = " ".join(str(start[key]) for key in ("device_name", "dtype") if key in start)
-    result = new_record("drafts", name, device, figures) | {"configs": args.config, "details": [run[1] for run in runs]}
-    print(table(args.config, plain, drafted))
+    result = new_record("drafts", name, device, figures) | {"configs": configs, "details": [run[1] for run in runs]}
+    print(table(configs, plain, drafted))
     if args.output_json is not None:
         add_to_file(args.output_json, result)
     print("\n" + json.dumps(result), flush=True)

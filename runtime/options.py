@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from runtime.speculate.config import MAX_DRAFTS, SpeculativeConfig
+from runtime.speculate.config import MAX_DRAFTS, WITH_MODEL, SpeculativeConfig
 
 MODEL, ENGINE, HTTP = "model", "engine", "HTTP"  # groups of --help
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8_per_token_head"]
+SPECULATES_BY_MODEL = WITH_MODEL  # methods that --speculative-model is for
+SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "ngram_gpu", "mtp", "eagle", "eagle3"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
@@ -187,23 +189,25 @@ class EngineOptions:
         parse=SpeculativeConfig.parse,
         metavar="JSON",
     )
-    speculative_method: Literal["ngram", "suffix", "draft_model", "ngram_gpu", "mtp"] | None = option(
+    speculative_method: SpeculativeMethod | None = option(
         None,
         "guess tokens from what stands in prompt and answer (ngram; ngram_gpu looks it up on the device), or in past answers too "
-        "(suffix), or by a smaller model (draft_model), or by layers of the model's own checkpoint (mtp); never changes an answer",
+        "(suffix), by a smaller model (draft_model), or by layers that read the model's hidden states: of its own checkpoint "
+        "(mtp), or of one made for it (eagle, eagle3); never changes an answer",
         group=ENGINE,
         aliases=("--spec-method",),
     )
     speculative_model: str | None = option(
         None,
-        "the smaller model, of the same vocabulary, that guesses tokens: a name, folder, .gguf file or hub id as --model takes it",
+        "what guesses tokens, a smaller model of the same vocabulary or a head made for this one (eagle, eagle3): a name, folder, "
+        ".gguf file or hub id as --model takes it",
         group=ENGINE,
         metavar="NAME",
         aliases=("--spec-model",),
     )
     num_speculative_tokens: int | None = option(
         None,
-        "tokens guessed for a sequence in one step at most (default: 8); fewer where fewer bring more",
+        "tokens guessed for a sequence in one step at most (default: 8; by mtp, eagle and eagle3 3); fewer where fewer bring more",
         group=ENGINE,
         minimum=1,
         maximum=MAX_DRAFTS,

@@ -22,6 +22,7 @@ from runtime.kv.block_pool import BlockPool
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.lora.adapters import Adapters
 from runtime.models.implementation import describe, load
+from runtime.models.read.eagle import head_from_config
 from runtime.models.registry import add_plugins, mtp_from_config
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec
@@ -35,6 +36,7 @@ from runtime.profiling.recorder import TorchRecorder
 from runtime.runner.rank_worker import RankWorker, on_every_rank
 from runtime.runner.worker import Worker
 from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.speculate.config import HEADS
 from runtime.step import Runner
 from runtime.weights.fetch import ModelFiles
 from runtime.weights.rules import WeightsError
@@ -283,8 +285,11 @@ def _with_draft(config: EngineConfig, spec: ModelSpec, files: ModelFiles, draft:
     named = config.speculation is not None and config.speculation.model is not None
     if named != (draft is not None):
         raise PlanError("a draft model has to be named by the speculative config, and its files to be there")
-    if config.speculation is not None and config.speculation.method == "mtp":
-        return _with_mtp(spec, files)
+    method = "" if config.speculation is None else config.speculation.method
+    if method in HEADS:
+        described = _described(spec, method)
+        read = mtp_from_config if method == "mtp" else partial(head_from_config, method)
+        return PairSpec.with_head(described, read((draft or files).config, described))
     if draft is None:
         return spec
     pair = PairSpec.of(spec, describe(draft.config, config.model_impl))
@@ -300,10 +305,11 @@ def _with_draft(config: EngineConfig, spec: ModelSpec, files: ModelFiles, draft:
     return pair
 
 
-def _with_mtp(spec: ModelSpec, files: ModelFiles) -> PairSpec:
+def _described(spec: ModelSpec, method: str) -> DecoderSpec:
+    """`spec`, of which a draft head may read hidden states. Raises UnsupportedModel."""
     if not isinstance(spec, DecoderSpec):
-        raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no method mtp is served")
-    return PairSpec.with_head(spec, mtp_from_config(files.config, spec))
+        raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no method {method} is served")
+    return spec
 
 
 def _build(
@@ -383,15 +389,16 @@ def _loaded(
     from runtime.models.pair import ModelPair
 
     model = loaded(spec.model, files, config.load_format, room)
+    load_format = config.load_format if draft is None or config.load_format == "dummy" else "auto"
     if isinstance(spec.draft, DraftHeadSpec):
         assert isinstance(model, Decoder), "others have no draft heads"
         head = load_draft_head(
-            spec.draft, draft or files, model, load_format=config.load_format, seed=config.seed or 0, progress=report,
+            spec.draft, draft or files, model, load_format=load_format, seed=config.seed or 0, progress=report,
             max_model_len=plan.max_model_len, weights=plan.weights,
         )  # fmt: skip
         return ModelPair(model, head)
     assert draft is not None
-    return ModelPair(model, loaded(spec.draft, draft, "dummy" if config.load_format == "dummy" else "auto"))
+    return ModelPair(model, loaded(spec.draft, draft, load_format))
 
 
 def _with_length(config: EngineConfig, spec: ModelSpec, modules: SentenceModules | None) -> EngineConfig:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +17,27 @@ from runtime.models.blocks.vocabulary import VocabularyBlock
 from runtime.models.blocks.weights import Weights
 from runtime.models.decoder import Decoder, Hidden, build_stack, rope_tables
 from runtime.models.forward_step import ForwardStep
-from runtime.models.spec.draft_head import EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, DraftHeadSpec, JoinedEntry
+from runtime.models.spec.draft_head import (
+    EMBEDDING_NORM,
+    HIDDEN_NORM,
+    PROJECTION,
+    TOKEN_OFFSETS,
+    DraftHeadSpec,
+    JoinedEntry,
+)
+from runtime.weights.rules import WeightsError
+
+
+class EntryBlock(Protocol):
+    """What becomes of the embeddings of tokens and of hidden states before the first layer."""
+
+    def read(self, hidden_states: Tensor) -> Tensor:
+        """[T, *], of the model -> [T, H], what takes the place of the head's own hidden states."""
+        ...
+
+    def forward(self, embeds: Tensor, hidden_states: Tensor) -> Tensor:
+        """Both [T, H] -> [T, H], a fresh tensor."""
+        ...
 
 
 class JoinedEntryBlock:
@@ -25,18 +47,48 @@ class JoinedEntryBlock:
         self._projection = weights.linears[PROJECTION]
         self._hidden_first = entry.hidden_first
 
+    def read(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
     def forward(self, embeds: Tensor, hidden_states: Tensor) -> Tensor:
-        """Both [T, H] -> [T, H], a fresh tensor."""
         parts = [self._embedding_norm.forward(embeds), self._hidden_norm.forward(hidden_states)]
         return ops.linear(torch.cat(parts[::-1] if self._hidden_first else parts, dim=1), self._projection)
 
 
+class FusedEntryBlock:
+    def __init__(self, weights: Weights) -> None:
+        self._projection = weights.linears[PROJECTION]
+
+    def read(self, hidden_states: Tensor) -> Tensor:
+        return ops.linear(hidden_states, self._projection)
+
+    def forward(self, embeds: Tensor, hidden_states: Tensor) -> Tensor:
+        return hidden_states.clone()
+
+
+def _entry(spec: DraftHeadSpec, weights: Weights) -> EntryBlock:
+    return JoinedEntryBlock(spec.entry, weights) if isinstance(spec.entry, JoinedEntry) else FusedEntryBlock(weights)
+
+
+def _token_ids(spec: DraftHeadSpec, weights: Weights) -> Tensor | None:
+    """[draft_vocab_size] int64: the model's ids of the head's tokens, None where they are the same. Raises WeightsError."""
+    if spec.draft_vocab_size is None:
+        return None
+    offsets = weights.tensors[TOKEN_OFFSETS]
+    ids = torch.arange(len(offsets), device=offsets.device) + offsets.round().long()
+    if len(ids) != len(set(ids.tolist())) or not 0 <= int(ids.min()) <= int(ids.max()) < spec.vocab_size:
+        raise WeightsError(
+            f"{TOKEN_OFFSETS} does not name {len(ids)} different ones of the model's {spec.vocab_size} tokens"
+        )
+    return ids
+
+
 class DraftHead:
-    """`model`: whose hidden states it reads, and whose ends it has."""
+    """`model`: whose hidden states it reads, and whose ends it has, as far as it has none of its own."""
 
     def __init__(
-        self, spec: DraftHeadSpec, entry: JoinedEntryBlock, stack: LayerStack, vocabulary: VocabularyBlock, weights_bytes: int,
-        model: Decoder,
+        self, spec: DraftHeadSpec, entry: EntryBlock, token_ids: Tensor | None, stack: LayerStack,
+        vocabulary: VocabularyBlock, weights_bytes: int, model: Decoder,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.dtype = model.dtype
@@ -45,6 +97,7 @@ class DraftHead:
         self.weights_bytes = weights_bytes
         self._model = model
         self._entry = entry
+        self._token_ids = token_ids
         self._stack = stack
         self._vocabulary = vocabulary
 
@@ -54,10 +107,12 @@ class DraftHead:
     @classmethod
     def build(cls, spec: DraftHeadSpec, weights: Weights, model: Decoder, *, max_positions: int) -> DraftHead:
         """`max_positions`: the longest context it will be asked for."""
-        whole = model.vocabulary.lend(weights, table=True, head=spec.head.name)
+        head = None if spec.own_head else spec.head.name
+        whole = model.vocabulary.lend(weights, table=not spec.own_embedding, head=head)
         return cls(
             spec,
-            JoinedEntryBlock(spec.entry, weights),
+            _entry(spec, weights),
+            _token_ids(spec, weights),
             build_stack(spec, weights, rope_tables(spec, device=model.device, max_positions=max_positions)),
             VocabularyBlock(spec, whole, model.dtype),
             weights.nbytes,
@@ -75,14 +130,15 @@ class DraftHead:
 
     def read(self, hidden: Hidden) -> Tensor:
         """What it takes of the hidden states that the model gives, in a tensor of its own: [T, H], as `forward` takes them."""
-        return self._model.read_by_head(hidden)
+        return self._entry.read(self._model.read_by_head(hidden))
 
     def forward(self, step: ForwardStep) -> Tensor:
         """A step whose `input_ids` are those behind its tokens -> [T, H], its own hidden states, of which it makes logits, and the
         next guess behind these."""
         assert step.hidden_states is not None
-        residual = self._entry.forward(self._vocabulary.embed(step.input_ids), step.hidden_states)
-        x = self._stack.forward(residual, step).x
+        embeds = self._vocabulary.embed(step.input_ids)
+        residual = self._entry.forward(embeds, step.hidden_states)
+        x = self._stack.forward(residual, replace(step, input_embeds=embeds)).x
         if self.spec.hands_on_normed:
             return self._vocabulary.final_hidden(x, residual)
         return residual if x is None else residual.add_(x)
@@ -91,4 +147,8 @@ class DraftHead:
         """What `forward` gave, [S, H] -> [S, V]."""
         if not self.spec.hands_on_normed:
             hidden = self._vocabulary.final_hidden(None, hidden)
-        return self._vocabulary.logits(hidden)
+        logits = self._vocabulary.logits(hidden)
+        if self._token_ids is None:
+            return logits
+        of_all = logits.new_full((len(logits), self.spec.vocab_size), -torch.inf)
+        return of_all.index_copy_(1, self._token_ids, logits)

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple, Self
 
-METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu", "mtp")
-ON_DEVICE: Final = ("draft_model", "ngram_gpu", "mtp")  # methods that guess behind a step, on the device
-HEADS: Final = ("mtp",)  # of these, those by layers that read the model's hidden states
-_ELSEWHERE: Final = (
+METHODS: Final = ("ngram", "suffix", "draft_model", "ngram_gpu", "mtp", "eagle", "eagle3")
+ON_DEVICE: Final = (
+    "draft_model",
+    "ngram_gpu",
+    "mtp",
     "eagle",
     "eagle3",
+)  # methods that guess behind a step, on the device
+HEADS: Final = ("mtp", "eagle", "eagle3")  # of these, those by layers that read the model's hidden states
+WITH_MODEL: Final = ("draft_model", "eagle", "eagle3")  # of these, those that a checkpoint of their own is named for
+_ELSEWHERE: Final = (
     "extract_hidden_states",
     "medusa",
     "mlp_speculator",
@@ -37,8 +42,8 @@ class SpeculativeConfig:
     """`num_speculative_tokens`: drafts of a row in one step at most; `adaptive`: fewer where fewer bring more, and none where they
     cost more than they bring. `prompt_lookup_max`, `prompt_lookup_min` (ngram, ngram_gpu): how many last tokens are looked for.
     `suffix_decoding_*` (suffix): how many last tokens are looked for at most, how many past answers are kept, how many drafts
-    there are at most for each token found again, and how likely all drafts up to one must be right. `model` (draft_model): what
-    guesses, called as `--model` is. (mtp: layers that the model's own checkpoint brings.)
+    there are at most for each token found again, and how likely all drafts up to one must be right. `model` (draft_model,
+    eagle, eagle3): what guesses, called as `--model` is. (mtp: layers that the model's own checkpoint brings.)
     `synthetic_acceptance`: drafts are accepted by this chance and not by truth, so answers are nonsense: to measure speed.
 
     Raises ValueError, which names what is wrong."""
@@ -93,14 +98,14 @@ class SpeculativeConfig:
             for prefix, owners in ((_LOOKUP, ("ngram", "ngram_gpu")), (_SUFFIX, ("suffix",))):
                 if key.startswith(prefix) and method not in owners:
                     raise ValueError(f"{key} is for method {' and '.join(owners)}, not {method}")
-        if "model" in values and method != "draft_model":
-            raise ValueError(f"model is for method draft_model, not {method}")
+        if "model" in values and method not in WITH_MODEL:
+            raise ValueError(f"model is for method {' and '.join(WITH_MODEL)}, not {method}")
         values.setdefault("num_speculative_tokens", _DEFAULT_OF_HEADS if method in HEADS else _DEFAULT_DRAFTS)
         return cls(**values)
 
     def __post_init__(self) -> None:
         _check_method(self.method)
-        if self.method == "draft_model" and not (isinstance(self.model, str) and self.model):
+        if self.method in WITH_MODEL and not (isinstance(self.model, str) and self.model):
             raise ValueError(
                 f"model {self.model!r} is not the name of a draft model: a folder, a .gguf file or a hub id"
             )

@@ -37,6 +37,8 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
     "draft_model": _drafted,
     "ngram_gpu": _drafted,
     "mtp": _drafted,
+    "eagle": _drafted,
+    "eagle3": _drafted,
 }
 
 

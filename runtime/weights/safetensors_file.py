@@ -27,6 +27,7 @@ from runtime.weights.rules import Shape, Span, WeightsError
 
 _MAX_HEADER = 100_000_000  # bytes, as in the reference implementation
 _SAME_AS_STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_INTEGERS = {"I32": np.int32, "I64": np.int64}  # indices: float32 has all below 2 ** 24
 _BYTES = {
     "BOOL": 1,
     "U8": 1,
@@ -37,6 +38,7 @@ _BYTES = {
     "U16": 2,
     "I32": 4,
     "U32": 4,
+    "I64": 8,
 }  # of other types
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -112,6 +114,11 @@ class SafetensorsCheckpoint:
             quantised.scheme.decode(self._raw(quantised, Span(start, start + len(out))), values, start)
         else:
             tensor = self._tensors[name]
+            if tensor.format in _INTEGERS and out.dtype == np.float32:
+                out[...] = (
+                    self._bytes(tensor, Span(start, start + len(out))).view(_INTEGERS[tensor.format]).reshape(out.shape)
+                )
+                return
             if tensor.format not in _SAME_AS_STORED:
                 known = ", ".join((*_SAME_AS_STORED, *(scheme.format for scheme in self._schemes)))
                 raise WeightsError(

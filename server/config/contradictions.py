@@ -9,6 +9,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+from runtime.options import SPECULATES_BY_MODEL
 from server.config.keys import KEY, user_keys
 from server.config.options import DEFAULT_HOST, ServerOptions, flag_of
 
@@ -42,8 +43,8 @@ def contradiction(options: ServerOptions) -> str | None:
         return f"--max-num-batched-tokens {tokens} has to be more than --max-num-seqs {seqs}"
     if options.num_speculative_tokens is not None and options.speculative_method is None:
         return "--num-speculative-tokens says how many, and --speculative-method has to say by what they are guessed"
-    if (options.speculative_model is not None) != (options.speculative_method == "draft_model"):
-        return "--speculative-method draft_model and --speculative-model NAME belong together"
+    if (options.speculative_model is not None) != (options.speculative_method in SPECULATES_BY_MODEL):
+        return f"--speculative-method {' or '.join(SPECULATES_BY_MODEL)} and --speculative-model NAME belong together"
     for model in options.models:
         is_file = model.endswith(".gguf")
         if options.load_format in ("safetensors", "dummy") and is_file:

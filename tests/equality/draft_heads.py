@@ -128,3 +128,119 @@ def mtp_checkpoint(
     return Reference(
         lambda ids: model.model(ids[None], use_cache=False).last_hidden_state[0], embedding, lambda read: read, head, model.lm_head
     )  # fmt: skip
+
+
+LLAMA_HEAD = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+
+
+def eagle_checkpoint(
+    folder: Path, model: torch.nn.Module, config: transformers.LlamaConfig, *, bias: bool
+) -> Reference:
+    """EAGLE's, as its authors write it: a layer without a norm before its attention, and no norm behind."""
+    layer = transformers.LlamaForCausalLM(config)
+    spread(layer)
+    layer.model.layers[0].input_layernorm = torch.nn.Identity()
+    layer.model.norm = torch.nn.Identity()
+    fc = random_linear(config.hidden_size, 2 * config.hidden_size, bias=bias)
+    tensors = {
+        name.removeprefix("model."): tensor
+        for name, tensor in layer.state_dict().items()
+        if name.startswith("model.layers.")
+    }
+    tensors |= {f"fc.{name}": tensor for name, tensor in fc.state_dict().items()}
+    tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.data
+    _save(folder, tensors, json.loads(config.to_json_string()) | LLAMA_HEAD | {"bias": bias})
+
+    def head(hidden: Tensor, embeds: Tensor) -> tuple[Tensor, Tensor]:
+        given, _ = last_states(layer.model, fc(torch.cat([embeds, hidden], dim=1)))
+        return given, given
+
+    return Reference(
+        lambda ids: model.model(ids[None], use_cache=False).last_hidden_state[0], model.model.embed_tokens, lambda read: read, head,
+        model.lm_head,
+    )  # fmt: skip
+
+
+def eagle3_checkpoint(
+    folder: Path, model: torch.nn.Module, config: transformers.LlamaConfig, layers: Sequence[int], *, num_ids: int | None,
+    speculators: bool = False,
+) -> Reference:  # fmt: skip
+    """EAGLE-3's, as its authors write it, or, `speculators`, as vLLM's library does: then the norm comes before the residual.
+    `layers`: of the model, whose inputs it reads. `num_ids`: of its own vocabulary, None for all of the model's."""
+    layer = transformers.LlamaForCausalLM(config)
+    size, of_model = config.hidden_size, model.config.hidden_size
+    attention = layer.model.layers[0].self_attn
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(attention, name, random_linear(getattr(attention, name).out_features, 2 * size))
+    hidden_norm = type(layer.model.norm)(size, config.rms_norm_eps)
+    layer.model.layers[0].hidden_norm = hidden_norm
+    spread(layer)
+    fc = random_linear(size, len(layers) * of_model)
+    ids = torch.arange(model.config.vocab_size)
+    if num_ids is not None:
+        ids = torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))[:num_ids].sort().values
+    lm_head = random_linear(len(ids), size)
+    place = "layers.0." if speculators else "midlayer."
+    tensors = {
+        place + name.removeprefix("model.layers.0."): tensor
+        for name, tensor in layer.state_dict().items()
+        if name.startswith("model.layers.0.")
+    }
+    tensors |= {
+        "fc.weight": fc.weight.data,
+        "norm.weight": layer.model.norm.weight.data,
+        "lm_head.weight": lm_head.weight.data,
+    }
+    embedding = model.model.embed_tokens
+    if size != of_model:
+        embedding = layer.model.embed_tokens
+        tensors["embed_tokens.weight"] = embedding.weight.data
+    if num_ids is not None:
+        tensors["d2t"] = ids - torch.arange(num_ids)
+        tensors["t2d"] = torch.isin(torch.arange(model.config.vocab_size), ids)
+    said = json.loads(config.to_json_string())
+    told = {
+        "draft_vocab_size": len(ids),
+        "eagle_aux_hidden_state_layer_ids": list(layers),
+        "target_hidden_size": of_model,
+    }
+    if speculators:
+        more = {"architectures": ["Eagle3Speculator"], "norm_before_residual": True, "transformer_layer_config": said}
+        _save(folder, tensors, told | more)
+    else:
+        _save(folder, tensors, said | told | LLAMA_HEAD | {"architectures": ["LlamaForCausalLMEagle3"]})
+
+    def read(text: Tensor) -> Tensor:
+        """The inputs of layers, and behind the last one its output."""
+        states: list[Tensor] = []
+        hooks = [
+            each.register_forward_pre_hook(lambda _, args: states.append(args[0][0])) for each in model.model.layers
+        ]
+        hooks.append(model.model.norm.register_forward_pre_hook(lambda _, args: states.append(args[0][0])))
+        model.model(text[None], use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        return torch.cat([states[index] for index in layers], dim=1)
+
+    def head(hidden: Tensor, embeds: Tensor) -> tuple[Tensor, Tensor]:
+        block = layer.model.layers[0]
+        normed = hidden_norm(hidden)
+        stream = normed if speculators else hidden
+        rotary = layer.model.rotary_emb(hidden[None], torch.arange(len(hidden))[None])
+        both = torch.cat([block.input_layernorm(embeds), normed], dim=1)[None]
+        stream = stream + block.self_attn(both, position_embeddings=rotary, attention_mask=None)[0][0]
+        stream = stream + block.mlp(block.post_attention_layernorm(stream))
+        return stream, layer.model.norm(stream)
+
+    def logits(last: Tensor) -> Tensor:
+        found = torch.full((len(last), model.config.vocab_size), -torch.inf)
+        found[:, ids] = lm_head(last)
+        return found
+
+    return Reference(read, embedding, fc, head, logits)
+
+
+def _save(folder: Path, tensors: dict[str, Tensor], config: dict) -> None:
+    folder.mkdir()
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))

@@ -44,3 +44,22 @@ def test_an_option_that_the_engine_refuses_fails_the_command(model, capsys):
 def test_a_folder_without_a_model_is_no_measurement(tmp_path, capsys):
     assert main(["drafts", "--model", str(tmp_path)]) == 2
     assert "no config.json" in capsys.readouterr().err
+
+
+def test_a_head_beside_the_model_guesses_at_its_own_speed(model, tmp_path, capsys):
+    """Of a shape that suits the model's."""
+    said = json.loads((model / "config.json").read_text())
+    head = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 100,
+    }
+    head |= {"eagle_aux_hidden_state_layer_ids": [0, said["num_hidden_layers"]]}
+    (tmp_path / "config.json").write_text(json.dumps(said | head))
+    args = ["drafts", "--model", str(model), "--batch", "2", "--method", "eagle3", "--drafts-by", str(tmp_path)]
+    assert main([*args, "--", *SMALL]) == 0
+    _, record = last_json(capsys)
+    plain, guessed, _ = record["details"]
+    assert plain["2"]["tokens_a_step"] == 1 < guessed["2"]["tokens_a_step"]
+    assert [json.loads(config)["method"] for config in record["configs"]] == ["eagle3"] * 2

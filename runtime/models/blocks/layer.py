@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from runtime.models.blocks.hybrid import HybridBlock
@@ -18,6 +19,7 @@ from runtime.models.forward_step import ForwardStep
 from runtime.models.spec.layer import (
     MLP,
     AnyLayer,
+    FusedLayer,
     HybridLayer,
     Layer,
     Mixer,
@@ -135,6 +137,26 @@ class SingleMLPBlock:
         return self._mlp.forward(self._norm.add(delta, residual), step)
 
 
+class FusedBlock:
+    def __init__(
+        self, layer: FusedLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
+    ) -> None:
+        self._embedding_norm, self._hidden_norm, self._mlp_norm = (
+            build_norm(layer.norm, f"{name}.{each}", weights) for each in layer.norms
+        )
+        self._normed_residual = layer.normed_residual
+        self._mixers = Mixers(layer.mixer, name, hidden_size, weights, tables, first_cache)
+        self._mlp = build_mlp(layer.mlp, name, hidden_size, weights)
+
+    def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
+        assert step.input_embeds is not None
+        normed = self._hidden_norm.add(delta, residual)
+        if self._normed_residual:
+            residual.copy_(normed)
+        x = torch.cat([self._embedding_norm.forward(step.input_embeds), normed], dim=1)
+        return self._mlp.forward(self._mlp_norm.add(self._mixers.forward(x, step), residual), step)
+
+
 def build_layer(
     layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
 ) -> LayerBlock:
@@ -151,6 +173,8 @@ def build_layer(
             if isinstance(block, GatedMLP | PlainMLP | MoE):
                 return SingleMLPBlock(layer, block, name, hidden_size, weights)
             return SingleMixerBlock(layer, block, name, hidden_size, weights, tables, first_cache)
+        case FusedLayer():
+            return FusedBlock(layer, name, hidden_size, weights, tables, first_cache)
         case HybridLayer():
             mixer = build_mixer(layer.mixer, name, hidden_size, weights, tables, first_cache + 1)
             cos_sin = tables[layer.shared.attention.rope]

@@ -71,7 +71,7 @@ class Attention:
     and v as they come out of their projection, or out of norms over all heads. `sinks`: each head has a further score that
     takes its share of the softmax and adds nothing. `alibi`: each head's slope, which scores lose for every token
     between key and query. `output_gate`: what heads give is multiplied by the sigmoid of a further
-    projection, whose rows are between those of q and k."""
+    projection, whose rows are between those of q and k. `input_size`: of what it is given, where that is not the hidden size."""
 
     num_heads: int
     num_kv_heads: int
@@ -90,6 +90,7 @@ class Attention:
     alibi: tuple[float, ...] | None = None
     mask: Mask = Mask.CAUSAL
     relative_bias: RelativeBias | None = None
+    input_size: int | None = None
     latent: ClassVar[bool] = False  # values are part of the keys
 
     def __post_init__(self) -> None:
@@ -115,7 +116,7 @@ class Attention:
         q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         parts = (2 * q if self.output_gate else q, kv, kv)
         return (
-            Linear(f"{layer}.self_attn.qkv_proj", sum(parts), hidden_size, self.qkv_bias, parts),
+            Linear(f"{layer}.self_attn.qkv_proj", sum(parts), self.input_size or hidden_size, self.qkv_bias, parts),
             Linear(f"{layer}.self_attn.o_proj", hidden_size, q, self.output_bias, reduce=True),
         )
 

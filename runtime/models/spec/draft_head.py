@@ -19,6 +19,7 @@ from runtime.models.spec.norm import Norm
 from runtime.weights.rules import Parameter, Shape, WeightsError
 
 ENTRY = "model.entry"
+TOKEN_OFFSETS = "d2t"  # what is added to each of the head's tokens to make it the model's; exact in float32
 EMBEDDING_NORM, HIDDEN_NORM, PROJECTION = f"{ENTRY}.embedding_norm", f"{ENTRY}.hidden_norm", f"{ENTRY}.projection"
 
 
@@ -39,18 +40,36 @@ class JoinedEntry:
         yield from self.linear(hidden_size).parameters()
 
 
+@dataclass(frozen=True, slots=True)
+class FusedEntry:
+    """projection(what the head reads of the model, `size` dims in all) is what it takes of it; the first layer, a `FusedLayer`, is
+    given that, or the head's own hidden state, beside the embedding."""
+
+    size: int
+
+    def linear(self, hidden_size: int) -> Linear:
+        return Linear(PROJECTION, hidden_size, self.size)
+
+    def parameters(self, hidden_size: int) -> Iterator[Parameter]:
+        yield from self.linear(hidden_size).parameters()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftHeadSpec(DecoderSpec):
-    """A DecoderSpec whose layers read what `entry` makes of embedding and hidden state. Embedding and head are the model's.
+    """A DecoderSpec whose layers read what `entry` makes of embedding and hidden state. Embedding and head are the model's, but for
+    what it has of its `own`. `draft_vocab_size`: its head knows only so many of the tokens; None for all.
 
     `reads_layers`: it reads what these layers of the model are given, and not its final norm's output. `below`: beginnings of the
     names of its tensors, where a checkpoint holds others as well. `hands_on_normed`: the hidden state that the next guess is made
     of is the final norm's output, and not what that is given."""
 
-    entry: JoinedEntry
+    entry: JoinedEntry | FusedEntry
     reads_layers: tuple[int, ...] = ()
     below: tuple[str, ...] = ()
     hands_on_normed: bool = False
+    own_embedding: bool = False
+    own_head: bool = False
+    draft_vocab_size: int | None = None
 
     @classmethod
     def of(cls, model: DecoderSpec, **given: Any) -> DraftHeadSpec:
@@ -63,14 +82,23 @@ class DraftHeadSpec(DecoderSpec):
         kept = {field.name: getattr(model, field.name) for field in fields(DecoderSpec) if field.name in ends}
         return cls(**{**kept, "tied_embedding": False, "head_bias": model.head_bias} | given)
 
+    @property
+    def head(self) -> Linear:
+        return Linear(HEAD, self.draft_vocab_size or self.vocab_size, self.hidden_size, self.head_bias)
+
     def linears(self) -> Iterator[Linear]:
         yield self.entry.linear(self.hidden_size)
         for name, block in self.blocks():
             yield from block.linears(name, self.hidden_size)
+        if self.own_head:
+            yield self.head
 
     def parameters(self) -> Iterator[Parameter]:
         yield from self.entry.parameters(self.hidden_size)
-        shared = (f"{EMBEDDING}.", f"{HEAD}.")
+        if self.draft_vocab_size is not None:
+            yield Parameter(TOKEN_OFFSETS, (self.draft_vocab_size,), float32=True)
+        own = {f"{EMBEDDING}.": self.own_embedding, f"{HEAD}.": self.own_head}
+        shared = tuple(name for name, is_own in own.items() if not is_own)
         yield from (each for each in DecoderSpec.parameters(self) if not each.name.startswith(shared))
 
     def own(self, stored: Mapping[str, Shape]) -> Mapping[str, Shape]:

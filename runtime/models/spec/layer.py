@@ -127,6 +127,34 @@ class SingleLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """x + mixer(norm(embedding) and norm(x), side by side), then x + mlp(norm(x)): the first of a draft head's (EAGLE-3, 2025).
+
+    The embedding is that of a step's `input_embeds`. `normed_residual`: the mixer's output is added to norm(x), and not to x.
+    `norms`: of the embedding, of x, and before the MLP."""
+
+    mixer: Attention
+    mlp: GatedMLP | PlainMLP | MoE
+    norm: Norm
+    normed_residual: bool = False
+    norms: tuple[str, str, str] = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        return (self.mixer,)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return (self.mixer, self.mlp)
+
+    def parameters(self, name: str, hidden_size: int) -> Iterator[Parameter]:
+        for norm in self.norms:
+            yield from self.norm.parameters(f"{name}.{norm}", hidden_size)
+        for block in self.blocks:
+            yield from block.parameters(name, hidden_size)
+
+
+@dataclass(frozen=True, slots=True)
 class HybridLayer:
     """x + mixer(norm(x + shared(x and the embedding)))."""
 
@@ -149,4 +177,4 @@ class HybridLayer:
         yield from self.mixer.parameters(name, hidden_size)
 
 
-AnyLayer = Layer | PostNormLayer | ParallelLayer | SingleLayer | HybridLayer
+AnyLayer = Layer | PostNormLayer | ParallelLayer | SingleLayer | FusedLayer | HybridLayer

@@ -13,7 +13,16 @@ from dataclasses import replace
 
 from runtime.models.spec.attention import Attention, LatentAttention, NormScope
 from runtime.models.spec.decoder import DecoderSpec, ShardOf
-from runtime.models.spec.layer import MLP, AnyLayer, HybridLayer, Mixer, OnlyBlock, ParallelMixers, SingleLayer
+from runtime.models.spec.layer import (
+    MLP,
+    AnyLayer,
+    FusedLayer,
+    HybridLayer,
+    Mixer,
+    OnlyBlock,
+    ParallelMixers,
+    SingleLayer,
+)
 from runtime.models.spec.mlp import GatedMLP, PlainMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.moe import MoE
@@ -102,6 +111,8 @@ def _layer(layer: AnyLayer, size: int) -> AnyLayer:
     match layer:
         case HybridLayer():
             return layer
+        case FusedLayer():
+            raise UnsupportedModel("layers of a draft head")
         case SingleLayer(GatedMLP() | PlainMLP() | MoE() as mlp):
             return replace(layer, block=_mlp(mlp, size))
         case SingleLayer(mixer):

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.options import EngineOptions
-from runtime.speculate.config import METHODS, SpeculativeConfig
+from runtime.speculate.config import METHODS, WITH_MODEL, SpeculativeConfig
 from runtime.speculate.methods import PROPOSERS, speculation_of
 
 
@@ -18,9 +18,10 @@ from runtime.speculate.methods import PROPOSERS, speculation_of
         ("{", "is not JSON: .* at character 2"),
         ("[1]", "is not a JSON object"),
         ({}, "method is missing: one of ngram"),
-        ({"method": "ngam"}, r"unknown method 'ngam' \(did you mean ngram\?\); ngram, .* and mtp are served"),
-        ({"method": "eagle3"}, "'eagle3' is not served yet"),
-        ({"method": "deepseek_mtp", "model": "x/y"}, "model is for method draft_model, not mtp"),
+        ({"method": "ngam"}, r"unknown method 'ngam' \(did you mean ngram\?\); ngram, .* and eagle3 are served"),
+        ({"method": "medusa"}, "'medusa' is not served yet"),
+        ({"method": "eagle3"}, "model None is not the name of a draft model"),
+        ({"method": "deepseek_mtp", "model": "x/y"}, "model is for method draft_model and eagle and eagle3, not mtp"),
         ({"method": ["ngram"]}, r"unknown method \['ngram'\]"),
         ({"method": "ngram", "num_spec_tokens": 3}, r"unknown key 'num_spec_tokens' \(did you mean num_speculative_tokens\?\)"),
         ({"method": "ngram", "draft_tensor_parallel_size": 1}, "unknown key 'draft_tensor_parallel_size'"),
@@ -33,7 +34,7 @@ from runtime.speculate.methods import PROPOSERS, speculation_of
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "1.5 is not a number from 0 to 1"),
         ({"method": "draft_model"}, "model None is not the name of a draft model"),
         ({"method": "draft_model", "model": 3}, "model 3 is not the name"),
-        ({"method": "ngram", "model": "x/y"}, "model is for method draft_model, not ngram"),
+        ({"method": "ngram", "model": "x/y"}, "model is for method draft_model and eagle and eagle3, not ngram"),
         ({"method": "ngram", "adaptive": 1}, "adaptive 1 is neither true nor false"),
     ],
 )  # fmt: skip
@@ -70,7 +71,7 @@ def test_every_method_is_an_option_and_has_a_proposer(method):
     assert get_args(choices) == METHODS == tuple(PROPOSERS)
     for adaptive in (True, False):
         given = {"method": method, "num_speculative_tokens": 3, "adaptive": adaptive}
-        config = SpeculativeConfig.of(given | ({"model": "x/y"} if method == "draft_model" else {}))
+        config = SpeculativeConfig.of(given | ({"model": "x/y"} if method in WITH_MODEL else {}))
         assert speculation_of(config, 0.1).most == 3
-        by = "draft_model x/y" if method == "draft_model" else method
+        by = f"{method} x/y" if method in WITH_MODEL else method
         assert str(config) == f"{by}, {'up to ' if adaptive else ''}3 drafts of a sequence in a step"

@@ -1,10 +1,11 @@
-"""MTP layers of a model's own checkpoint: what they guess is what a plain reference of them guesses, step by step, and no guess
-ever changes an answer. On a CPU and, marked gpu, on CUDA."""
+"""Draft heads, MTP layers and EAGLE's: what they guess is what a plain reference of them guesses, step by step, and no guess ever
+changes an answer. On a CPU and, marked gpu, on CUDA."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ import transformers
 from runtime.config import EngineConfig
 from runtime.models.load import load_draft_head, load_model
 from runtime.models.pair import ModelPair
+from runtime.models.read.eagle import head_from_config
 from runtime.models.registry import mtp_from_config, spec_from_config
 from runtime.models.spec.pair import PairSpec
 from runtime.speculate.config import SpeculativeConfig
 from runtime.weights.fetch import resolve
-from tests.equality.draft_heads import MtpLayout, Reference, mtp_checkpoint
+from tests.equality.draft_heads import MtpLayout, Reference, eagle3_checkpoint, eagle_checkpoint, mtp_checkpoint, spread
 from tests.equality.greedy import TIE, run
 from tests.equality.test_drafts import DEVICES, NUM_TOKENS, PROMPTS, VOCAB, assert_alike, generate
 from tests.runtime.guesses import noting_guesses
@@ -39,25 +41,53 @@ BEYOND_THE_LAST = MtpLayout(
 
 
 @dataclass(frozen=True)
-class Case:
-    """`sparse`: what the config of the layer alone says otherwise."""
+class Mtp:
+    """`layer`: what the config of the layer alone says otherwise. `told`: what config.json says of it."""
 
     config_class: str
     values: dict
     layer: dict
     layout: MtpLayout
     told: dict
+    method = "mtp"
+
+    def made(self, folder: Path) -> Reference:
+        of = getattr(transformers, self.config_class)
+        alone = of(**self.values | {"num_hidden_layers": 1} | self.layer)
+        return mtp_checkpoint(folder, of(**self.values), alone, self.layout, self.told)
+
+
+@dataclass(frozen=True)
+class Eagle:
+    """`head`: what its config says otherwise than the model's. `more`: of how its checkpoint is made."""
+
+    method: str
+    head: dict
+    more: dict
+
+    def made(self, folder: Path) -> Reference:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 6}))
+        spread(model)
+        model.save_pretrained(folder)
+        config = transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 4} | self.head)
+        make = eagle_checkpoint if self.method == "eagle" else eagle3_checkpoint
+        return make(folder / "head", model, config, **self.more)
 
 
 CASES = {
-    "deepseek v3": Case(
+    "deepseek v3": Mtp(
         "DeepseekV3Config", LATENT | {"first_k_dense_replace": 1}, {"first_k_dense_replace": 0}, BEYOND_THE_LAST,
         {"num_nextn_predict_layers": 1},
     ),
-    "glm-4.5": Case(
+    "glm-4.5": Mtp(
         "Glm4MoeConfig", EXPERTS | {"head_dim": 24, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1},
         {"first_k_dense_replace": 0}, BEYOND_THE_LAST, {"num_nextn_predict_layers": 1},
     ),
+    "eagle": Eagle("eagle", {}, {"bias": True}),
+    "eagle, two layers": Eagle("eagle", {"num_hidden_layers": 2}, {"bias": False}),
+    "eagle 3": Eagle("eagle3", {}, {"layers": (2, 3, 5), "num_ids": 100}),
+    "eagle 3, narrower, all tokens": Eagle("eagle3", {"hidden_size": 48}, {"layers": (0, 6), "num_ids": None}),
+    "eagle 3, as speculators write it": Eagle("eagle3", {}, {"layers": (2, 3, 3 + 1), "num_ids": 150, "speculators": True}),
 }  # fmt: skip
 
 
@@ -84,19 +114,20 @@ def loaded(request, tmp_path_factory):
     return load
 
 
-def _load(case: Case, folder, device: str) -> Loaded:
+def _load(case: Mtp | Eagle, folder, device: str) -> Loaded:
     torch.manual_seed(5)
-    of = getattr(transformers, case.config_class)
-    values = case.values
-    reference = mtp_checkpoint(
-        folder, of(**values), of(**values | {"num_hidden_layers": 1} | case.layer), case.layout, case.told
-    )  # fmt: skip
+    reference = case.made(folder)
     files = resolve(str(folder), None, lambda progress: None)
     spec = spec_from_config(files.config)
-    spec = PairSpec.with_head(spec, mtp_from_config(files.config, spec))
+    if case.method == "mtp":
+        draft, head = files, mtp_from_config(files.config, spec)
+    else:
+        draft = resolve(str(folder / "head"), None, lambda progress: None)
+        head = head_from_config(case.method, draft.config, spec)
+    spec = PairSpec.with_head(spec, head)
     given = {"load_format": "auto", "seed": 0, "progress": lambda progress: None}
     model = load_model(files, dtype="float32", device=device, spec=spec.model, **given)
-    return Loaded(ModelPair(model, load_draft_head(spec.draft, files, model, max_model_len=256, **given)), reference)
+    return Loaded(ModelPair(model, load_draft_head(spec.draft, draft, model, max_model_len=256, **given)), reference)
 
 
 def config_of(num: int = 3, **options) -> SpeculativeConfig:
@@ -105,7 +136,7 @@ def config_of(num: int = 3, **options) -> SpeculativeConfig:
 
 def engine_config(device: str, **options) -> EngineConfig:
     return EngineConfig(
-        device=device, dtype="float32", **{"num_kv_blocks": 64, "max_num_seqs": 8, "max_model_len": 200} | options
+        device=device, dtype="float32", **{"num_kv_blocks": 400, "max_num_seqs": 8, "max_model_len": 200} | options
     )
 
 
@@ -132,14 +163,17 @@ def test_guesses_are_those_of_the_published_layers(loaded, name, options, monkey
 
 
 OPTIONS = [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}]
+BLOCKS = {"num_kv_blocks": 400}
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_guesses_change_no_token(loaded, name, options):
     both = loaded(name)
-    plain, _ = asyncio.run(generate(both.model, None, **options))
-    guessed, num_drafted = asyncio.run(generate(both.pair, "planned", speculative_config=config_of(), **options))
+    plain, _ = asyncio.run(generate(both.model, None, **BLOCKS, **options))
+    guessed, num_drafted = asyncio.run(
+        generate(both.pair, "planned", speculative_config=config_of(), **BLOCKS, **options)
+    )
     assert_alike(guessed, plain)
     assert num_drafted > 40
 
@@ -149,7 +183,7 @@ def test_guesses_change_no_token(loaded, name, options):
 def test_neither_preemption_nor_a_prefix_found_again_changes_one(loaded, name, adaptive):
     both = loaded(name)
     config = engine_config(
-        both.model.device, num_kv_blocks=120, max_num_seqs=4, speculative_config=config_of(adaptive=adaptive)
+        both.model.device, num_kv_blocks=400, max_num_seqs=4, speculative_config=config_of(adaptive=adaptive)
     )
     plain = run(both.model, replace(config, speculative_config=None), PROMPTS, NUM_TOKENS, together=True)
     cut = run(both.pair, config, PROMPTS, NUM_TOKENS, together=True, preempting=True, planned=True)
