@@ -34,7 +34,8 @@ class ModelCard(Struct):
     owned_by: str
     root: str
     parent: str | None
-    max_model_len: int | None  # null, as tasks are, of one of several models that has never been loaded
+    max_model_len: int | None  # null, as tasks and modalities are, of one of several models that has never been loaded
+    modalities: list[str] | None  # "text", and what the model reads beside it: "image", "audio", "video"
     tasks: list[str] | None  # "generate", or what its prompts are pooled to: "embed", "classify" …
     status: ModelStatus
     type: Literal["model"]  # from here on as Anthropic has it
@@ -62,6 +63,7 @@ def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json
         "parent": None if adapter is None else loaded.name,
         "max_model_len": length,
         "max_input_tokens": length,
+        "modalities": ["text", *sorted(loaded.media.modalities)],
         "tasks": ["generate"] if loaded.pooling is None else list(loaded.pooling.tasks),
         "status": {"value": loaded.status, "failed": loaded.swapped is not None and loaded.swapped.failure is not None},
     }
@@ -69,7 +71,7 @@ def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json
 
 def card_of_unloaded(model: SwappedModel) -> Json:
     """Of one that has never been loaded."""
-    unknown = dict.fromkeys(("max_model_len", "max_input_tokens", "tasks"))
+    unknown = dict.fromkeys(("max_model_len", "max_input_tokens", "modalities", "tasks"))
     status = {"value": model.status.value, "failed": model.failure is not None}
     return {**_named(model.name, model.created), "root": model.name, "parent": None, **unknown, "status": status}
 

@@ -6,6 +6,7 @@ import {heatmap, score} from "./heatmap.js";
 import * as library from "./library.js";
 import {Message} from "./message.js";
 import * as models from "./models.js";
+import * as pictures from "./pictures.js";
 import {askForKey, ServerError} from "./server.js";
 import * as settings from "./settings.js";
 import * as tree from "./tree.js";
@@ -37,7 +38,7 @@ function messageOf(node) {
     keep(own);
   };
   return new Message(node, tree.place(own, node), {
-    edit: text => act(() => answer(tree.add(own, node.parent, {role: "user", content: text}))),
+    edit: text => act(() => answer(tree.add(own, node.parent, {role: "user", content: text, ...(node.pictures ? {pictures: node.pictures} : {})}))),
     again: () => act(() => answer(own.nodes[node.parent] ?? null)),
     choose: offset => act(() => tree.choose(own, node, offset)),
     result: (call, text) => act(() => answerTool(node, call, text)),
@@ -110,7 +111,7 @@ async function finish(run, draw, signal, body) {
   setSending();
   if (follows && whole === run.whole) scrollToEnd();
   await keep(run.whole);
-  if (models.areSeveral()) await models.refresh().catch(() => {}); // others are loaded now; who does not answer has been told of
+  if (models.areSeveral()) await models.refresh().then(setSeeing, () => {}); // others are loaded now; who does not answer has been told of
 }
 
 function inWords(error) {
@@ -123,10 +124,11 @@ function scrollToEnd() { $("scroll").scrollTop = $("scroll").scrollHeight; }
 
 function send() {
   const input = $("text"), text = input.value.trim();
-  if (running || !text) return;
+  if (running || !(text || pictures.areThere())) return;
   input.value = "";
   grow();
-  answer(tree.add(whole, tree.path(whole).at(-1)?.id ?? null, {role: "user", content: text}));
+  const added = pictures.take();
+  answer(tree.add(whole, tree.path(whole).at(-1)?.id ?? null, {role: "user", content: text, ...(added.length ? {pictures: added} : {})}));
   keep(whole);
 }
 
@@ -134,6 +136,8 @@ function setSending() {
   $("send").textContent = running ? "Stop" : "Send";
   $("send").classList.toggle("main", !running);
 }
+
+const setSeeing = () => { $("picture").hidden = !models.sees(); };
 
 function grow() {
   const input = $("text");
@@ -210,6 +214,7 @@ async function greet() {
     $("status").textContent = health.status === "ok" ? "" : health.status === "loading" && health.total ? `loading: ${health.phase} ${Math.floor(100 * health.done / health.total)} %` : `${health.status}${health.reason ? `: ${health.reason}` : ""}`;
     if (health.status === "ok") {
       await models.refresh();
+      setSeeing();
     } else setTimeout(greet, 2000); // until there is a model; then nothing is asked any more
   } catch (error) {
     $("status").textContent = error.wantsKey ? "needs a key" : inWords(error);
@@ -240,7 +245,8 @@ $("export").addEventListener("click", async () => download(`oneloop-${new Date()
 $("import-button").addEventListener("click", () => $("import").click());
 $("import").addEventListener("change", importFiles);
 $("key").addEventListener("click", changeKey);
-$("models").addEventListener("change", models.keep);
+$("models").addEventListener("change", () => { models.keep(); setSeeing(); });
+pictures.listen(document.querySelector("main"), models.sees);
 for (const name of ["library", "settings"]) {
   $(`${name}-toggle`).addEventListener("click", () => toggle(name));
   $(`${name}-close`).addEventListener("click", () => { toggle(name, false); $(`${name}-toggle`).focus(); });

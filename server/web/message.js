@@ -18,9 +18,14 @@ export class Message {
     this.foot = el("div", {class: "foot"});
     this.element.append(el("h2", {class: "hidden-label"}, NAMES[node.role]), this.body, this.foot);
     if (node.role === "assistant") this.buildAnswer();
-    else this.body.append(el("div", {class: "own"}, node.content));
+    else this.showOwn();
     this.position = position;
     this.update(false);
+  }
+
+  showOwn() {
+    const {content, pictures = []} = this.node;
+    this.body.replaceChildren(...pictures.map((url, at) => el("img", {class: "picture", src: url, alt: `Picture ${at + 1}`})), ...(content ? [el("div", {class: "own"}, content)] : []));
   }
 
   buildAnswer() {
@@ -91,7 +96,7 @@ export class Message {
   edit() {
     const input = el("textarea", {rows: Math.min(12, this.node.content.split("\n").length + 1), "aria-label": "Edit message"});
     input.value = this.node.content;
-    const back = () => { this.body.replaceChildren(el("div", {class: "own"}, this.node.content)); this.foot.hidden = false; };
+    const back = () => { this.showOwn(); this.foot.hidden = false; };
     const send = () => { if (input.value.trim()) this.acts.edit(input.value.trim()); };
     input.addEventListener("keydown", event => {
       if (event.key === "Escape") back();

@@ -4,11 +4,13 @@ import {$, el} from "./dom.js";
 import {json} from "./server.js";
 
 const KEPT = "oneloop.model";
-let names = [];
+let names = [], listed = [];
 
 // Fields of a request: none where there is nothing to choose.
 export const fields = () => names.length > 1 ? {model: $("models").value} : {};
 export const areSeveral = () => names.length > 1;
+// Whether the one that is asked reads pictures, or may do so, since nobody knows it yet.
+export const sees = () => { const card = listed.find(each => each.id === $("models").value); return card?.modalities === null || Boolean(card?.modalities?.includes("image")); };
 
 // Asks the server again. Of a model that has several names one is shown; one that nobody knows yet, since it was never loaded, may chat.
 export async function refresh() {
@@ -17,6 +19,7 @@ export async function refresh() {
   if (!all.length) all.push(data[0]);
   const picker = $("models"), wanted = picker.value || localStorage.getItem(KEPT);
   names = all.map(each => each.id);
+  listed = all;
   picker.replaceChildren(...all.map(each => el("option", {value: each.id}, `${each.id}${standing(each)}`)));
   picker.value = names.includes(wanted) ? wanted : names[0];
   picker.hidden = names.length < 2;

@@ -1,6 +1,8 @@
 // A conversation as a tree: what was edited or asked for again stands beside what it replaces, and one path through it is shown.
 // Plain data, as it is kept and exported.
 
+import {isPicture} from "./pictures.js";
+
 export const FORMAT = 1;
 const ROLES = new Set(["user", "assistant", "tool"]);
 
@@ -57,7 +59,7 @@ export function messages(nodes, system) {
   const found = system.trim() ? [{role: "system", content: system}] : [];
   for (const node of nodes) {
     if (node.role === "tool") found.push({role: "tool", tool_call_id: node.callId, content: node.content});
-    else if (node.role === "user") found.push({role: "user", content: node.content});
+    else if (node.role === "user") found.push({role: "user", content: node.pictures?.length ? [...node.pictures.map(url => ({type: "image_url", image_url: {url}})), ...(node.content ? [{type: "text", text: node.content}] : [])] : node.content});
     else if (node.content || node.calls?.length) found.push({role: "assistant", content: node.content, ...(node.calls?.length ? {tool_calls: node.calls.map(call => ({id: call.id, type: "function", function: {name: call.name, arguments: call.arguments}}))} : {})});
   }
   return found;
@@ -66,7 +68,7 @@ export function messages(nodes, system) {
 export function titleOf(whole) {
   if (whole.title) return whole.title;
   const first = whole.roots.length ? whole.nodes[whole.roots[0]].content.trim().split("\n")[0] : "";
-  return first.length > 60 ? `${first.slice(0, 58)}…` : first || "New chat";
+  return first.length > 60 ? `${first.slice(0, 58)}…` : first || (whole.roots.length && whole.nodes[whole.roots[0]].pictures ? "A picture" : "New chat");
 }
 
 // Whether any message has `words` in it.
@@ -90,6 +92,7 @@ function checked(read) {
     if (!ROLES.has(from.role) || depth > 5000 || Object.hasOwn(whole.nodes, id)) bad();
     const node = {id: string(id), parent, children: [], created: Number(from.created) || 0, role: from.role, content: string(from.content)};
     for (const name of ["reasoning", "callId", "model", "finish", "error", "format"]) if (from[name] !== undefined && from[name] !== null) node[name] = string(from[name]);
+    if (from.pictures) node.pictures = from.pictures.map(each => isPicture(each) ? each : bad());
     if (from.calls) node.calls = from.calls.map(call => ({id: string(call.id), name: string(call.name), arguments: string(call.arguments)}));
     if (from.stats) node.stats = Object.fromEntries(Object.entries(from.stats).filter(([, value]) => Number.isFinite(value)));
     whole.nodes[id] = node;
