@@ -390,6 +390,15 @@ class Generation:
         return sum(len(request.prompt_ids) for request in self.requests[:: self._per_prompt])
 
     @property
+    def num_media_tokens(self) -> dict[str, int]:
+        """Tokens of the prompts that take an encoder's outputs, by modality."""
+        found: dict[str, int] = {}
+        for request in self.requests[:: self._per_prompt]:
+            for item in request.media:
+                found[item.modality] = found.get(item.modality, 0) + len(item.positions)
+        return found
+
+    @property
     def num_cached_tokens(self) -> int:
         """Cached tokens of the prompts; further choices of a prompt find the first one's blocks, which is no merit."""
         return sum(choice.num_cached_tokens for choice in self.choices[:: self._per_prompt])

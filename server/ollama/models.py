@@ -99,6 +99,9 @@ def shown(loaded: LoadedModel, config: ServerConfig) -> Json:
     }
 
 
+_MODALITIES = {"image": "vision", "audio": "audio"}
+
+
 def capabilities(loaded: LoadedModel) -> list[str]:
     if loaded.pooling is not None:
         return ["embedding"] if "embed" in loaded.pooling.tasks else []
@@ -107,6 +110,7 @@ def capabilities(loaded: LoadedModel) -> list[str]:
         found.append("tools")
     if loaded.infill is not None:
         found.append("insert")
+    found += [name for modality, name in _MODALITIES.items() if modality in loaded.media.modalities]
     if chats.tags is not None or (chats.tool_parser is not None and chats.tool_parser.reasons):
         found.append("thinking")
     return found

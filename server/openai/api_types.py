@@ -13,7 +13,12 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class PromptTokensDetails(Struct):
+    """Beside `cached_tokens` those that stand for pictures, sounds and videos, of prompts that have some."""
+
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):

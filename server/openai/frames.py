@@ -109,13 +109,18 @@ class Envelope:
         return b"data: " + dumps({**body, "choices": choices, **more}) + b"\n\n"
 
 
+def media_tokens(generation: Generation) -> Json:
+    """Of the prompt's tokens those that are pictures, sounds and videos: image_tokens, audio_tokens, video_tokens."""
+    return {f"{modality}_tokens": count for modality, count in generation.num_media_tokens.items()}
+
+
 def usage(generation: Generation) -> Json:
     prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
     used: Json = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens, **media_tokens(generation)},
     }
     details: Json = {}
     if generation.reasons:

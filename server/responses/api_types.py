@@ -112,6 +112,9 @@ OutputItem = OutputMessage | ReasoningOutput | FunctionCallItem | CustomToolCall
 class InputTokensDetails(Struct):
     cached_tokens: int
     cache_write_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
 
 
 class OutputTokensDetails(Struct):

@@ -13,6 +13,7 @@ import msgspec
 from orjson import Fragment, dumps
 
 from server.generate.generation import Generation
+from server.openai.frames import media_tokens
 from server.openai.frames import usage as chat_usage
 from server.responses.tools import Tool, Tools
 from server.responses.wire import ResponsesRequest
@@ -98,7 +99,11 @@ def usage(generation: Generation) -> Json:
     used = chat_usage(generation)
     return {
         "input_tokens": used["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": generation.num_cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": generation.num_cached_tokens,
+            "cache_write_tokens": 0,
+            **media_tokens(generation),
+        },
         "output_tokens": used["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": generation.num_reasoning_tokens},
         "total_tokens": used["total_tokens"],
