@@ -27,7 +27,7 @@ from ops.gemm import (
     prepare_linear,
 )
 from ops.gemm.by_head import HeadsWeight
-from ops.gemm.dequantize import round_to_fp8
+from ops.gemm.dequantize import apart, dequantize, round_to_fp8
 from ops.gemm.weight import LinearWeight
 from ops.inputs import place_tokens, unpack
 from ops.inputs.tensors import StepTensors
@@ -79,6 +79,7 @@ __all__ = [
     "activate",
     "add_layer_norm",
     "add_rms_norm",
+    "apart",
     "attend",
     "attend_latent",
     "attend_packed",
@@ -86,6 +87,7 @@ __all__ = [
     "causal_conv",
     "compile_ahead",
     "compile_together",
+    "dequantize",
     "describe",
     "embedding",
     "force",

@@ -40,6 +40,8 @@ INT8 = WeightFormat("int8")
 # column order[p].
 FP8, W8, W4 = WeightFormat("fp8"), WeightFormat("w8"), WeightFormat("w4")
 CODED = frozenset({FP8, W8, W4})
+_WEIGHT_TYPES = {FP8: torch.float8_e4m3fn, W8: torch.int8}
+_TYPES = {"scales": torch.float32, "order": torch.int32}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +67,14 @@ class StoredWeight:
     def blocks(cls, kind: str, rows: Tensor, bias: Tensor | None = None) -> StoredWeight:
         """rows [rows, bytes of a row] uint8 in ggml's blocks of this type ("Q4_1")."""
         return cls(WeightFormat(kind), {"weight": rows}).with_bias(bias)
+
+    @classmethod
+    def as_written(cls, kind: str, rows: Mapping[str, Tensor]) -> StoredWeight:
+        """Bytes by role, each [rows, bytes of a row] uint8, in ggml's blocks of this type or in codes and scales."""
+        written = WeightFormat(kind)
+        types = _TYPES | {"weight": _WEIGHT_TYPES.get(written, torch.uint8)} if written in CODED else {}
+        tensors = {role: each.view(types.get(role, torch.uint8)) for role, each in rows.items()}
+        return cls(written, tensors | ({"order": tensors["order"].flatten()} if "order" in tensors else {}))
 
     def with_bias(self, bias: Tensor | None) -> StoredWeight:
         """The same rows, and this bias if there is one."""

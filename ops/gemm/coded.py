@@ -17,6 +17,7 @@ from ops import tuning
 from ops.backends import on_cuda_at_any_size
 from ops.cuda.program import missing
 from ops.gemm import few_rows_coded
+from ops.gemm.dequantize import apart
 from ops.gemm.weight import LinearWeight, check_refill, overwrite
 from ops.registry import ShapeClass
 from ops.stored import CODED, FP8, W4, Stored, StoredWeight, formats_of, parts_of
@@ -130,10 +131,8 @@ class CodedLinearWeight(LinearWeight):
 
 def _laid(parts: tuple[StoredWeight, ...], groups: int = 1) -> tuple[Tensor, Tensor, Tensor | None, int]:
     """Weight [N, bytes] uint8, scales [groups, N], order, in features; `groups`: at least so many. Raises ValueError."""
-    orders = [part.tensors.get("order") for part in parts]
-    for order in orders[1:]:
-        if not _equal(order, orders[0]):
-            raise ValueError("parts of a layer whose columns are in different orders cannot be one weight")
+    if (why := apart(parts)) is not None:
+        raise ValueError(f"these cannot be one weight: {why}")
     groups = max(groups, *(part.tensors["scales"].shape[1] for part in parts))
     is_w4 = parts[0].format == W4
     in_features = parts[0].weight.shape[1] * (2 if is_w4 else 1)
@@ -146,21 +145,12 @@ def _laid(parts: tuple[StoredWeight, ...], groups: int = 1) -> tuple[Tensor, Ten
         weight = torch.cat([_halves(part.weight) for part in parts])
     else:
         weight = torch.cat([part.weight.view(torch.uint8) for part in parts])
-    return weight.contiguous(), scales.t().contiguous(), orders[0], in_features
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is other if one is None or other is None else torch.equal(one, other)
+    return weight.contiguous(), scales.t().contiguous(), parts[0].tensors.get("order"), in_features
 
 
 def _finer(per_group: Tensor, groups: int) -> Tensor:
-    """[N, g] -> [N, groups]. Raises ValueError where one is no multiple of the other."""
-    times, rest = divmod(groups, per_group.shape[1])
-    if rest:
-        raise ValueError(
-            f"parts of a layer in {per_group.shape[1]} and {groups} groups of columns cannot be one weight"
-        )
-    return per_group.repeat_interleave(times, dim=1)
+    """[N, g] -> [N, groups], whole times as many."""
+    return per_group.repeat_interleave(groups // per_group.shape[1], dim=1)
 
 
 def _halves(weight: Tensor) -> Tensor:

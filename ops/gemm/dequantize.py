@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,22 @@ def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tens
     out = torch.empty_like(values)
     out[:, order.long()] = values
     return out
+
+
+def apart(parts: Sequence[StoredWeight]) -> str | None:
+    """Why rows of several parts cannot be one weight in codes, None where they can: they have one order of columns, or none, and
+    the groups of each are whole parts of the coarser ones. Parts in other formats always can."""
+    if any(part.format not in CODED for part in parts):
+        return None
+    orders = [part.tensors.get("order") for part in parts]
+    if any(not _equal(order, orders[0]) for order in orders):
+        return "its parts have their columns in different orders"
+    groups = [part.tensors["scales"].shape[1] for part in parts]
+    return "its parts are in groups that do not fit each other" if any(max(groups) % each for each in groups) else None
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
 
 
 def codes_of(written: WeightFormat, weight: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ops import native as built
+from ops.gemm.blocks import CODES, as_blocks
 from ops.gemm.weight import LinearWeight, check_refill
 from ops.native import module as native
 from ops.registry import ShapeClass
-from ops.stored import INT8, Stored, StoredWeight, parts_of
+from ops.stored import INT8, Stored, StoredWeight, WeightFormat, parts_of
 from ops.symbols import Symbol
 
 BLOCK_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"})
@@ -31,10 +32,9 @@ _SLICE = 4096  # blocks whose conversion stays in the cache
 
 
 def supports(case: ShapeClass) -> str | None:
-    """float32 activations, and weights in 32 or 16 bits, in blocks, or to be rounded to eight bits."""
-    unread = [
-        each for each in case.weight if each.name not in BLOCK_TYPES and each != INT8 and each.dtype not in _DENSE
-    ]
+    """float32 activations, and weights in 32 or 16 bits, in blocks or what becomes some, or to be rounded to eight bits."""
+    known = {WeightFormat(name) for name in BLOCK_TYPES} | CODES | {INT8}
+    unread = [each for each in case.weight if each not in known and each.dtype not in _DENSE]
     return built.supports(case) or (f"it reads no weights in {', '.join(map(str, unread))}" if unread else None)
 
 
@@ -87,6 +87,8 @@ class NativeLinearWeight(LinearWeight):
 
 
 def _packed(part: StoredWeight) -> Any:
+    if part.format in CODES:
+        return _packed(as_blocks(part))
     if part.format == INT8:
         return native.QuantLinear.rounded(part.weight, part.bias)
     if part.format.dtype is not None:

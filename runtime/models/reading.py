@@ -78,13 +78,30 @@ class ParameterReader:
 
     def _stored(self, parameter: Parameter, values: Any, bias: Tensor | None) -> ops.Stored:
         if isinstance(values, list):
-            return _parts(values, bias)
+            return self._parts(parameter.name, values, bias)
         weight = as_torch(values).to(self._place(parameter.name))
         if parameter.name not in self._rounded:
             return ops.StoredWeight.dense(weight, bias)
         if self._online == "int8":
             return ops.StoredWeight.int8(weight, bias)
         return ops.round_to_fp8(ops.StoredWeight.dense(weight, bias))
+
+    def _parts(self, name: str, rows: list[StoredRows], bias: Tensor | None) -> ops.Stored:
+        """Each with the share of the bias that is its rows'."""
+        place = self._place(name)
+        parts = [
+            ops.StoredWeight.as_written(
+                part.format, {role: torch.from_numpy(each).to(place) for role, each in part.arrays.items()}
+            )
+            for part in rows
+        ]
+        if (why := ops.apart(parts)) is not None:
+            log.info("%s becomes %s: %s", name, self._dtype, why)
+            weight = torch.cat([ops.dequantize(part, DTYPES[self._dtype]) for part in parts])
+            return ops.StoredWeight.dense(weight, bias)
+        sizes = [len(part.weight) for part in parts]
+        biases = [None] * len(parts) if bias is None else bias.split_with_sizes(sizes)
+        return [part.with_bias(each) for part, each in zip(parts, biases, strict=True)]
 
     def _not_for_fp8(self, spec: DecoderSpec) -> set[str]:
         """The head, whose few bits would be those of the answer, what products of eight bits cannot be cut to, and experts where no
@@ -136,19 +153,6 @@ def _routers(spec: DecoderSpec) -> set[str]:
         for layer, block in spec.blocks()
         if isinstance(block, MoE)
     }
-
-
-def _parts(rows: list[StoredRows], bias: Tensor | None) -> list[ops.StoredWeight]:
-    """Each with the share of the bias that is its rows'."""
-    parts = [
-        ops.StoredWeight(
-            ops.WeightFormat(part.format), {role: torch.from_numpy(each) for role, each in part.arrays.items()}
-        )
-        for part in rows
-    ]
-    sizes = [len(part.weight) for part in parts]
-    biases = [None] * len(parts) if bias is None else bias.split_with_sizes(sizes)
-    return [part.with_bias(each) for part, each in zip(parts, biases, strict=True)]
 
 
 def as_torch(values: Any) -> Tensor:

@@ -23,7 +23,7 @@ from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.model import UnsupportedModel
 from runtime.torch_import import import_all_of_torch
-from runtime.weights.formats import unread_method
+from runtime.weights.formats import refusal
 
 Family = Callable[[HfConfig], DecoderSpec]
 PLUGINS = "oneloop.models"
@@ -107,8 +107,8 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
         raise UnsupportedModel(
             f"architecture {name} is not supported natively; the nearest that is: {near} (python -m server models lists all)"
         )
-    if (method := unread_method(config)) is not None:
-        raise UnsupportedModel(f"weights quantised with {method!r} are not supported; use a GGUF file or the original")
+    if (why := refusal(config)) is not None:
+        raise UnsupportedModel(f"{why}; use a GGUF file or the original")
     hf_config = HfConfig(config)
     return both_ways(with_dimensions(family(hf_config), hf_config), hf_config)
 

@@ -166,3 +166,9 @@ def dequantize(raw: Bytes, block_format: BlockFormat, out: Floats) -> None:
     step = max(1, _SLICE // block_format.weights)
     for start in range(0, len(blocks), step):
         block_format.decode(blocks[start : start + step], values[start : start + step])
+
+
+def block_columns(rows: Bytes, block_format: BlockFormat, columns: tuple[int, int]) -> Bytes:
+    """Rows of whole blocks [rows, bytes] -> columns from the first up to the second, both at the edge of a block."""
+    first, last = (each // block_format.weights * block_format.size for each in columns)
+    return np.ascontiguousarray(rows[:, first:last])

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
+from runtime.weights.dequantize import FORMATS, Bytes, Floats, block_columns, dequantize
 from runtime.weights.dtypes import Array, store
 from runtime.weights.gguf import GgufFile, GgufTensor
 from runtime.weights.gguf_architecture import architecture_of, hf_name
 from runtime.weights.gguf_config import LONGROPE, ROPE_FACTORS, Metadata
-from runtime.weights.rules import Shape, WeightsError
+from runtime.weights.rules import Shape, Span, WeightsError
 
 _ONE_ROW = "shared_expert_gate.weight"
 _KEYS, _VALUES, _KEYS_AND_VALUES = (f".self_attn.{name}_proj.weight" for name in ("k_b", "v_b", "kv_b"))
@@ -90,6 +90,14 @@ class GgufCheckpoint:
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
         """See `stream.TensorReader`."""
         return {"weight": self._raw_rows(name, start, stop)}
+
+    def whole(self, name: str) -> bool:
+        """See `stream.TensorReader`."""
+        return False
+
+    def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        """See `stream.TensorReader`."""
+        return {"weight": block_columns(arrays["weight"], FORMATS[self.types[name]], span)}
 
     def _decompressing(self, heads: _LatentHeads, start: int, stop: int) -> Floats:
         size = sum(heads.sizes)

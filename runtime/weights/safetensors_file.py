@@ -21,7 +21,7 @@ import numpy as np
 from runtime.weights.dequantize import FORMATS, Bytes, dequantize
 from runtime.weights.dtypes import Array, store
 from runtime.weights.formats import UNCONFIGURED
-from runtime.weights.formats.scheme import Scheme, StoredTensor
+from runtime.weights.formats.scheme import Scheme, StoredTensor, Written
 from runtime.weights.gguf import read_exactly
 from runtime.weights.rules import Shape, Span, WeightsError
 
@@ -63,7 +63,7 @@ class _Stored:
 class _Quantised:
     """A weight that is several tensors of the file."""
 
-    scheme: Scheme
+    written: Written
     shape: Shape
     parts: Mapping[str, _Stored]  # by role
 
@@ -90,12 +90,11 @@ class SafetensorsCheckpoint:
         except BaseException:
             self.close()
             raise
-        self._schemes = schemes
         self._quantised = self._put_together(schemes)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.shapes: Mapping[str, Shape] = shapes | {name: each.shape for name, each in self._quantised.items()}
         types = {name: tensor.format for name, tensor in self._tensors.items()}
-        self.types: Mapping[str, str] = types | {name: each.scheme.format for name, each in self._quantised.items()}
+        self.types: Mapping[str, str] = types | {name: each.written.format for name, each in self._quantised.items()}
 
     def close(self) -> None:
         while self._fds:
@@ -111,7 +110,7 @@ class SafetensorsCheckpoint:
         """See `stream.TensorReader`. A scalar is one row."""
         if (quantised := self._quantised.get(name)) is not None:
             values = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
-            quantised.scheme.decode(self._raw(quantised, Span(start, start + len(out))), values, start)
+            quantised.written.decode(self._raw(quantised, Span(start, start + len(out))), values, start)
         else:
             tensor = self._tensors[name]
             if tensor.format in _INTEGERS and out.dtype == np.float32:
@@ -120,9 +119,9 @@ class SafetensorsCheckpoint:
                 )
                 return
             if tensor.format not in _SAME_AS_STORED:
-                known = ", ".join((*_SAME_AS_STORED, *(scheme.format for scheme in self._schemes)))
                 raise WeightsError(
-                    f"{self._paths[tensor.file]}: tensor {name} is {tensor.format}, which is not supported ({known})"
+                    f"{self._paths[tensor.file]}: tensor {name} is {tensor.format}, which is not supported "
+                    f"({', '.join(_SAME_AS_STORED)}, or what belongs to a quantised weight)"
                 )
             if out.dtype == _SAME_AS_STORED[tensor.format]:
                 self._read(tensor, start, out.view(np.uint8))
@@ -135,12 +134,29 @@ class SafetensorsCheckpoint:
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
         """See `stream.TensorReader`."""
         if (quantised := self._quantised.get(name)) is not None:
-            return quantised.scheme.stored_form(self._raw(quantised, Span(start, stop)))
+            span = Span(start, stop)
+            return quantised.written.stored_form(self._raw(quantised, span), span)
         return {"weight": self._bytes(self._tensors[name], Span(start, stop))}
 
+    def whole(self, name: str) -> bool:
+        """See `stream.TensorReader`."""
+        return name in self._quantised and self._quantised[name].written.whole
+
+    def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        """See `stream.TensorReader`."""
+        if (quantised := self._quantised.get(name)) is None:
+            raise WeightsError(f"{name}: columns of weights in {self.types[name]} are not cut")
+        try:
+            return quantised.written.columns(arrays, span)
+        except WeightsError as error:
+            raise WeightsError(f"{name}: {error}") from error
+
     def _raw(self, quantised: _Quantised, span: Span) -> dict[str, Bytes]:
-        scheme = quantised.scheme
-        return {role: self._bytes(part, scheme.rows(role, span)) for role, part in quantised.parts.items()}
+        found = {}
+        for role, part in quantised.parts.items():
+            rows = quantised.written.rows(role, span)
+            found[role] = self._bytes(part, Span(0, part.shape[0] if part.shape else 1) if rows is None else rows)
+        return found
 
     def _bytes(self, tensor: _Stored, span: Span) -> Bytes:
         rows = np.empty((span.stop - span.start, tensor.row_bytes), np.uint8)
@@ -157,10 +173,16 @@ class SafetensorsCheckpoint:
         for scheme in schemes:
             for composite in scheme.composites(stored):
                 parts = {role: self._tensors[name] for role, name in composite.tensors.items()}
-                found[composite.name] = _Quantised(scheme, composite.shape, parts), composite.tensors.values()
+                found[composite.name] = (
+                    _Quantised(composite.written, composite.shape, parts),
+                    composite.tensors.values(),
+                )
         for _, names in found.values():
             for name in names:
                 self._tensors.pop(name, None)
+        ends = tuple(end for scheme in schemes for end in scheme.ignored)
+        if found:
+            self._tensors = {name: tensor for name, tensor in self._tensors.items() if not name.endswith(ends)}
         return {name: quantised for name, (quantised, _) in found.items()}
 
     def _open(self, path: Path, names: set[str] | None, prefix: str = "") -> None:

@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from runtime.api import LoadProgress
-from runtime.weights.dequantize import FORMATS, Bytes
+from runtime.weights.dequantize import Bytes
 from runtime.weights.dtypes import ARRAY_TYPES, Array, empty, store
 from runtime.weights.rules import (
     AS_STORED,
@@ -56,6 +56,14 @@ class TensorReader(Protocol):
 
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
         """Rows as kernels take them, by role ("weight", "scales"), each [rows, bytes of one]. Thread-safe."""
+        ...
+
+    def whole(self, name: str) -> bool:
+        """Whether reading some rows costs as much as reading all."""
+        ...
+
+    def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        """These columns of rows that `read_stored` has read. Raises WeightsError where they cannot be cut so."""
         ...
 
     def close(self) -> None: ...
@@ -156,7 +164,7 @@ class TensorStream:
         return _InFlight(load, values, reads, sum(map(self._stored_bytes, load.shards)))
 
     def _read(self, shard: Shard, rows: Array, pool: ThreadPoolExecutor) -> Iterator[Future[None]]:
-        step = max(1, _TASK // max(1, prod(shard.whole[1:])))
+        step = len(rows) if self._checkpoint.whole(shard.name) else max(1, _TASK // max(1, prod(shard.whole[1:])))
         if shard.index is not None:  # what is stacked is read slice by slice
             if shard.taken is None and shard.columns is None:
                 yield pool.submit(self._checkpoint.read_rows, shard.name, shard.index, rows[None])
@@ -193,11 +201,7 @@ class TensorStream:
             arrays = {role: each.reshape(shard.whole[0], -1)[slice(*taken)] for role, each in stacked.items()}
         if shard.columns is None:
             return arrays
-        written = FORMATS.get(self.types[shard.name])
-        if written is None:
-            raise WeightsError(f"{shard.name}: columns of weights in {self.types[shard.name]} are not cut")
-        columns = slice(*(each // written.weights * written.size for each in shard.columns))
-        return {role: np.ascontiguousarray(each[:, columns]) for role, each in arrays.items()}
+        return self._checkpoint.columns(shard.name, arrays, shard.columns)
 
     def _stored_bytes(self, shard: Shard) -> int:
         """Bytes that are read of it: whole rows."""
@@ -250,6 +254,12 @@ class DummyCheckpoint:
         rows = np.empty((stop - start, *self.shapes[name][1:]), np.float32)
         self.read_rows(name, start, rows)
         return {"weight": rows.reshape(stop - start, -1).view(np.uint8)}
+
+    def whole(self, name: str) -> bool:
+        return False
+
+    def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        raise WeightsError(f"{name}: columns of random weights are cut as numbers")
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
         if name.endswith("norm.weight"):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import ops
+from ops import native
 from ops.gemm import few_rows_coded, triton_coded, triton_widen
+from ops.gemm.blocks import as_blocks
 from ops.gemm.coded import CodedLinearWeight, _laid
 from ops.gemm.dequantize import MAX_FP8, dequantize, round_to_fp8
 from ops.stored import FP8, W4, W8, StoredWeight, WeightFormat
+from runtime.weights.dequantize import FORMATS
+from runtime.weights.dequantize import dequantize as dequantize_blocks
 from tests.ops.places import DEVICES, interpreted_once, places
 
+NATIVE = pytest.mark.skipif(native.missing is not None, reason=str(native.missing))
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 
 
@@ -151,7 +157,8 @@ def test_which_codes_are_taken_where():
     for codes in (FP8, W8, W4):
         assert ops.linear_refusal([codes], torch.bfloat16, cuda) is None
         assert "it computes in bfloat16 or float16" in str(ops.linear_refusal([codes], torch.float32, cuda))
-        assert str(codes) in str(ops.linear_refusal([codes], torch.float32, cpu))
+        refused = ops.linear_refusal([codes], torch.float32, cpu)
+        assert str(codes) in str(refused) if codes == FP8 or native.missing else refused is None
     assert "all of one kind" in str(ops.linear_refusal([FP8, W4], torch.bfloat16, cuda))
 
 
@@ -223,3 +230,45 @@ def test_parts_are_stacked_and_refilled_where_they_lie():
     assert prepared.refill(others)
     wanted = torch.cat([exact(x, part) for part in others], 1)
     assert error(ops.linear(x, prepared), wanted) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("codes", "zeros", "kind"), [(W4, False, "Q4_0"), (W4, True, "Q4_1"), (W8, False, "Q8_0")], ids=str
+)
+def test_on_a_cpu_codes_become_blocks(codes, zeros, kind):
+    stored = drawn(codes, 40, 256, 4, zeros=zeros)
+    blocks = as_blocks(stored)
+    assert str(blocks.format) == kind
+    numbers = np.empty((40, 256), np.float32)
+    dequantize_blocks(blocks.weight.numpy(), FORMATS[kind], numbers)
+    wanted = dequantize(stored)
+    step = stored.tensors["scales"].repeat_interleave(64, 1)
+    # A half float is right to a 2048th: of the code times its step, and of its zero point times that.
+    bound = (wanted.abs() + (15 * step if zeros else 0)) / 2048 * (2 if zeros else 1) + 1e-9
+    assert ((torch.from_numpy(numbers) - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda stored: {"order": torch.arange(256).flip(0).int()},
+        lambda stored: {"scales": stored.tensors["scales"] * 1e9},
+        lambda stored: {"scales": torch.rand(40, 16) + 1},  # groups of 16
+    ],
+    ids=["order", "huge", "narrow"],
+)
+def test_what_no_block_holds_becomes_numbers(changes):
+    stored = drawn(W4, 40, 256, 4)
+    stored = StoredWeight(W4, {**stored.tensors, **changes(stored)})
+    blocks = as_blocks(stored)
+    assert str(blocks.format) == "float32"
+    assert torch.equal(blocks.weight, dequantize(stored))
+
+
+@NATIVE
+def test_parts_in_codes_blocks_and_numbers_are_one_layer_on_a_cpu():
+    parts = [drawn(W4, 32, 256, 2), drawn(W8, 16, 256, 1), StoredWeight.dense(torch.randn(16, 256) / 16)]
+    x = torch.randn(6, 256)
+    out = ops.linear(x, ops.prepare_linear(parts, torch.float32))
+    wanted = torch.cat([exact(x, part) for part in parts], 1)
+    assert error(out, wanted) < 0.01  # activations are rounded to eight bits

@@ -1,8 +1,8 @@
 """Quantised formats of Hugging Face checkpoints, one scheme a file, found by what a config calls its `quant_method`.
 
-The one place that reads `quantization_config`. A file here that has a SCHEME is found; nothing else lists it: a callable, mostly
-the class, that makes a `Scheme` of that section, where a format's parameters stand (block sizes, bits). GGUF's blocks are
-single tensors and need no scheme (dequantize.py)."""
+The one place that reads `quantization_config`. What a file here has in SCHEMES is found; nothing else lists it: by `quant_method` a
+callable, mostly a class, that makes a `Scheme` of that section, where a format's parameters stand (block sizes, bits), or raises
+`UnreadScheme`. GGUF's blocks are single tensors and need no scheme (dequantize.py)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from runtime.weights.formats.scheme import Scheme
+from runtime.weights.formats.fp8 import Fp8
+from runtime.weights.formats.mxfp4 import Mxfp4
+from runtime.weights.formats.scheme import Scheme, UnreadScheme
 
 MakeScheme = Callable[[Mapping[str, Any]], Scheme]
 
 
 def _schemes() -> Iterator[tuple[str, MakeScheme]]:
     for name in sorted(module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.")):
-        make: MakeScheme | None = getattr(import_module(name), "SCHEME", None)
-        if make is not None:
-            yield make({}).quant_method, make
+        yield from getattr(import_module(name), "SCHEMES", {}).items()
 
 
 SCHEMES: Mapping[str, MakeScheme] = dict(_schemes())  # by `quant_method`
+UNCONFIGURED: tuple[Scheme, ...] = (Mxfp4({}), Fp8({}))  # whose tensors say all by themselves, whatever a config says
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:
@@ -33,16 +34,25 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
 
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
-    """All schemes, with the parameters of a Hugging Face config where they are meant; each finds its own tensors, whatever the
-    config says."""
+    """Those that find weights in a checkpoint with this config; the last one's word counts. What is not read, finds none."""
     section, method = config.get("quantization_config"), quant_method(config)
-    return tuple(make(section if name == method and section else {}) for name, make in SCHEMES.items())
+    if not isinstance(section, Mapping) or refusal(config) is not None:
+        return UNCONFIGURED
+    return (*UNCONFIGURED, SCHEMES[str(method)](section))
 
 
-UNCONFIGURED = schemes({})
-
-
-def unread_method(config: Mapping[str, Any]) -> str | None:
-    """The same, if no scheme here reads it."""
-    method = quant_method(config)
-    return None if method in SCHEMES else method
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why weights so quantised are not read, None where they are, or not quantised."""
+    section, method = config.get("quantization_config"), quant_method(config)
+    if method is None:
+        return None
+    why = f"weights quantised with {method!r} are not supported"
+    if method not in SCHEMES:
+        return why
+    try:
+        SCHEMES[method](section if isinstance(section, Mapping) else {})
+    except UnreadScheme as error:
+        return f"{why} {error}"
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        return f"{why}: its section of the config is not understood ({error})"
+    return None

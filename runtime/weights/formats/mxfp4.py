@@ -8,11 +8,12 @@ Format: Open Compute Project, Microscaling Formats 1.0 (2023)."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
+from runtime.weights.dequantize import FORMATS, Bytes, Floats, block_columns, dequantize
 from runtime.weights.formats.scheme import Composite, StoredTensor
 from runtime.weights.rules import Shape, Span
 
@@ -20,13 +21,31 @@ _BLOCKS, _SCALES = "_blocks", "_scales"  # ends of names
 _BYTES = 16  # of the numbers of a block
 
 
+class Mxfp4Written:
+    """See `Written`."""
+
+    format = "MXFP4"
+    whole = False
+
+    def rows(self, role: str, span: Span) -> Span:
+        return span
+
+    def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        return {"weight": _as_ggml(raw)}
+
+    def columns(self, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        return {"weight": block_columns(arrays["weight"], FORMATS[self.format], span)}
+
+    def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
+        dequantize(_as_ggml(raw), FORMATS[self.format], out)
+
+
 class Mxfp4:
     """See `Scheme`. A weight goes by the name of its blocks."""
 
-    quant_method = "mxfp4"
-    format = "MXFP4"
+    ignored = ()
 
-    def __init__(self, section: Mapping[str, Any]) -> None:
+    def __init__(self, section: Mapping[str, Any] = MappingProxyType({})) -> None:
         """`section` of a config: the format has no parameters."""
 
     def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
@@ -35,26 +54,21 @@ class Mxfp4:
             scales = stored.get(scales_name) if name.endswith(_BLOCKS) else None
             if scales is not None and blocks.dtype == scales.dtype == "U8" and _are_pair(blocks.shape, scales.shape):
                 shape = (*scales.shape[:-1], scales.shape[-1] * 2 * _BYTES)
-                yield Composite(name, shape, {"weight": name, "scales": scales_name})
+                yield Composite(name, shape, {"weight": name, "scales": scales_name}, Mxfp4Written())
 
-    def rows(self, role: str, span: Span) -> Span:
-        return span
 
-    def stored_form(self, raw: Mapping[str, Bytes]) -> dict[str, Bytes]:
-        """ggml's blocks."""
-        packed = raw["weight"].reshape(-1, _BYTES)
-        numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, 2, _BYTES)
-        out = np.empty((len(packed), 1 + _BYTES), np.uint8)
-        out[:, 0] = raw["scales"].reshape(-1)
-        out[:, 1:] = numbers[:, 0] | (numbers[:, 1] << 4)
-        return {"weight": out.reshape(len(raw["weight"]), -1)}
-
-    def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
-        dequantize(self.stored_form(raw)["weight"], FORMATS[self.format], out)
+def _as_ggml(raw: Mapping[str, Bytes]) -> Bytes:
+    """Both tensors' rows -> rows of ggml's blocks."""
+    packed = raw["weight"].reshape(-1, _BYTES)
+    numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, 2, _BYTES)
+    out = np.empty((len(packed), 1 + _BYTES), np.uint8)
+    out[:, 0] = raw["scales"].reshape(-1)
+    out[:, 1:] = numbers[:, 0] | (numbers[:, 1] << 4)
+    return out.reshape(len(raw["weight"]), -1)
 
 
 def _are_pair(blocks: Shape, scales: Shape) -> bool:
     return blocks == (*scales, _BYTES) and len(scales) > 1 and 0 not in scales
 
 
-SCHEME = Mxfp4
+SCHEMES = {"mxfp4": Mxfp4}

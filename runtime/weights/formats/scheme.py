@@ -1,8 +1,9 @@
 """Scheme: a way of quantising that keeps one weight as several tensors of a checkpoint: its numbers, and what belongs to them.
 
 To the rules, which know names and shapes, they are one tensor. Reading gives either the numbers, or rows as kernels take them, by
-role. A scheme is one file here, whose SCHEME makes it of the section of a config that names it (`{}` where none does), and a
-kernel that says it takes the format; nothing else asks which schemes there are."""
+role. A scheme is one file here, which makes it of the section of a config that names it (`{}` where none does); how each weight is
+written is data beside it (`Written`), and a kernel says by the name of the format that it takes it. Nothing else asks which schemes
+there are."""
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ from runtime.weights.dequantize import Bytes, Floats
 from runtime.weights.rules import Shape, Span
 
 
+class UnreadScheme(ValueError):
+    """A config asks for what is not read; the message goes on where "weights quantised with ... are not supported" ends."""
+
+
 class StoredTensor(NamedTuple):
     """`dtype` as safetensors call it ("U8", "F8_E4M3")."""
 
@@ -21,36 +26,49 @@ class StoredTensor(NamedTuple):
     shape: Shape
 
 
+class Written(Protocol):
+    """How one weight is written. `format`: of what is kept of it, as `StoredRows` and kernels call that; one that no kernel takes
+    is read as numbers. `whole`: rows lie apart in the file, so that all of a weight is best read at once."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def whole(self) -> bool: ...
+
+    def rows(self, role: str, span: Span) -> Span | None:
+        """Which rows (indices of the first dimension) of a role's tensor belong to these of the weight; None: all there are."""
+        ...
+
+    def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        """What was read by role, each [rows, bytes of one] -> rows `span` of the weight as kernels take them, likewise."""
+        ...
+
+    def columns(self, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        """These columns of rows as kernels take them. Raises WeightsError where they cannot be cut so."""
+        ...
+
+    def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
+        """What was read -> the numbers of rows from `first_row` of the weight on, into `out` [rows, ...] float32."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """Several stored tensors that are one weight. `name`: by which the rules find it, that of one of them; `shape`: of its numbers;
-    `tensors`: names by role, "weight" and "scales", "zeros", "order"."""
+    """Several stored tensors that are one weight. `name`: by which the rules find it; `shape`: of its numbers; `tensors`: names by
+    role, "weight" and "scales", "zeros", "order"."""
 
     name: str
     shape: Shape
     tensors: Mapping[str, str]
+    written: Written
 
 
 class Scheme(Protocol):
-    """`quant_method`: as a config calls it. `format`: of what it keeps, as `StoredRows` and kernels call that."""
+    """`ignored`: ends of names of tensors that belong to weights and that nobody needs here."""
 
     @property
-    def quant_method(self) -> str: ...
-    @property
-    def format(self) -> str: ...
+    def ignored(self) -> tuple[str, ...]: ...
 
     def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
         """The weights among a checkpoint's tensors that are kept so."""
-        ...
-
-    def rows(self, role: str, span: Span) -> Span:
-        """Which rows (indices of the first dimension) of a role's tensor belong to these of the weight."""
-        ...
-
-    def stored_form(self, raw: Mapping[str, Bytes]) -> dict[str, Bytes]:
-        """Rows as they are stored, by role, each [rows, bytes of one] -> rows as kernels take them, likewise."""
-        ...
-
-    def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
-        """Rows as they are stored, from `first_row` of the weight on -> their numbers, into `out` [rows, ...] float32."""
         ...

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtime.weights.formats import quant_method, unread_method
+from runtime.weights.formats import quant_method, refusal
 from runtime.weights.formats.scheme import Composite
 from runtime.weights.rules import AS_STORED, Cut, Parameter, Span, WeightsError, merge, plan, reduced
 from runtime.weights.safetensors_file import SafetensorsCheckpoint
@@ -19,19 +19,26 @@ QK = Parameter("qk.weight", (12, 8), (8, 4))
 
 
 class TwoRows:
-    quant_method = "tworows"
-    format = "TWO"
+    ignored = ()
 
     def composites(self, stored):
         for name, (dtype, shape) in stored.items():
             if dtype == "I8":
-                yield Composite(name, shape, {"weight": name, "scales": f"{name}_scale"})
+                yield Composite(name, shape, {"weight": name, "scales": f"{name}_scale"}, TwoRowsWritten())
+
+
+class TwoRowsWritten:
+    format = "TWO"
+    whole = False
 
     def rows(self, role, span):
         return span if role == "weight" else Span(span.start // 2, -(-span.stop // 2))
 
-    def stored_form(self, raw):
+    def stored_form(self, raw, span):
         return {"weight": raw["weight"], "scales": raw["scales"]}
+
+    def columns(self, arrays, span):
+        raise WeightsError(f"columns of weights in {self.format} are not cut")
 
     def decode(self, raw, out, first_row):
         scales = np.repeat(raw["scales"].view(np.float32), 2, axis=0)[: len(out)]
@@ -75,7 +82,7 @@ def test_rows_as_kernels_take_them_come_with_their_scales(made):
         ("TWO", (8, 8), (4, 4)), ("TWO", (4, 8), (2, 4)),
     ]  # fmt: skip
     back = np.empty((8, 8), np.float32)
-    TwoRows().decode(parts[0].arrays, back, 0)
+    TwoRowsWritten().decode(parts[0].arrays, back, 0)
     assert np.array_equal(back, values[:8])
 
 
@@ -88,7 +95,7 @@ def test_a_shard_of_the_rows_has_their_scales(made, storage):
     if storage == AS_STORED:
         parts = [np.empty((len(part.arrays["weight"]), 8), np.float32) for part in read_back]
         for part, out in zip(read_back, parts, strict=True):
-            TwoRows().decode(part.arrays, out, 0)
+            TwoRowsWritten().decode(part.arrays, out, 0)
         read_back = np.concatenate(parts)
     assert np.array_equal(read_back, np.concatenate([values[4:8], values[10:12]]))
 
@@ -102,15 +109,23 @@ def test_columns_of_a_format_that_nobody_can_cut_are_refused_by_name(made):
 
 
 @pytest.mark.parametrize(
-    ("config", "method", "unread"),
+    ("config", "method", "why"),
     [
         ({}, None, None),
         ({"quantization_config": None}, None, None),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4", None),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq", "gptq"),
-        ({"quantization_config": {"bits": 4}}, "None", "None"),
-        ({"quantization_config": "awq"}, "awq", "awq"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8", None),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq", None),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq", "'gptq' are not supported in 3 bits"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "awq", "in the layout gemv"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt", "algorithm NVFP4"),
+        ({"quantization_config": {"quant_method": "torchao"}}, "torchao", "'torchao' are not supported"),
+        ({"quantization_config": {"bits": 4}}, "None", "'None'"),
+        ({"quantization_config": "hqq"}, "hqq", "'hqq'"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": 3}}, "fp8", "is not understood"),
     ],
-)
-def test_a_config_says_what_its_weights_are_quantised_with(config, method, unread):
-    assert (quant_method(config), unread_method(config)) == (method, unread)
+)  # fmt: skip
+def test_a_config_says_what_its_weights_are_quantised_with(config, method, why):
+    assert quant_method(config) == method
+    said = refusal(config)
+    assert said is None if why is None else why in str(said)

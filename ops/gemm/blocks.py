@@ -1,0 +1,45 @@
+"""A weight in codes and scales as ggml's blocks of 32 columns, which the compiled CPU kernels read.
+
+The same codes; scales become half floats, and so does what four bits with a zero point add: the scale times that, a 2000th of
+which is less than a hundredth of a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ops.gemm.dequantize import codes_of, dequantize
+from ops.stored import W4, W8, StoredWeight
+
+CODES = frozenset({W4, W8})
+_BLOCK = 32
+_HALF_ERROR = 2.0**-10  # of a scale: twice what rounding to a half float takes, below which that has lost bits
+
+
+def as_blocks(stored: StoredWeight) -> StoredWeight:
+    """Codes "w4" and "w8" as Q4_0, Q4_1 or Q8_0; as float32 where columns stand in an order of their own, blocks would span
+    groups, or half floats do not hold the scales."""
+    scales = stored.tensors["scales"]
+    num_rows, num_columns = len(stored.weight), stored.weight.shape[1] * (2 if stored.format == W4 else 1)
+    group = num_columns // scales.shape[1]
+    halves = scales.half()
+    exact = bool(((halves.float() - scales).abs() <= scales.abs() * _HALF_ERROR).all())
+    if "order" in stored.tensors or group % _BLOCK or not exact:
+        return StoredWeight.dense(dequantize(stored), stored.bias)
+    scale = _bytes(halves, group)
+    codes = codes_of(stored.format, stored.weight).reshape(num_rows, -1, _BLOCK)
+    if stored.format == W8:
+        return _blocks("Q8_0", [scale, codes.view(torch.uint8)], stored)
+    quants = codes[:, :, : _BLOCK // 2] | codes[:, :, _BLOCK // 2 :] << 4
+    if (zeros := stored.tensors.get("zeros")) is None:
+        return _blocks("Q4_0", [scale, quants], stored)
+    return _blocks("Q4_1", [scale, _bytes((-zeros.float() * scales).half(), group), quants], stored)
+
+
+def _bytes(halves: Tensor, group: int) -> Tensor:
+    """[rows, groups] -> [rows, blocks, 2] uint8."""
+    return halves.repeat_interleave(group // _BLOCK, dim=1).unsqueeze(2).view(torch.uint8)
+
+
+def _blocks(kind: str, fields: list[Tensor], stored: StoredWeight) -> StoredWeight:
+    return StoredWeight.blocks(kind, torch.cat(fields, dim=2).flatten(1), stored.bias)

@@ -1,0 +1,127 @@
+"""Codes and scales as kernels take them (`ops.stored`): bytes by role, and what they are worth.
+
+"weight" [rows, bytes]: a byte a column of "fp8" (E4M3) and "w8" (signed), two columns of "w4", the even one in the lower half;
+"scales" [rows, groups] float32; "zeros" [rows, groups] uint8 of w4, where they are not 8; "order" [1, columns] int32, where columns
+do not stand as the model has them. numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.weights.dequantize import FORMATS, Bytes, Floats, dequantize
+from runtime.weights.rules import Span, WeightsError
+
+FP8, W8, W4 = "fp8", "w8", "w4"
+MIN_GROUP = 32  # columns: kernels take groups of whole times so many
+
+
+def _e4m3() -> Floats:
+    """The worth of each byte [256]: a sign, four bits of exponent, three of mantissa; no infinities, one NaN a sign."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    worth = np.where(exponent > 0, np.exp2(exponent - 7.0) * (1 + mantissa / 8), np.exp2(-6.0) * mantissa / 8)
+    worth[bits & 127 == 127] = np.nan
+    signed: Floats = np.where(bits < 128, worth, -worth).astype(np.float32)
+    return signed
+
+
+_WORTH = _e4m3()
+
+
+def kept_as(codes: str, num_columns: int, groups: int) -> str:
+    """The name of the format: of groups that no kernel takes it says so."""
+    group, rest = divmod(num_columns, groups)
+    return codes if not rest and (groups == 1 or group % MIN_GROUP == 0) else f"{codes} in groups of {group}"
+
+
+def as_floats(raw: Bytes, dtype: str) -> Floats:
+    """Rows of bytes of numbers "F32", "F16" or "BF16" -> [rows, numbers]."""
+    written = FORMATS[dtype]
+    out = np.empty((len(raw), raw.shape[1] // written.size), np.float32)
+    dequantize(np.ascontiguousarray(raw), written, out)
+    return out
+
+
+def in_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """[rows, numbers] -> [rows, bytes]."""
+    return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
+
+
+def nibbles(raw: Bytes) -> Bytes:
+    """[rows, bytes] -> [rows, two codes a byte], the lower half first."""
+    out = np.empty((len(raw), raw.shape[1], 2), np.uint8)
+    np.bitwise_and(raw, 15, out=out[:, :, 0])
+    np.right_shift(raw, 4, out=out[:, :, 1])
+    return out.reshape(len(raw), -1)
+
+
+def paired(codes: Bytes) -> Bytes:
+    """The way back."""
+    pairs: Bytes = np.left_shift(codes[:, 1::2], 4, dtype=np.uint8)
+    pairs |= codes[:, 0::2]
+    return pairs
+
+
+def in_groups(g_idx: npt.NDArray[np.int32], groups: int) -> npt.NDArray[np.int32] | None:
+    """The group of each column -> an order in which they stand group behind group; None where they do. Raises WeightsError."""
+    if not np.array_equal(np.bincount(g_idx, minlength=groups), np.full(groups, len(g_idx) // groups)):
+        raise WeightsError("columns are in groups of several sizes")
+    order = np.argsort(g_idx, kind="stable").astype(np.int32)
+    return None if np.array_equal(order, np.arange(len(order))) else order
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """What all ways of writing codes and scales have in common. `codes`: "fp8", "w8" or "w4"."""
+
+    codes: str
+    num_columns: int
+    groups: int
+
+    @property
+    def format(self) -> str:
+        return kept_as(self.codes, self.num_columns, self.groups)
+
+    @property
+    def whole(self) -> bool:
+        return False
+
+    def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        raise NotImplementedError
+
+    def columns(self, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        if "order" in arrays:
+            raise WeightsError("columns that stand in an order of their own are not cut")
+        group = self.num_columns // self.groups
+        if self.groups > 1 and (span.start % group or span.stop % group):
+            raise WeightsError(f"columns {span.start} to {span.stop} are not whole groups of {group}")
+        halves = 2 if self.codes == W4 else 1
+        cut = {"weight": arrays["weight"][:, span.start // halves : span.stop // halves]}
+        for role, size in (("scales", 4), ("zeros", 1)):
+            if role in arrays:
+                first, last = (0, 1) if self.groups == 1 else (span.start // group, span.stop // group)
+                cut[role] = arrays[role][:, first * size : last * size]
+        return {role: np.ascontiguousarray(each) for role, each in cut.items()}
+
+    def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
+        arrays = self.stored_form(raw, Span(first_row, first_row + len(out)))
+        values = worth(self.codes, arrays["weight"])
+        scales = arrays["scales"].view(np.float32)
+        grouped = values.reshape(len(out), self.groups, -1)
+        if self.codes == W4:
+            grouped -= arrays["zeros"][:, :, None] if "zeros" in arrays else np.float32(8)
+        grouped *= scales[:, :, None]
+        order = arrays["order"].view(np.int32)[0] if "order" in arrays else slice(None)
+        out[:, order] = grouped.reshape(len(out), -1)
+
+
+def worth(codes: str, weight: Bytes) -> Floats:
+    """Bytes -> what the codes are worth without scale and zero, [rows, columns]."""
+    if codes == FP8:
+        return _WORTH[weight]
+    return (nibbles(weight) if codes == W4 else weight.view(np.int8)).astype(np.float32)

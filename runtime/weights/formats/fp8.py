@@ -1,0 +1,103 @@
+"""FP8: numbers of eight bits (E4M3) and what they are to be multiplied by, as DeepSeek, Qwen, Llama and ModelOpt publish them.
+
+`NAME.weight` [N, K] F8_E4M3; beside it `weight_scale_inv` or `weight_scale`, which both multiply: one number, one a row, or one a
+block of rows and columns, of the size that the config says (`weight_block_size`, 128 by 128). What activations are rounded by
+(`input_scale`) is not used: kernels round each token by its own largest, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+import numpy as np
+
+from runtime.weights.dequantize import Bytes
+from runtime.weights.formats.codes import FP8, Coded, as_floats, in_bytes
+from runtime.weights.formats.scheme import Composite, StoredTensor, UnreadScheme
+from runtime.weights.rules import Shape, Span
+
+ACTIVATIONS = (
+    ".input_scale", ".input_scale_ub", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale", ".kv_scale",
+    ".prob_scale", ".weight_zero_point",
+)  # fmt: skip
+_SCALES = ("_scale_inv", "_scale")  # behind the weight's name
+_FLOATS = ("F32", "BF16", "F16")
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Written(Coded):
+    """`block`: the rows that share a scale, None for all of them, and the columns; `dtype`: of scales."""
+
+    block: tuple[int | None, int]
+    dtype: str
+
+    def rows(self, role: str, span: Span) -> Span | None:
+        rows = self.block[0]
+        if role == "weight":
+            return span
+        return None if rows is None else Span(span.start // rows, -(-span.stop // rows))
+
+    def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
+        rows, columns = self.block
+        scales = as_floats(raw["scales"].reshape(len(raw["scales"]), -1), self.dtype)
+        number = np.arange(span.start, span.stop)
+        scales = scales[number * 0 if rows is None else number // rows - span.start // rows]
+        if self.groups > 1:  # a block at the edge may be narrower: groups are of the size that divides all
+            group = self.num_columns // self.groups
+            scales = scales[:, np.arange(self.groups) * group // columns]
+        return {"weight": raw["weight"], "scales": in_bytes(scales)}
+
+
+class Fp8:
+    """See `Scheme`."""
+
+    ignored = ACTIVATIONS
+
+    def __init__(self, section: Mapping[str, Any]) -> None:
+        rows, columns = section.get("weight_block_size") or (128, 128)
+        self._block = int(rows), int(columns)
+
+    def composites(self, stored: Mapping[str, StoredTensor]) -> Iterator[Composite]:
+        for name, (dtype, shape) in stored.items():
+            if dtype != "F8_E4M3" or len(shape) != 2:
+                continue
+            for scales_name in (name + end for end in _SCALES if name + end in stored):
+                written = fp8_written(shape, stored[scales_name], self._block)
+                if written is not None:
+                    yield Composite(name, shape, {"weight": name, "scales": scales_name}, written)
+                    break
+
+
+def fp8_written(shape: Shape, scales: StoredTensor, block: tuple[int, int]) -> Fp8Written | None:
+    """By the shape of the scales; None where they do not fit the weight."""
+    num_rows, num_columns = shape
+    if scales.dtype not in _FLOATS:
+        return None
+    if prod(scales.shape) == 1:
+        return Fp8Written(FP8, num_columns, 1, (None, num_columns), scales.dtype)
+    if scales.shape in ((num_rows,), (num_rows, 1)):
+        return Fp8Written(FP8, num_columns, 1, (1, num_columns), scales.dtype)
+    if scales.shape != (-(-num_rows // block[0]), -(-num_columns // block[1])):
+        return None
+    groups = num_columns // gcd(num_columns, block[1]) if num_columns > block[1] else 1
+    return Fp8Written(FP8, num_columns, groups, block, scales.dtype)
+
+
+def modelopt(section: Mapping[str, Any]) -> Fp8:
+    """Raises UnreadScheme."""
+    algorithm = section.get("quant_algo", "FP8")
+    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        raise UnreadScheme(f"by the algorithm {algorithm}")
+    return Fp8(section)
+
+
+def fine_grained(section: Mapping[str, Any]) -> Fp8:
+    """Raises UnreadScheme."""
+    if section.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise UnreadScheme(f"in {section['fmt']}")
+    return Fp8(section)
+
+
+SCHEMES = {"fp8": fine_grained, "fbgemm_fp8": Fp8, "modelopt": modelopt}
