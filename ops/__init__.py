@@ -45,6 +45,7 @@ from ops.rope import rope
 from ops.sampling import sample
 from ops.scan import selective_scan, state_space_scan
 from ops.scan.heads import ScanHeads
+from ops.segment import segment_mean
 from ops.start import compile_ahead, compile_together, native_isa, set_num_threads
 from ops.stored import CODED, Stored, StoredWeight, WeightFormat
 from ops.symbols import NotTraceable
@@ -114,6 +115,7 @@ __all__ = [
     "rope",
     "round_to_fp8",
     "sample",
+    "segment_mean",
     "selective_scan",
     "set_num_threads",
     "silu_mul",

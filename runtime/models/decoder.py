@@ -39,8 +39,8 @@ class Hidden(NamedTuple):
     residual: Tensor
     aux: tuple[Tensor, ...] = ()
 
-    def of(self, tokens: Tensor) -> Hidden:
-        """A copy of those of `tokens` [S] int64, without aux."""
+    def of(self, tokens: Tensor | slice) -> Hidden:
+        """A copy of those of `tokens` [S] int64, or a view of a slice; without aux."""
         return Hidden(None if self.x is None else self.x[tokens], self.residual[tokens])
 
 
@@ -140,8 +140,8 @@ class Decoder:
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` is overwritten."""
         return self._vocabulary.logits(self._final(hidden if tokens is None else hidden.of(tokens)))
 
-    def final_hidden(self, hidden: Hidden, tokens: Tensor) -> Tensor:
-        """The final norm's output for `tokens` [S] int64, [S, H]."""
+    def final_hidden(self, hidden: Hidden, tokens: Tensor | slice) -> Tensor:
+        """The final norm's output for `tokens` [S] int64, [S, H]; of a slice `hidden` is overwritten."""
         return self._final(hidden.of(tokens))
 
     def read_by_head(self, hidden: Hidden) -> Tensor:

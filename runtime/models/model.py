@@ -59,6 +59,6 @@ class Model(Protocol):
         """`tokens` [S] int64: those whose logits [S, V] are wanted. None: of all, and `hidden` may be overwritten."""
         ...
 
-    def final_hidden(self, hidden: Any, tokens: Tensor) -> Tensor:
-        """The final norm's output for `tokens` [S] int64, [S, H]: what pooling reads."""
+    def final_hidden(self, hidden: Any, tokens: Tensor | slice) -> Tensor:
+        """The final norm's output for `tokens` [S] int64, [S, H]: what pooling reads. Of a slice `hidden` may be overwritten."""
         ...

@@ -81,5 +81,5 @@ class ModelPair:
     def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
         return self.model.compute_logits(hidden, tokens)
 
-    def final_hidden(self, hidden: Any, tokens: Tensor) -> Tensor:
+    def final_hidden(self, hidden: Any, tokens: Tensor | slice) -> Tensor:
         return self.model.final_hidden(hidden, tokens)

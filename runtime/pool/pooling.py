@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import ops
 from runtime.api import PoolingParams
 from runtime.batch import Pool, RowBinding, ScheduledRow
 from runtime.models.model import Model
@@ -97,12 +98,28 @@ class Pooling:
         ]
         if not asked:
             return None
+        if len(asked) == len(rows) and _are_alike(asked):
+            return Pooled((self._alike(asked, hidden, device),))
         by_labels = [each for each in asked if each.work.params.label_token_ids]
         pooled = [each for each in asked if not each.work.params.label_token_ids]
         groups = [self._labels(each, hidden, device) for each in by_labels if each.work.is_last]
         if pooled:
             groups += self._pooled(pooled, hidden, device)
         return Pooled(tuple(groups)) if groups else None
+
+    def _alike(self, asked: Sequence[_Asked], hidden: Any, device: torch.device) -> _Group:
+        """Whole texts that ask for the same, and nobody else in the step: a handful of calls, however many they are."""
+        rows = tuple(each.row.row for each in asked)
+        for row in rows:
+            self._kept.pop(row, None)
+        params, stops = asked[0].work.params, [each.stop for each in asked]
+        if params.pooling == "mean":
+            states = self._model.final_hidden(hidden, slice(0, stops[-1]))
+            vectors = ops.segment_mean(states, index_on(device, [0, *stops]))
+        else:
+            read = [each.begin for each in asked] if params.pooling == "cls" else [stop - 1 for stop in stops]
+            vectors = self._model.final_hidden(hidden, index_on(device, read)).float()
+        return self._finished(params, rows, (1,) * len(rows), vectors)
 
     def _labels(self, asked: _Asked, hidden: Any, device: torch.device) -> _Group:
         params = asked.work.params
@@ -143,15 +160,32 @@ class Pooling:
 
     def _finish(self, params: PoolingParams, found: Sequence[tuple[int, Tensor]]) -> _Group:
         """Rows and their vectors [*, H], for all of which `params` say the rest."""
-        vectors = torch.cat([each for _, each in found])
+        rows, sizes = tuple(row for row, _ in found), tuple(len(each) for _, each in found)
+        return self._finished(params, rows, sizes, torch.cat([each for _, each in found]))
+
+    def _finished(
+        self, params: PoolingParams, rows: tuple[int, ...], sizes: tuple[int, ...], vectors: Tensor
+    ) -> _Group:
         pooler, activate = self._model.pooler, bool(params.use_activation)
         if params.task.endswith("classify"):
             values = pooler.classify(vectors, activate=activate)
         else:
             values = pooler.embed(vectors)[:, : params.dimensions]
             values = functional.normalize(values, dim=1) if activate else values.contiguous()
-        rows, sizes = tuple(row for row, _ in found), tuple(len(each) for _, each in found)
         return _Group(rows, sizes, params.task.startswith("token_"), values)
+
+
+def _are_alike(asked: Sequence[_Asked]) -> bool:
+    """Whether they are whole texts that become one vector each, by the same params."""
+    first = asked[0].work.params
+    if asked[0].by_token or first.label_token_ids:
+        return False
+    kind = _kind(first)
+    return all(
+        each.row.start == 0 and each.work.is_last and params.pooling == first.pooling and not params.label_token_ids
+        and _kind(params) == kind
+        for each, params in ((each, each.work.params) for each in asked)
+    )  # fmt: skip
 
 
 def _kind(params: PoolingParams) -> PoolingParams:

@@ -26,6 +26,7 @@ NATIVE = {
     "rope",
     "store_kv",
     "paged_attention",
+    "attend_packed",
     "silu_mul",
     "moe",
     "linear_by_head",
@@ -37,8 +38,8 @@ NATIVE = {
     "lora",
 }  # ops that have such a kernel
 OTHERS = {
-    "embedding", "attend", "attend_latent", "attend_packed", "unpack", "place_tokens", "causal_conv", "state_space_scan",
-    "selective_scan", "gated_delta_rule", "gated_rms_norm", "lora_index", "look_up",
+    "embedding", "attend", "attend_latent", "unpack", "place_tokens", "causal_conv", "state_space_scan",
+    "selective_scan", "gated_delta_rule", "gated_rms_norm", "lora_index", "look_up", "segment_mean",
 }  # fmt: skip
 
 

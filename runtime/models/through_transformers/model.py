@@ -120,7 +120,7 @@ class TransformersModel:
         finally:
             _pass.reset(token)
 
-    def final_hidden(self, hidden: Any, tokens: Tensor) -> Tensor:
+    def final_hidden(self, hidden: Any, tokens: Tensor | slice) -> Tensor:
         """What the base gives for `tokens` [S] int64, [S, H]: its last norm is its own."""
         states: Tensor = hidden.last_hidden_state
         return states[0, tokens]

@@ -1,0 +1,15 @@
+"""Segments: neighbouring rows of a tensor that belong together, such as the tokens of one text."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops import backends
+from ops.segment import reference
+
+_segment_mean = backends.on_gpus("segment_mean", "ops.segment.triton_segment:segment_mean", reference.segment_mean)
+
+
+def segment_mean(x: Tensor, starts: Tensor) -> Tensor:
+    """x [T, H] -> the mean of rows starts[r] to starts[r + 1], [R, H] float32. starts [R + 1] int64, rising, to T at most."""
+    return _segment_mean.runs[x.device, x.dtype](x, starts)
