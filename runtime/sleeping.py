@@ -83,9 +83,7 @@ class Sleeping:
 
         Raises SleepError."""
         if self._bed is None:
-            raise SleepError(
-                "this engine cannot sleep: one with LoRA adapters, or without files of its model, stays awake"
-            )
+            raise SleepError("this engine cannot sleep: it knows no files of its model, and stays awake")
         if level is self.level is SleepLevel.AWAKE:
             self._tell()  # who wanted it to sleep is overruled
             return

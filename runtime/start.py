@@ -96,7 +96,6 @@ async def start_engine(
     Raises PlanError where options do not fit, WeightsError and UnsupportedModel where the model does not."""
     place = device or SharedDevice()
     parts = await _built(config, files, _timed(report), draft, place)
-    may_sleep = parts.adapters is None  # else they would have to be read again
     return Engine(
         parts.scheduler,
         parts.runner,
@@ -112,7 +111,7 @@ async def start_engine(
         stream_interval=config.stream_interval,
         seed=config.seed,
         recorder=partial(TorchRecorder, parts.model.device),
-        bed=ModelBed(config, files, draft, parts.model, parts.plan, device) if may_sleep else None,
+        bed=ModelBed(config, files, draft, parts, device),
         sleep_after_s=config.sleep_after,
         adapters=parts.adapters,
     )
@@ -164,13 +163,17 @@ class ModelBed:
     """A `sleeping.Bed`: a runner is built as the first one was, with the rows and blocks that this one came to."""
 
     def __init__(
-        self, config: EngineConfig, files: ModelFiles, draft: ModelFiles | None, model: ModelInfo, plan: EnginePlan,
+        self,
+        config: EngineConfig,
+        files: ModelFiles,
+        draft: ModelFiles | None,
+        parts: EngineParts,
         device: SharedDevice | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._device = device
         self._files = files
         self._draft = draft
-        self._model = model
+        self._model, self._adapters, plan = parts.model, parts.adapters, parts.plan
         self._config = replace(
             config,
             max_model_len=plan.max_model_len,
@@ -187,9 +190,14 @@ class ModelBed:
         if parts.model != self._model:
             await parts.runner.close()
             raise WeightsError(f"the files of {self._files.name} are another model's than when it was loaded")
+        if self._adapters is not None:
+            assert parts.adapters is not None, "it is built as the first was"
+            self._adapters.awake(parts.adapters)
         return parts.runner
 
     async def release(self, level: SleepLevel) -> None:
+        if self._adapters is not None:
+            self._adapters.sleep()
         await asyncio.to_thread(self._release, level)
 
     def _release(self, level: SleepLevel) -> None:

@@ -11,12 +11,15 @@ from server.config.version import __version__ as __version__
 if TYPE_CHECKING:
     from server.offline.beams import BeamSearchParams as BeamSearchParams
     from server.offline.llm import LLM as LLM
+    from server.offline.lora_request import LoRARequest as LoRARequest
     from server.offline.outputs import CompletionOutput as CompletionOutput
     from server.offline.outputs import RequestOutput as RequestOutput
     from server.offline.pooling import PoolingParams as PoolingParams
     from server.offline.prepare import SamplingParams as SamplingParams
 
-_OF_LLM = frozenset({"LLM", "SamplingParams", "RequestOutput", "CompletionOutput", "BeamSearchParams", "PoolingParams"})
+_OF_LLM = frozenset(
+    {"LLM", "SamplingParams", "RequestOutput", "CompletionOutput", "BeamSearchParams", "PoolingParams", "LoRARequest"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from runtime.api import Adapter, AdapterRefused
 from runtime.lora.config import LoraLimits
@@ -36,6 +36,18 @@ class Store(Protocol):
 
     def drop(self, key: int) -> None:
         """Let go of it in memory."""
+        ...
+
+    def has(self, key: int) -> bool:
+        """Whether it is in memory."""
+        ...
+
+    def leave(self) -> None:
+        """Let go of all, and of the model: what is read from now on is not kept."""
+        ...
+
+    def enter(self, fresh: Self) -> None:
+        """Have `fresh`'s model from now on."""
         ...
 
     def forget(self, key: int) -> None:
@@ -86,7 +98,7 @@ class Adapters:
             )
             before = self._names.get(name)
             self._paths[key] = path
-            self.slots.add(key, name)
+            self.slots.add(key, name, in_memory=self._store.has(key))
             self._names[name] = adapter
             log.info(
                 "adapter %s: rank %d, %d numbers, from %s in %.2f s",
@@ -116,6 +128,15 @@ class Adapters:
             read.exception()
         self._store.forget(key)
 
+    def sleep(self) -> None:
+        """The model goes; nobody uses it. Adapters keep their names, and are read again when somebody asks behind `awake`."""
+        self._store.leave()
+        self.slots.leave()
+
+    def awake(self, fresh: Adapters) -> None:
+        """The model is there again; `fresh` was made for what it is now."""
+        self._store.enter(fresh._store)
+
     def close(self) -> None:
         for task in self._loading:
             task.cancel()
@@ -143,5 +164,8 @@ class Adapters:
             why = str(error) if isinstance(error, WeightsError) else type(error).__name__
             self._fail(key, f"its adapter could not be read again: {why}")
         else:
-            self.slots.loaded(key)
+            if self._store.has(key):
+                self.slots.loaded(key)
+            else:  # the model has gone to sleep meanwhile
+                self.slots.failed(key)
             self._wake()

@@ -67,9 +67,11 @@ class AdapterSlots:
 
     # --- adapters come and go -------------------------------------------------------------------------------------
 
-    def add(self, key: int, name: str) -> None:
-        """An adapter whose files have been read and found good, and which is in memory."""
+    def add(self, key: int, name: str, *, in_memory: bool = True) -> None:
+        """An adapter whose files have been read and found good, and which is in memory unless nothing can be."""
         self._versions[key] = version = Version(key, name)
+        if not in_memory:
+            return
         if self._make_memory():
             self._ready(version)
         else:
@@ -94,6 +96,15 @@ class AdapterSlots:
         """It could not be read again; another try begins when somebody waits for it."""
         if (version := self._versions.get(key)) is not None:
             version.where = Where.STORED
+
+    def leave(self) -> None:
+        """The model has gone, and what was in memory and in slots: all are in their files alone. Nobody runs."""
+        assert not any(version.num_running for version in self._versions.values()), "nobody runs"
+        for version in self._versions.values():
+            self._leave_slot(version)
+            if version.where is Where.READY:
+                version.where = Where.STORED
+        self._loads = []
 
     def knows(self, key: int) -> bool:
         return (version := self._versions.get(key)) is not None and not version.is_retired

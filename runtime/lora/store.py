@@ -22,11 +22,12 @@ class AdapterFacts(NamedTuple):
 
 class AdapterStore:
     def __init__(self, room: ModelAdapters, targets: Targets, max_rank: int) -> None:
-        self._room, self._targets, self._max_rank = room, targets, max_rank
+        self._room: ModelAdapters | None = room
+        self._targets, self._max_rank = targets, max_rank
         self._fingerprints: dict[int, Fingerprint] = {}
 
     def read(self, key: int, path: str) -> AdapterFacts:
-        """Bring an adapter into memory as `key`. On any thread.
+        """Bring an adapter into memory as `key`, or, while there is no model, only see whether it could be. On any thread.
 
         Raises WeightsError where it cannot be served, or is no longer what it was."""
         folder = Path(path)
@@ -34,14 +35,28 @@ class AdapterStore:
         if self._fingerprints.setdefault(key, found) != found:
             raise WeightsError(f"{folder}: the files are others than those that were loaded: load the adapter again")
         weights = read_adapter(folder, self._targets, self._max_rank)
-        self._room.keep(key, self._room.prepared(weights.parts))
+        if (room := self._room) is not None:
+            room.keep(key, room.prepared(weights.parts))
         return AdapterFacts(weights.config.base, weights.max_rank, weights.num_parameters)
 
     def drop(self, key: int) -> None:
         """Let go of it in memory; what is in a slot stays there until another takes it."""
-        self._room.drop(key)
+        if self._room is not None:
+            self._room.drop(key)
+
+    def has(self, key: int) -> bool:
+        """Whether it is in memory."""
+        return self._room is not None and self._room.has(key)
+
+    def leave(self) -> None:
+        """The model goes, and with it all that is in memory."""
+        self._room = None
+
+    def enter(self, fresh: AdapterStore) -> None:
+        """Have the room of the model's successor, which `fresh` was made for."""
+        self._room = fresh._room
 
     def forget(self, key: int) -> None:
         """Nobody will ask for it again."""
-        self._room.drop(key)
+        self.drop(key)
         self._fingerprints.pop(key, None)

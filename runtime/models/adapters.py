@@ -105,6 +105,9 @@ class ModelAdapters:
         if (adapter := self._kept.pop(key, None)) is not None:
             self._layers.release(adapter)
 
+    def has(self, key: int) -> bool:
+        return key in self._kept
+
     def place(self, slot: int, key: int) -> None:
         """From the next step on, tokens of `slot` take this adapter, and no longer the one before."""
         self._layers.put(slot, self._kept[key])

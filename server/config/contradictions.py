@@ -69,8 +69,6 @@ def contradiction(options: ServerOptions) -> str | None:
         return (
             f"--max-total-body-size {options.max_total_body_size} is less than --max-body-size {options.max_body_size}"
         )
-    if options.sleep_after is not None and options.enable_lora:
-        return "--sleep-after and --enable-lora cannot be given together: a model with adapters stays awake"
     if options.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", options.otlp_traces_endpoint):
         return f"--otlp-traces-endpoint {options.otlp_traces_endpoint} is not a URL such as http://localhost:4318"
     if options.allowed_local_media_path is not None and not Path(options.allowed_local_media_path).is_dir():

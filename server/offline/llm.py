@@ -38,6 +38,7 @@ from server.loaded.model import LoadedModel
 from server.loaded.tokenizer import Tokenizer
 from server.offline.beams import BeamSearchOutput, BeamSearchParams, beams_of
 from server.offline.loop_thread import LoopThread
+from server.offline.lora_request import LoraNames, LoRARequest, each_lora
 from server.offline.outputs import CompletionOutput, RequestOutput, best_first, increment, prompt_logprobs
 from server.offline.pooling import (
     ClassificationRequestOutput,
@@ -114,6 +115,7 @@ class _Core:
         lifecycle.ready(loaded)
         self._service = Service(config, lifecycle, Offload(max_waiting=sys.maxsize))
         self._loaded = loaded
+        self._names = LoraNames(loaded)
         self.pooler = Pooler(self._service, loaded)
         rows = loaded.engine.model.max_num_seqs
         self._window = _Window(rows + max(4, rows // 4))
@@ -134,7 +136,7 @@ class _Core:
                 generation, ignored = await start(
                     self._service.config,
                     self._service.offload,
-                    self._loaded,
+                    await self._names.model(ask.lora),
                     ask.request,
                     id=id,
                     arrival=Arrival(time.monotonic()),
@@ -266,15 +268,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt: text, token ids, or vLLM's dict of either (`prompt`, `prompt_token_ids`). The answers are in the
-        prompts' order.
+        prompts' order. `lora_request`: with which adapter, all or each.
 
         Raises ValueError, naming the prompt and the field, and then nothing is answered."""
         given = several(prompts)
-        params = one_each(sampling_params, len(given))
+        params, adapters = one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
         asks = []
-        for number, each in enumerate(zip(given, params, strict=True)):
+        for number, each in enumerate(zip(given, params, adapters, strict=True)):
             with naming("prompt", number, len(given)):
                 asks.append(of_prompt(*each))
         return self._all(asks, use_tqdm)
@@ -284,36 +287,40 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation or several: lists of {"role": …, "content": …}. `options`: CHAT_FIELDS, as the HTTP API has
         them (`tools` …). Otherwise as `generate`."""
         given = conversations(messages)
-        params = one_each(sampling_params, len(given))
+        params, adapters = one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
         check_chat_options(options)
         asks = []
-        for number, each in enumerate(zip(given, params, strict=True)):
+        for number, (each, its_params, adapter) in enumerate(zip(given, params, adapters, strict=True)):
             with naming("messages", number, len(given)):
-                asks.append(of_conversation(*each, options))
+                asks.append(of_conversation(each, its_params, options, adapter))
         return self._all(asks, use_tqdm)
 
-    def agenerate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+    def agenerate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: LoRARequest | None = None
+    ) -> AsyncIterator[RequestOutput]:
         """Increments of the answer to one prompt, as they settle, on the caller's running loop. For several prompts,
         several calls: they run together. Leaving the iteration takes the request back; where that has to happen at once,
         leave through `contextlib.aclosing`.
 
         Raises ValueError: for what is wrong in itself here, for what does not fit the model at the first step."""
-        return self._iterate(of_prompt(prompt, sampling_params or SamplingParams()))
+        return self._iterate(of_prompt(prompt, sampling_params or SamplingParams(), lora_request))
 
     def achat(
         self,
         messages: Conversation,
         sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Increments of the answer to one conversation. See `agenerate`."""
         check_chat_options(options)
-        return self._iterate(of_conversation(messages, sampling_params or SamplingParams(), options))
+        return self._iterate(of_conversation(messages, sampling_params or SamplingParams(), options, lora_request))
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False

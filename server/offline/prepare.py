@@ -10,6 +10,7 @@ from typing import Any
 
 from server.config.option import did_you_mean
 from server.generate.request import GenerateRequest
+from server.offline.lora_request import LoRARequest
 from server.offline.prompts import Prompt, plain
 from server.offline.refusals import as_value_error, decoded
 from server.openai import requests, wire
@@ -84,31 +85,34 @@ def naming(param: str, number: int, total: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One prompt or conversation, checked. `text`: the prompt as given, where it was text."""
+    """One prompt or conversation, checked. `text`: the prompt as given, where it was text. `lora`: with which adapter, if any."""
 
     request: GenerateRequest
     text: str | None
+    lora: LoRARequest | None = None
 
     @property
     def param(self) -> str:
         return self.request.prompt_field
 
 
-def of_prompt(prompt: Prompt, params: SamplingParams) -> Prepared:
+def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None = None) -> Prepared:
     found = plain(prompt)
     salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
     request = requests.of_completion(decoded(wire.COMPLETION, {"prompt": found.given, **params.fields, **salt}))
-    return Prepared(request, found.text)
+    return Prepared(request, found.text, lora)
 
 
-def of_conversation(messages: Conversation, params: SamplingParams, options: Mapping[str, Any]) -> Prepared:
+def of_conversation(
+    messages: Conversation, params: SamplingParams, options: Mapping[str, Any], lora: LoRARequest | None = None
+) -> Prepared:
     body = {"messages": list(messages), **{name: value for name, value in options.items() if value is not None}}
     fields = dict(params.fields)
     if "logprobs" in fields:  # a chat has its own names for it
         fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
     given = decoded(wire.CHAT, {**body, **fields})
     try:
-        return Prepared(requests.of_chat(given), None)
+        return Prepared(requests.of_chat(given), None, lora)
     except ApiError as error:
         raise as_value_error(error) from None
 

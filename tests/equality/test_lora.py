@@ -22,6 +22,7 @@ from runtime.lora.peft_folder import read_adapter
 from runtime.lora.targets import targets_of
 from runtime.models import implementation
 from runtime.models.adapters import AdapterRoom
+from runtime.start import start_engine
 from runtime.weights.fetch import resolve
 from tests.equality.adapters import Deltas, expert_parameters, linear_modules, merged, write_adapter, write_apart
 from tests.equality.greedy import TIE, Reference, engine_parts, preempt_often, references
@@ -219,6 +220,33 @@ def assert_same(ids: list[int], reference: Reference, what: str) -> None:
         if ours != theirs:
             assert reference.margins[position] < TIE, f"{what}, output {position}: {ours} instead of {theirs}"
             return
+
+
+@pytest.mark.parametrize("case", ["llama, biases, tied"], indirect=True)
+async def test_an_engine_that_slept_says_what_each_merged_model_would(case, tmp_path):
+    """Of adapters that were there before, and that came while it slept; one whose files have changed meanwhile is refused."""
+    changing = tmp_path / "changing"
+    write_adapter(changing, case.modules, 5)
+    files = resolve(str(case.folder), None, lambda progress: None)
+    options = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_kv_blocks": 64, "max_model_len": 96}
+    engine = await start_engine(EngineConfig(dtype="float32", **options), files, lambda progress: None)
+    assert engine.adapters is not None
+    try:
+        await engine.adapters.load("first", str(case.folder / "adapter0"))
+        await engine.adapters.load("changing", str(changing))
+        await answer(engine, "first", [5, 6, 7])
+        await engine.sleep()
+        write_adapter(changing, case.modules, 6, rank=8)
+        await engine.adapters.load("second", str(case.folder / "adapter1"))
+        for name, deltas in (("first", case.deltas[0]), ("second", case.deltas[1]), (None, {})):
+            ids, _ = await answer(engine, name, [5, 6, 7])
+            assert_same(ids, case.expected(deltas, [5, 6, 7], ids), str(name))
+        request = Request("r", [5], SamplingParams(2), adapter=engine.adapters.find("changing"))
+        async with engine.submit([request]) as stream:
+            (refused,) = [output async for outputs in stream for output in outputs]
+        assert "could not be read again" in (refused.error or "")
+    finally:
+        await engine.close()
 
 
 @pytest.mark.gpu

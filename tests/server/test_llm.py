@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from runtime.api import FinishReason, LoadProgress
-from server import LLM, SamplingParams
+from server import LLM, LoRARequest, SamplingParams
 from server.config.server_config import ServerConfig
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel
 from server.offline.prepare import SAMPLING_FIELDS
 from server.openai.wire import CompletionRequest
+from tests.fake_adapters import FakeAdapters
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import END, EOS, VOCAB_SIZE, chatml, loaded_model, tiny_tokenizer
 
@@ -197,6 +198,38 @@ def test_a_chat_goes_through_the_template_and_may_fill_the_context(llm, fake):
     assert options.prompt.endswith("<|im_start|>model\n")
     (bare,) = llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False, add_generation_prompt=False)
     assert bare.prompt_token_ids[-2] == END
+
+
+def test_an_adapter_answers_where_it_is_asked_for(llm, fake, tmp_path):
+    """Loaded by name and folder once, however many ask; one that is there is asked for by name alone."""
+    fake.engine.adapters = FakeAdapters("known")
+    mine, known = LoRARequest("mine", 1, str(tmp_path)), LoRARequest("known")
+    llm.generate(["a", "b", "c"], lora_request=mine)
+    assert fake.engine.adapters.loaded == [("mine", str(tmp_path))]
+    llm.generate(["a", "b"], lora_request=[None, known])
+    llm.chat([{"role": "user", "content": "d"}], lora_request=mine)
+    names = [request.adapter and request.adapter.name for request in fake.engine.submitted]
+    assert (names[:3], sorted(names[3:5], key=str), names[5:]) == (["mine"] * 3, [None, "known"], ["mine"])
+    llm.generate("a", lora_request=LoRARequest("mine", 1, tmp_path / "other"))
+    assert fake.engine.adapters.loaded[1:] == [("mine", str(tmp_path / "other"))]
+
+
+def test_an_adapter_that_cannot_answer_is_a_value_error(llm, fake, tmp_path):
+    with pytest.raises(ValueError, match=r"'mine': this LLM serves no adapters: LLM\(…, enable_lora=True\) does"):
+        llm.generate("a", lora_request=LoRARequest("mine", 1, "x"))
+    fake.engine.adapters = FakeAdapters()
+    (tmp_path / "bad").touch()
+    for given, message in (
+        (LoRARequest("mine", 1, tmp_path), "q_proj is of another shape"),
+        (LoRARequest("nobody"), "nobody"),
+        (LoRARequest("tiny", 1, tmp_path), "a name of the model itself"),
+        ([], "0 lora_request for 1 prompts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            llm.generate("a", lora_request=given)
+    with pytest.raises(ValueError, match="lora_name"):
+        LoRARequest("")
+    assert texts(llm.generate("a")) == ["A"]
 
 
 async def test_the_sync_methods_work_inside_a_running_loop(llm):

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from runtime.api import AdapterGone, AdapterRefused, FinishReason, Request, SamplingParams
+from runtime.api import AdapterGone, AdapterRefused, FinishReason, Request, SamplingParams, SleepLevel
 from runtime.lora.adapters import Adapters
 from runtime.lora.config import LoraLimits
 from runtime.weights.rules import WeightsError
@@ -30,17 +30,29 @@ class Store:
         self.broken: set[str] = set()
         self.kept: set[int] = set()
         self.forgotten: list[int] = []
+        self.is_there = True
 
     def read(self, key: int, path: str) -> SimpleNamespace:
         self.began.set()
         assert self.gate.wait(60)
         if path in self.broken:
             raise WeightsError(f"{path}: lora_A is too wide")
-        self.kept.add(key)
+        if self.is_there:
+            self.kept.add(key)
         return SimpleNamespace(base="base", max_rank=4, num_parameters=8)
 
     def drop(self, key: int) -> None:
         self.kept.discard(key)
+
+    def has(self, key: int) -> bool:
+        return key in self.kept
+
+    def leave(self) -> None:
+        self.is_there = False
+        self.kept.clear()
+
+    def enter(self, fresh: Store) -> None:
+        self.is_there = fresh.is_there
 
     def forget(self, key: int) -> None:
         self.kept.discard(key)
@@ -183,3 +195,38 @@ async def test_an_aborted_request_gives_its_adapter_back():
         async with engine.submit([request(adapter), request(adapter)]):
             await asyncio.sleep(0)
         assert await adapters.unload("name")
+
+
+class Bed:
+    """As start.ModelBed has adapters go and come with the model."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+
+    async def build(self) -> FakeRunner:
+        self._adapters.awake(serving(Store()))
+        return FakeRunner()
+
+    async def release(self, level: SleepLevel) -> None:
+        self._adapters.sleep()
+
+
+async def test_adapters_of_an_engine_that_slept_are_read_again_when_somebody_asks():
+    """One that is loaded meanwhile is seen to be good, and kept no more than the others."""
+    store = Store()
+    adapters = serving(store, 2, 3)
+    async with engine_on(FakeRunner(), adapters=adapters, bed=Bed(adapters)) as engine:
+        first, second = await adapters.load("first", "a"), await adapters.load("second", "b")
+        await read(engine.submit([request(first)]))
+        await engine.sleep()
+        assert not store.kept
+        store.broken.add("bad")
+        with pytest.raises(AdapterRefused, match="too wide"):
+            await adapters.load("third", "bad")
+        late = await adapters.load("late", "c")
+        assert not store.kept
+        assert [each.name for each in adapters.all()] == ["first", "second", "late"]
+        for adapter in (first, late):
+            assert (await read(engine.submit([request(adapter)])))[0] == ([3, 4, 5], FinishReason.LENGTH)
+        assert store.kept == {first.key, late.key}
+        assert second.key not in store.forgotten
