@@ -10,7 +10,8 @@ prompt was chunked, and of the number of threads."""
 from __future__ import annotations
 
 from ops.activation import activate, gated, silu_mul
-from ops.attention import attend, attend_latent, attend_packed, paged_attention
+from ops.attention import attend, attend_blocks, attend_latent, attend_packed, paged_attention
+from ops.attention.blocks import TokenBlock
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.meta import AttentionMeta
@@ -75,6 +76,7 @@ __all__ = [
     "Stored",
     "StoredWeight",
     "TokenAdapters",
+    "TokenBlock",
     "Tracer",
     "WeightFormat",
     "activate",
@@ -82,6 +84,7 @@ __all__ = [
     "add_rms_norm",
     "apart",
     "attend",
+    "attend_blocks",
     "attend_latent",
     "attend_packed",
     "can_trace",

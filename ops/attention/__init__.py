@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ops import backends
 from ops import native as cpu
 from ops.attention import native, packed_torch, reference, traced
+from ops.attention.blocks import TokenBlock, mix_blocks
 from ops.attention.heads import AttentionHeads
 from ops.attention.latent import LatentHeads
 from ops.attention.mask import CAUSAL, FULL, causal_only
@@ -68,6 +71,18 @@ def attend(
     [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
     run = _attend.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size, (), heads.mask]
     return run(qkv, heads, positions, k_cache, v_cache, slot_mapping, meta)
+
+
+def attend_blocks(
+    qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
+    meta: AttentionMeta, blocks: Sequence[TokenBlock],
+) -> Tensor:  # fmt: skip
+    """`attend`, but that tokens of a block see each other all, whatever the mask says."""
+    q, k, v = _turned(qkv, heads, positions)
+    store_kv(k, v, k_cache, v_cache, slot_mapping)
+    mixed = paged_attention(q, k_cache, v_cache, meta, heads.scale, heads.window, heads.softcap, heads.sinks)
+    mix_blocks(q, k_cache, v_cache, meta, heads, blocks, mixed)
+    return mixed.flatten(1)
 
 
 def _attend_in_parts(

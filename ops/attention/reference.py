@@ -26,7 +26,7 @@ def paged_attention(
         if start == end:
             continue
         table = meta.block_tables[row if meta.rows is None else max(int(meta.rows[row]), 0)]
-        keys, values = (_gather(cache, table, context_len) for cache in (k_cache, v_cache))
+        keys, values = (gather(cache, table, context_len) for cache in (k_cache, v_cache))
         out[start:end] = _attend_row(
             q[start:end], keys, values, scale, window, softcap, sinks, alibi, mask, prefixes[row]
         )
@@ -93,13 +93,13 @@ def _attend_row(
         if relative_bias is not None:
             bias = relative_bias[:, key_positions - positions + relative_bias.shape[1] // 2]
         chunk = q[first - begin : stop - begin]
-        out[first - begin : stop - begin] = _attend(
+        out[first - begin : stop - begin] = attend_hidden(
             chunk, keys[:, low:], values[:, low:], hidden, scale, softcap, sinks, bias
         )
     return out
 
 
-def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
+def gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
     """The context of one row, [heads, context_len, D], in the cache's dtype, or float32 of an int8 cache."""
     block_size = cache.shape[2]
     blocks = cache[table[: -(-context_len // block_size)].long()]
@@ -107,7 +107,7 @@ def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
     return from_int8_entries(context) if cache.dtype == torch.int8 else context
 
 
-def _attend(
+def attend_hidden(
     q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float | None, sinks: Tensor | None,
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip

@@ -35,7 +35,7 @@ class ForwardStep:
 
     rope_positions: where tokens stand for rotary embeddings, if that is not `positions`; [T] int64, or [3, T] for embeddings of
     three axes, with rope_table [T, D_rot] float32: each token's own cosines and sines. deepstack: what the first layers add beside
-    their own.
+    their own. blocks: tokens that see each other all, whatever the layers' masks say.
 
     hidden_states [T, H]: what a draft head is given of the model, or of itself, beside the token that stands behind; None for a
     model."""
@@ -51,6 +51,7 @@ class ForwardStep:
     rope_positions: Tensor | None = None
     rope_table: Tensor | None = None
     deepstack: DeepstackStep | None = None
+    blocks: Sequence[ops.TokenBlock] = ()
     hidden_states: Tensor | None = None
 
     @property
@@ -61,7 +62,7 @@ class ForwardStep:
     @property
     def is_plain(self) -> bool:
         """Whether it is no more than what is traced of layers: ids or embeddings, each at one position."""
-        return self.deepstack is None and self.rotated_at.ndim == 1
+        return self.deepstack is None and not self.blocks and self.rotated_at.ndim == 1
 
     def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:
         """The tensors of `kv_caches[index]`, and of the block table that tells where in them: slot mapping and metadata."""

@@ -111,7 +111,7 @@ class ModelDrafter:
 
     def follow(self, step: StepInputs, read: None) -> None:
         # Adapters are the model's, and so is what it sees: the draft reads ids alone, each at its own position.
-        own = replace(step.forward, input_embeds=None, rope_positions=None, deepstack=None)
+        own = replace(step.forward, input_embeds=None, rope_positions=None, deepstack=None, blocks=())
         self._model.forward(replace(own, kv_caches=self._kv_caches, adapters=None))
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:

@@ -5,17 +5,20 @@ encoded ends its own sequence alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
+import ops
 from runtime.batch import ScheduledBatch, ScheduledRow
 from runtime.fault import Fault, RowFailed
 from runtime.models.forward_step import DeepstackStep, ForwardStep
 from runtime.models.model import Model
+from runtime.runner.host_tables import Int32s
 from runtime.transfer import index_on
 
 
@@ -51,12 +54,20 @@ class Encoding:
         """`step` of `rows`, arranged, with outputs in the place of embeddings where their prompts say so."""
         tokens: list[int] = []
         outputs: list[Tensor] = []
-        for row, stop in zip(rows, accumulate(row.num_tokens for row in rows), strict=True):
+        blocks: list[ops.TokenBlock] = []
+        whole = self._model.encoder is not None and self._model.encoder.spec.whole_items
+        stops = accumulate(row.num_tokens for row in rows)
+        for index, (row, stop) in enumerate(zip(rows, stops, strict=True)):
             if row.media is not None:
                 first = stop - row.num_tokens - row.start
                 for key, start, positions in row.media.spans:
                     tokens += (positions + first).tolist()
                     outputs.append(self._outputs[key][start : start + len(positions)])
+                    if whole:
+                        table = index if step.attn_metadata[0].rows is None else row.row
+                        blocks += [
+                            ops.TokenBlock(table, begin + first, end + first, begin) for begin, end in _runs(positions)
+                        ]
         if not tokens:
             return step
         places, given = index_on(step.input_ids.device, tokens), torch.cat(outputs)
@@ -66,4 +77,10 @@ class Encoding:
         deepstack = None
         if given.shape[1] > size:
             deepstack = DeepstackStep(places, given[:, size:].view(len(given), -1, size).transpose(0, 1))
-        return replace(step, input_embeds=embeds, deepstack=deepstack)
+        return replace(step, input_embeds=embeds, deepstack=deepstack, blocks=blocks)
+
+
+def _runs(positions: Int32s) -> Iterator[tuple[int, int]]:
+    """Beginning and end of each run of positions that stand side by side."""
+    for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
+        yield int(run[0]), int(run[-1]) + 1

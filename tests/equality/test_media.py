@@ -41,13 +41,13 @@ Inputs = dict[str, np.ndarray]
 @dataclass(frozen=True)
 class Row:
     """A family. `config`: of the whole model; `draw`: a picture's tensors, the second of another size if it knows several.
-    `whole_items`: they are never cut. `types`: transformers wants to be told which tokens are a picture's."""
+    `whole_items`: they are never cut. `types`: what transformers calls which tokens are a picture's, where it wants to be told."""
 
     config: Callable[[], transformers.PretrainedConfig]
     draw: Callable[[np.random.Generator, bool], Inputs]
     joined: Joined = side_by_side
     whole_items: bool = False
-    types: bool = False
+    types: str = ""
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -156,15 +156,28 @@ FAMILIES = {
     ),
     "internvl": Row(of("InternVLConfig", QWEN2, vision_config=INTERNVL, **TO_IMAGE), tiles),
     "idefics 3": Row(of("Idefics3Config", LLAMA, vision_config=IDEFICS, **TO_IMAGE), tiles_of_a_batch, one_batch),
+    "gemma 3": Row(
+        of(
+            "Gemma3Config",
+            {
+                "head_dim": 24, "tie_word_embeddings": False, "sliding_window": 10,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            vision_config=SIGLIP, mm_tokens_per_image=16, image_token_index=IMAGE,
+            tie_word_embeddings=False,
+        ),
+        square, whole_items=True, types="token_type_ids",
+    ),
     "qwen 2 vl": Row(
-        of("Qwen2VLConfig", {"rope_parameters": MROPE}, vision_config=QWEN2_VL, **ON_A_GRID), on_a_grid, types=True
+        of("Qwen2VLConfig", {"rope_parameters": MROPE}, vision_config=QWEN2_VL, **ON_A_GRID), on_a_grid, types="mm_token_type_ids"
     ),
     "qwen 2.5 vl": Row(
-        of("Qwen2_5_VLConfig", {"rope_parameters": MROPE}, vision_config=QWEN2_5_VL, **ON_A_GRID), on_a_grid, types=True
+        of("Qwen2_5_VLConfig", {"rope_parameters": MROPE}, vision_config=QWEN2_5_VL, **ON_A_GRID), on_a_grid,
+        types="mm_token_type_ids",
     ),
     "qwen 3 vl": Row(
         of("Qwen3VLConfig", {"rope_parameters": MROPE, "head_dim": 16}, vision_config=QWEN3_VL, **ON_A_GRID), on_a_grid,
-        types=True,
+        types="mm_token_type_ids",
     ),
     "qwen 3 vl moe": Row(
         of(
@@ -175,7 +188,7 @@ FAMILIES = {
             },
             vision_config=QWEN3_VL, **ON_A_GRID,
         ),
-        on_a_grid, types=True,
+        on_a_grid, types="mm_token_type_ids",
     ),
     "smolvlm": Row(of("SmolVLMConfig", LLAMA, vision_config=IDEFICS, **TO_IMAGE), tiles_of_a_batch, one_batch),
 }  # fmt: skip
@@ -194,7 +207,7 @@ class Case:
         return [rng.randrange(3, IMAGE) for _ in range(length)]
 
     def reference(self, prompt: Prompt) -> Reference:
-        types = {"mm_token_type_ids": lambda ids: (ids == IMAGE).int()} if self.family.types else {}
+        types = {self.family.types: lambda ids: (ids == IMAGE).int()} if self.family.types else {}
         return transformers_greedy(self.theirs, prompt, MAX_TOKENS, self.family.joined, NEVER, **types)
 
 

@@ -67,7 +67,11 @@ class AttentionBlock:
             positions = torch.arange(len(qkv), device=qkv.device)
         if caches:
             keys, values = caches
-            mixed = ops.attend(qkv, heads, positions, keys, values, slot_mapping, attn_metadata)
+            if step.blocks:
+                more = slot_mapping, attn_metadata, step.blocks
+                mixed = ops.attend_blocks(qkv, heads, positions, keys, values, *more)
+            else:
+                mixed = ops.attend(qkv, heads, positions, keys, values, slot_mapping, attn_metadata)
         else:  # a layer without memory
             mixed = ops.attend_packed(qkv, heads, positions, attn_metadata)
         return ops.linear(mixed if gate is None else mixed * gate.sigmoid(), self._output)

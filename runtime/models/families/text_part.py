@@ -15,8 +15,9 @@ _GEMMA = {  # what its configs do not say
 }  # fmt: skip
 
 
-def gemma3_text(config: HfConfig) -> DecoderSpec:
-    return text_part(config, gemma3, "Gemma3ForConditionalGeneration", **_GEMMA)
+def gemma3_seeing(config: HfConfig) -> DecoderSpec:
+    spec = text_part(config, gemma3, "Gemma3ForConditionalGeneration", **_GEMMA)
+    return seeing(spec, config, whole_items=True)
 
 
 def mistral3(config: HfConfig) -> DecoderSpec:
@@ -38,7 +39,7 @@ def qwen3_5_text_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
 
 MTP = dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), qwen3_5_text_mtp)
 ARCHITECTURES = {
-    "Gemma3ForConditionalGeneration": gemma3_text,
+    "Gemma3ForConditionalGeneration": gemma3_seeing,
     "Mistral3ForConditionalGeneration": mistral3,
     "Qwen3_5ForConditionalGeneration": qwen3_5_text,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_text,
