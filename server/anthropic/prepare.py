@@ -129,7 +129,7 @@ def _constraint(wire: MessagesRequest) -> OutputConstraint | None:
     if wire.json_format is not None:
         field = "output_config.format" if wire.output_format is None else "output_format"
         found.append(json_schema(wire.json_format.schema, f"{field}.schema"))
-    return one_constraint(found, wire.constraints())
+    return one_constraint(found, wire.constraints)
 
 
 def _thinking(wire: PromptRequest, template: ChatTemplate) -> _Thinking:

@@ -133,6 +133,7 @@ class PromptRequest(ConstrainedOutput, kw_only=True):
         return self.output_format if config is None or config.format is None else config.format
 
     def check(self) -> None:
+        self.check_constraints()
         for index, message in enumerate(self.messages):
             if isinstance(message.content, list):
                 check_blocks(message.content, f"messages[{index}].content")

@@ -20,8 +20,10 @@ CURRENT_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """`time_s`: by `time.monotonic()`. `tenant`: whose prefixes it may reuse and nobody else's; None where that is everybody.
-    `timeout_s`: from `time_s` on, for the whole answer, if the client said so in a header."""
+    `timeout_s`: from `time_s` on, for the whole answer, if the client said so in a header. `request_id`: by which client and log
+    know it; empty where it came by no connection."""
 
     time_s: float
     timeout_s: float | None = None
     tenant: str | None = None
+    request_id: str = ""

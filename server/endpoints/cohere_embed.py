@@ -7,9 +7,10 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from server.http.body import body_cost, note_ignored, read_request
+from server.endpoints.shared.pooled import pooled_for, written
+from server.http.body import body_cost, read_request
+from server.http.noted import note_ignored
 from server.pooling import api_types, cohere
-from server.pooling.answer import pooled_for, written
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route
 from server.routes.service import Service
 from server.wire.field_names import FieldNames

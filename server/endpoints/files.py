@@ -17,7 +17,8 @@ from server.batches.runner import BatchRunner
 from server.batches.wire import ListFilesQuery, expires_after, is_expiry
 from server.config.server_config import ServerConfig
 from server.http.auth import caller_key, is_admin
-from server.http.body import json_response, note_ignored
+from server.http.body import json_response
+from server.http.noted import note_ignored
 from server.http.query import read_query
 from server.http.upload import Upload, read_upload
 from server.routes.route import FORM, JSON, Operation, route

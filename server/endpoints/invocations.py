@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 
 from server.endpoints import chat, completions
-from server.http.admission import read_body
+from server.http.body import read_body
 from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.routes.service import Service
 from server.wire.errors import InvalidRequest

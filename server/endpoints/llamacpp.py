@@ -10,10 +10,12 @@ from server.generate.collect import collect
 from server.generate.generation import Generation
 from server.generate.start import start
 from server.generate.timings import Timings
-from server.http.body import body_cost, json_response, note_ignored, read_request
-from server.http.middleware import arrival, request_id
+from server.http.body import body_cost, json_response, read_request
+from server.http.head import arrival, request_id
+from server.http.noted import note_ignored
 from server.http.query import read_query
-from server.http.sse import ClientWatch, EventStream
+from server.http.sse import EventStream
+from server.http.watch import ClientWatch
 from server.llamacpp import api_types, wire
 from server.llamacpp.answers import last, selected
 from server.llamacpp.frames import ContentFrames

@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
 from server.llamacpp import api_types, wire
 from server.pooling import answers
-from server.pooling.answer import pooled_for, written
 from server.pooling.request import PoolingRequest, texts_of
 from server.pooling.vectors import json_of
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route

@@ -15,9 +15,11 @@ from server.anthropic.prepare import NAMES, PreparedMessages, generate_request, 
 from server.generate.collect import collect_transcripts
 from server.generate.conversation import chat_ids
 from server.generate.start import start
-from server.http.body import body_cost, json_response, note_ignored, read_request
-from server.http.middleware import arrival, request_id
-from server.http.sse import ClientWatch, EventStream, while_waited_for
+from server.http.body import body_cost, json_response, read_request
+from server.http.head import arrival, request_id
+from server.http.noted import note_ignored
+from server.http.sse import EventStream
+from server.http.watch import ClientWatch, while_waited_for
 from server.loaded.model import LoadedModel
 from server.routes.route import BODY_REFUSALS, EVENTS, GENERATION_REFUSALS, JSON, ErrorsBelow, Operation, route
 from server.routes.service import Service

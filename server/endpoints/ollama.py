@@ -10,9 +10,11 @@ from server.generate.collect import collect
 from server.generate.start import start
 from server.generate.timings import Timings
 from server.generate.transcript import Transcript
-from server.http.body import body_cost, json_response, note_ignored, read_request
-from server.http.middleware import arrival, request_id
-from server.http.sse import ClientWatch, JsonLineStream
+from server.http.body import body_cost, json_response, read_request
+from server.http.head import arrival, request_id
+from server.http.noted import note_ignored
+from server.http.sse import JsonLineStream
+from server.http.watch import ClientWatch
 from server.loaded.model import LoadedModel
 from server.ollama import api_types, wire
 from server.ollama.answers import LOAD, ChatShape, GenerateShape, Shape, nothing, whole

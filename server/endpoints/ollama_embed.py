@@ -7,13 +7,14 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from server.endpoints.shared.pooled import pooled_for, written
 from server.generate.request import Truncation
-from server.http.body import body_cost, note_ignored, read_request
-from server.http.middleware import arrival
+from server.http.body import body_cost, read_request
+from server.http.head import arrival
+from server.http.noted import note_ignored
 from server.ollama import api_types, wire
 from server.ollama.models import named
 from server.pooling import answers
-from server.pooling.answer import pooled_for, written
 from server.pooling.request import PoolingRequest, Text, texts_of
 from server.pooling.vectors import dumps, json_of
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route

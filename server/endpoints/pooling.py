@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from server.endpoints.shared.pooled import pooled_for, written
 from server.http.body import body_cost, read_request
 from server.pooling import answers, api_types, wire
-from server.pooling.answer import pooled_for, written
 from server.pooling.prepare import of_embeddings
 from server.pooling.vectors import base64_of, json_of
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, route

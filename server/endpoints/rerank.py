@@ -7,9 +7,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from server.endpoints.shared.pooled import pooled_for
 from server.http.body import body_cost, json_response, read_request
 from server.pooling import answers, api_types, wire
-from server.pooling.answer import pooled_for
 from server.pooling.cohere import meta
 from server.pooling.prepare import of_rerank
 from server.routes.route import GENERATION_REFUSALS, JSON, Operation, Route

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp
 from server.config.server_config import ServerConfig
 from server.generate.collect import collect
 from server.http.body import json_response, read_request
-from server.http.sse import ClientWatch, EventStream, while_waited_for
+from server.http.sse import EventStream
+from server.http.watch import ClientWatch, while_waited_for
 from server.responses import api_types
 from server.responses.background import BackgroundRun
 from server.responses.body import render

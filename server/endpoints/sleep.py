@@ -13,7 +13,7 @@ from runtime.api import EngineClient, SleepError, SleepLevel
 from server.endpoints.operate import BODILESS, check_origin
 from server.http.body import json_response
 from server.http.query import read_query
-from server.http.sse import while_waited_for
+from server.http.watch import while_waited_for
 from server.loaded import engines
 from server.routes.route import JSON, Operation, route
 from server.routes.service import Service

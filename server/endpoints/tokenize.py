@@ -12,7 +12,7 @@ from server.context.offload import Pieces
 from server.generate.conversation import chat_ids
 from server.generate.preprocess import PIECE, PROMPT, check_ids, max_tokens_of_text, text_ids
 from server.http.body import body_cost, json_response, read_request
-from server.http.sse import while_waited_for
+from server.http.watch import while_waited_for
 from server.loaded.model import LoadedModel
 from server.openai import requests, wire
 from server.routes.route import BODY_REFUSALS, JSON, Operation, route

@@ -10,7 +10,6 @@ import math
 from starlette.requests import Request
 
 from runtime.api import AdapterGone, Busy, ContextTooLong, EngineError, EngineStopped
-from server.http.protocol import IncomingBody
 from server.wire.errors import (
     ApiError,
     BodyTooLarge,
@@ -25,11 +24,11 @@ from server.wire.errors import (
 RETRY_WHEN_STOPPED_S = 10
 
 
-async def read_body(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> bytes:
-    """The JSON body. `from_any_program`: whatever its content type says, if no browser sends it: curl calls everything a form.
+def check_head(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> None:
+    """What can be said before a JSON body comes. `from_any_program`: whatever its content type says, if no browser sends it: curl
+    calls everything a form.
 
-    Raises WrongContentType or BodyTooLarge, the latter before the excess is read, and what the connection says of a body that does
-    not come to its end."""
+    Raises WrongContentType or BodyTooLarge."""
     given = request.headers.get("content-type")
     media_type = (given or "").partition(";")[0].strip().lower()
     # Only this type makes a browser ask first, so a page of somebody else's cannot use a server on this machine. A browser names
@@ -39,35 +38,6 @@ async def read_body(request: Request, limit_bytes: int, *, from_any_program: boo
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit_bytes:
         raise BodyTooLarge(limit_bytes)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit_bytes:
-            raise BodyTooLarge(limit_bytes)
-        chunks.append(chunk)
-    check_body(request)
-    return b"".join(chunks)
-
-
-def check_body(request: Request) -> None:
-    """Raises what the connection says of a body that did not come to its end."""
-    incoming = _incoming(request)
-    if incoming is not None and incoming.error is not None:
-        raise incoming.error
-
-
-def release_body(request: Request) -> None:
-    """The body is decoded, or refused: it takes no memory any more."""
-    incoming = _incoming(request)
-    if incoming is not None:
-        incoming.release()
-
-
-def _incoming(request: Request) -> IncomingBody | None:
-    """None for a request that came over no connection, as a line of a batch does."""
-    found: IncomingBody | None = request.scope.get("incoming_body")
-    return found
 
 
 def refusal_of(error: EngineError) -> ApiError:

@@ -11,7 +11,6 @@ import email.utils
 import logging
 import re
 import time
-import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -20,63 +19,27 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.api import EngineError
-from server.context.arrival import CURRENT_ID, Arrival
+from server.context.arrival import CURRENT_ID
 from server.http.admission import refusal_of
-from server.http.auth import tenant
+from server.http.head import choose_id, request_id
 from server.http.metrics import HttpStats
-from server.http.noted import NotedOnce
+from server.http.noted import IGNORED_FIELDS, NotedOnce
 from server.wire.errors import (
     ApiError,
     ClientLeft,
     ErrorShape,
     InternalError,
-    InvalidRequest,
     MethodNotAllowed,
     RouteNotFound,
     clip,
 )
-from server.wire.schema import MAX_TIMEOUT_S, REQUEST_ID
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")
 
-_REQUEST_ID = re.compile(REQUEST_ID)
-_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
 QUIET_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/health/generate", "/metrics"})
 STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics that the client did not wait
-
-
-def request_id(scope: Scope) -> str:
-    """The client's X-Request-Id where it is one, else what its body says (`intake`), else a fresh id."""
-    found: str = scope["request_id"]
-    return found
-
-
-def arrival(scope: Scope) -> Arrival:
-    """Of a request whose head has arrived and whose key has been checked. Raises InvalidRequest."""
-    return Arrival(scope["arrival_s"], _timeout_s(scope), tenant(scope))
-
-
-def _timeout_s(scope: Scope) -> float | None:
-    """What X-Request-Timeout says. Raises InvalidRequest where that is no number of seconds."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-timeout":
-            text = value.decode("latin-1").strip()
-            if not _SECONDS.fullmatch(text) or not 0 < float(text) <= MAX_TIMEOUT_S:
-                raise InvalidRequest(
-                    f"X-Request-Timeout is seconds, more than 0 and at most {MAX_TIMEOUT_S}", param="X-Request-Timeout"
-                )
-            return float(text)
-    return None
-
-
-def _choose_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            text = value.decode("latin-1")
-            return text if _REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
-    return uuid.uuid4().hex
 
 
 class Clock:
@@ -96,10 +59,10 @@ class Clock:
 class _Exchange:
     """One request and the beginning of its answer."""
 
-    __slots__ = ("_date", "_scope", "_send", "started_s", "status")
+    __slots__ = ("_date", "_noted", "_scope", "_send", "started_s", "status")
 
-    def __init__(self, scope: Scope, send: Send, date: bytes) -> None:
-        scope["request_id"] = id = _choose_id(scope)
+    def __init__(self, scope: Scope, send: Send, date: bytes, noted: NotedOnce) -> None:
+        scope["request_id"] = id = choose_id(scope)
         CURRENT_ID.set(id)
         self.started_s = scope["arrival_s"] = time.monotonic()
         self.status = 0
@@ -107,6 +70,8 @@ class _Exchange:
         # For bodies that come in a thousand pieces: nothing here looks at them.
         self._send = scope["send_body"] = send
         self._date = date
+        self._noted = noted
+        scope[IGNORED_FIELDS] = []
 
     @property
     def id(self) -> str:
@@ -119,10 +84,18 @@ class _Exchange:
             own = [(b"x-request-id", id), (b"date", self._date)]
             if (shape := self._scope["error_shape"]) is not None:
                 own += shape.headers(self.id)
-            if ignored := self._scope.get("ignored_fields"):
+            if ignored := self._scope[IGNORED_FIELDS]:
                 own.append((b"x-ignored-fields", _as_header(ignored)))
+                self._log(ignored)
             message = {**message, "headers": [*message.get("headers", ()), *own]}
         await self._send(message)
+
+    def _log(self, ignored: list[str]) -> None:
+        if self._noted.is_new(ignored):
+            names = clip(", ".join(ignored))
+            logger.warning(
+                "%s: ignored fields: %s (said once; X-Ignored-Fields says it to each client)", self.id, names
+            )
 
 
 def _as_header(names: list[str]) -> bytes:
@@ -152,9 +125,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             return  # a WebSocket: uvicorn is told to refuse them before they get here
         scope["error_shape"] = self._error_shape(scope["path"])
-        scope["noted_once"] = self._noted
         scope["app"] = self  # Starlette's Router then raises what it would answer
-        exchange = _Exchange(scope, send, self._clock.date())
+        exchange = _Exchange(scope, send, self._clock.date(), self._noted)
         self._stats.in_flight += 1
         try:
             await self._app(scope, receive, exchange.send)

@@ -30,6 +30,9 @@ MAX_FIELDS = 256  # of one message, trailers included
 MIN_BODY_BYTES = 16 * 1024  # of an unfinished body in each --timeout-body
 CHUNKED_PIECE_BYTES = 4096  # parsed at once of a chunked body, in which every byte may be a chunk
 CALLBACKS_A_TURN = 1000  # of the parser, about half a millisecond; then others have their turn of the loop
+INCOMING_BODY = (
+    "incoming_body"  # of a scope: an IncomingBody; none where a request came over no connection, as a line of a batch
+)
 LINGER_S = 2.0  # for a client to read why it is refused, while what it still sends is thrown away
 _BLANK_LINE = b"\r\n\r\n"
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
-from server.http.body import note_ignored
+from server.http.noted import note_ignored
 from server.wire.schema import refusal_of
 
 Q = TypeVar("Q", bound=Struct)

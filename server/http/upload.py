@@ -12,7 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from server.config.server_config import ServerConfig
-from server.http.admission import check_body, release_body
+from server.http.protocol import INCOMING_BODY, IncomingBody
 from server.wire.errors import BodyTooLarge, InvalidRequest, OriginNotAllowed, WrongContentType
 
 FORM = "multipart/form-data"
@@ -76,11 +76,14 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
 
 async def _bounded(http: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
     """The body, of which nothing stays in memory."""
+    incoming: IncomingBody | None = http.scope.get(INCOMING_BODY)
     size = 0
     async for chunk in http.stream():
         size += len(chunk)
         if size > limit_bytes + FORM_EXTRA_BYTES:
             raise BodyTooLarge(limit_bytes)
-        release_body(http)
+        if incoming is not None:
+            incoming.release()
         yield chunk
-    check_body(http)
+    if incoming is not None and incoming.error is not None:
+        raise incoming.error

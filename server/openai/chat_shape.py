@@ -8,6 +8,7 @@ from server.generate.custom_tools import InputReader, input_of
 from server.generate.logprobs import Style, Writer, chat_writer
 from server.generate.transcript import Call, Transcript
 from server.loaded.tokenizer import Tokenizer
+from server.openai.wire import ChatRequest, CustomTool
 from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
 from server.wire.schema import Json
 
@@ -128,3 +129,9 @@ def _input_delta(index: int, text: str) -> Json:
 
 
 SHAPE = ChatShape()
+
+
+def shape_of(given: ChatRequest) -> ChatShape:
+    """The shape of the answer to `given`."""
+    custom = frozenset(tool.name for tool in given.tools or () if isinstance(tool, CustomTool))
+    return ChatShape(custom) if custom else SHAPE

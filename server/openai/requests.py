@@ -139,7 +139,7 @@ def _constraint(request: GenerationRequest) -> OutputConstraint | None:
             found.append(json_schema(named.schema, "response_format.json_schema.schema"))
         case wire.StructuralTagFormat() as tag:
             found.append(structural_tag(_tag_of(tag), "response_format"))
-    return one_constraint(found, request.constraints())
+    return one_constraint(found, request.constraints)
 
 
 def _tag_of(structured: wire.StructuralTagFormat) -> Mapping[str, Any]:

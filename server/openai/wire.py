@@ -168,7 +168,7 @@ class GenerationRequest(ConstrainedOutput, kw_only=True):
             raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
         if isinstance(self.response_format, StructuralTagFormat):
             self.response_format.check("response_format")
-        self.constraints()
+        self.check_constraints()
         if self.n_predict is not None and self.max_tokens not in (None, self.n_predict):
             raise InvalidRequest(
                 "n_predict is another server's name of max_tokens; give one of them", param="n_predict"
@@ -407,10 +407,6 @@ class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="
 
 Tools = Annotated[list[Tool | CustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedTools
-
-
-def custom_names(tools: Sequence[Tool | CustomTool] | None) -> frozenset[str]:
-    return frozenset(tool.name for tool in tools or () if isinstance(tool, CustomTool))
 
 
 def check_messages(

@@ -29,8 +29,8 @@ from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.middleware import RequestMiddleware
-from server.http.sse import while_waited_for
 from server.http.tracing import note_trace
+from server.http.watch import while_waited_for
 from server.loaded import engines
 from server.loaded.feed import Feed, Snapshots
 from server.loaded.swaps import visiting

@@ -14,9 +14,9 @@ from starlette.requests import Request as HttpRequest
 
 from server.generate.collect import collect_transcripts
 from server.generate.start import start
-from server.http.body import note_ignored
-from server.http.middleware import arrival
-from server.http.sse import ClientWatch
+from server.http.head import arrival
+from server.http.noted import note_ignored
+from server.http.watch import ClientWatch
 from server.loaded.model import LoadedModel
 from server.responses import input_items
 from server.responses.body import usage

@@ -15,8 +15,9 @@ from server.generate.generation import Generation
 from server.generate.request import Chat, GenerateRequest
 from server.generate.start import start
 from server.http.auth import caller_key, is_admin
-from server.http.body import body_cost, note_ignored
-from server.http.middleware import arrival
+from server.http.body import body_cost
+from server.http.head import arrival
+from server.http.noted import note_ignored
 from server.loaded.model import LoadedModel
 from server.responses import input_items
 from server.responses.body import Head, render

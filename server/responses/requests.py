@@ -68,4 +68,4 @@ def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
             found.append(json_object("text.format") if schema is None else json_schema(schema, "text.format"))
         case FormatSchema(schema=schema):
             found.append(json_schema(schema, "text.format.schema"))
-    return one_constraint(found, wire.constraints())
+    return one_constraint(found, wire.constraints)

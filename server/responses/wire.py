@@ -191,6 +191,7 @@ class ResponsesRequest(ConstrainedOutput, kw_only=True):
 
     def check(self) -> None:
         """Fields that contradict each other, and values that are known and not served."""
+        self.check_constraints()
         if self.background and self.store is False:
             raise InvalidRequest("background needs store: its response is there to be retrieved", param="background")
         if self.top_logprobs and not self.wants_logprobs:

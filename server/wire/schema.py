@@ -137,18 +137,26 @@ class ConstrainedOutput(Struct, kw_only=True):
     json_schema: dict[str, Any] | str | bool | None = None
     format: dict[str, Any] | Literal["", "json"] | None = None
 
+    def check_constraints(self) -> None:
+        """Raises InvalidRequest where a field is of several kinds, or of none."""
+        if self.structured_outputs is not None:
+            self.structured_outputs.check("structured_outputs", "structured_outputs.")
+        if guided := self._guided:
+            StructuredOutputs(**guided).check("guided_json", "guided_")
+
+    @property
+    def _guided(self) -> dict[str, Any]:
+        return {kind: value for kind in _GUIDED if (value := getattr(self, f"guided_{kind}")) is not None}
+
+    @property
     def constraints(self) -> dict[str, StructuredOutputs]:
-        """What is asked of the output, by the field that does; each of one kind, or a style. Raises InvalidRequest."""
+        """What the output has to be, by the field that says so; each of one kind, or a style. They have been checked."""
         found: dict[str, StructuredOutputs] = {}
         if (wanted := self.structured_outputs) is not None:
-            wanted.check("structured_outputs", "structured_outputs.")
             kinds = wanted.kinds_given
             found[f"structured_outputs.{kinds[0]}" if kinds else "structured_outputs"] = wanted
-        guided = {kind: value for kind in _GUIDED if (value := getattr(self, f"guided_{kind}")) is not None}
-        if guided:
-            wanted = StructuredOutputs(**guided)
-            wanted.check("guided_json", "guided_")
-            found[f"guided_{next(iter(guided))}"] = wanted
+        if guided := self._guided:
+            found[f"guided_{next(iter(guided))}"] = StructuredOutputs(**guided)
         for name, kind in _RIVALS.items():
             if (value := getattr(self, name)) is not None:
                 found[name] = StructuredOutputs(**{kind: value})

@@ -7,7 +7,8 @@ import contextlib
 
 import pytest
 
-from server.http.sse import DONE, PING, ClientWatch, EventStream
+from server.http.sse import DONE, PING, EventStream
+from server.http.watch import ClientWatch
 
 SCOPE = {"type": "http", "method": "POST"}
 

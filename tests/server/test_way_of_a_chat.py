@@ -13,11 +13,6 @@ SERVER = Path(__file__).parents[2] / "server"
 AGAIN = {
     "context/offload.py": "decoding, checking, rendering: each may take long",
     "http/protocol.py": "reads the body, and lets go of its memory",
-    "http/admission.py": "the same, above it",
-    "http/body.py": "decodes; says what going through the body costs",
-    "http/sse.py": "watches a client that waits, then one that reads",
-    "wire/schema.py": "decodes; says which fields constrain the answer, as which they were checked",
-    "openai/wire.py": "checks what it decoded; says what its fields come to",
     "loaded/model.py": "has the name that is asked for; generates",
     "loaded/tokenizer.py": "text to ids; makes what turns ids into text",
     "loaded/control_tokens.py": "hides the client's before a template is rendered; finds them behind it",

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from server.http.chunked import ChunkedJson
-from server.http.middleware import arrival, request_id
-from server.http.sse import while_waited_for
+from server.http.head import arrival, request_id
+from server.http.watch import while_waited_for
 from server.loaded.model import LoadedModel
 from server.pooling.answers import Envelope, Parts, cost_of
 from server.pooling.request import PoolingRequest

@@ -1,0 +1,72 @@
+"""ClientWatch: who notices that a client has left, while its answer is prepared and while it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from starlette.types import Receive
+
+from server.wire.errors import ClientLeft
+
+T = TypeVar("T")
+
+
+class ClientWatch:
+    """`async with ClientWatch(receive) as watch: ...`: leaves the block as soon as the client has left.
+
+    The block is cancelled at its current `await` and the cancellation ends here: after the block `watch.gone` tells. With
+    `ping`, it is awaited after every `interval_s` in which nobody wrote False to `quiet`."""
+
+    def __init__(
+        self, receive: Receive, ping: Callable[[], Awaitable[None]] | None = None, interval_s: float = 0
+    ) -> None:
+        self.gone = False
+        self._receive = receive
+        self._ping = ping
+        self._interval_s = interval_s if ping is not None and interval_s > 0 else None
+        self.quiet = True  # whoever sends something writes False: the next ping can wait
+
+    async def __aenter__(self) -> Self:
+        owner = asyncio.current_task()
+        assert owner is not None, "a coroutine runs in a task"
+        self._owner = owner
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        # Not awaited: it holds nothing, and ends in the loop's next round.
+        self._watcher.cancel()
+        # Somebody else's cancellation on top of ours has to go on.
+        return self.gone and self._owner.uncancel() == 0 and kind is asyncio.CancelledError
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    message = await self._receive()
+            except TimeoutError:
+                await self._ping_if_quiet()
+                continue
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                self._owner.cancel()
+                return
+
+    async def _ping_if_quiet(self) -> None:
+        if self.quiet and self._ping is not None:
+            await self._ping()
+        self.quiet = True
+
+
+async def while_waited_for(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves.
+
+    Raises ClientLeft."""
+    async with ClientWatch(receive):
+        return await work
+    raise ClientLeft
