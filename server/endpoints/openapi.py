@@ -22,13 +22,13 @@ async def document(service: Service, http: Request) -> Response:
     routes: tuple[Route, ...] = http.scope["routes"]
     user_key = bool(config.api_key) or config.api_key_file is not None
     admin_key = config.admin_api_key is not None
-    body = await service.offload.run(_NUM_CHARS, lambda: _document(routes, user_key, admin_key))
-    return Response(body, media_type="application/json")
+    file = await service.offload.run(_NUM_CHARS, lambda: _document(routes, user_key, admin_key))
+    return pages.answer(file, http, "no-cache")
 
 
 @cache
-def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> bytes:
-    return openapi.document(routes, user_key=user_key, admin_key=admin_key)
+def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> pages.File:
+    return pages.File.of("openapi.json", openapi.document(routes, user_key=user_key, admin_key=admin_key))
 
 
 @route("GET", "/docs", Operation("docsPage", "Pages", "This document as a page", {HTML: None}))

@@ -21,7 +21,13 @@ from server.wire.errors import RouteNotFound
 
 _NUM_CHARS = 100_000  # of all files: 10 ms, once
 
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "json": "application/json",
+}
 
 # A page talks to this server and nothing else, and no text becomes markup or a script; nobody may frame one that can spend this
 # machine's time.
@@ -71,7 +77,7 @@ def site() -> Site:
 async def page(name: str, http: Request, offload: Offload) -> Response:
     """The page `name`."""
     found = await offload.run(_NUM_CHARS, site)
-    return _answer(found.pages[name], http, "no-cache")
+    return answer(found.pages[name], http, "no-cache")
 
 
 async def asset(version: str, name: str, http: Request, offload: Offload) -> Response:
@@ -79,10 +85,11 @@ async def asset(version: str, name: str, http: Request, offload: Offload) -> Res
     found = await offload.run(_NUM_CHARS, site)
     if version != found.version or name not in found.assets:
         raise RouteNotFound(http.method, http.url.path)
-    return _answer(found.assets[name], http, "public, max-age=31536000, immutable")
+    return answer(found.assets[name], http, "public, max-age=31536000, immutable")
 
 
-def _answer(file: File, http: Request, caching: str) -> Response:
+def answer(file: File, http: Request, caching: str) -> Response:
+    """Compressed for who takes it so; 304 for who has it."""
     headers = {**_SAFETY, "Cache-Control": caching, "ETag": file.etag}
     known = {each.strip() for each in http.headers.get("if-none-match", "").split(",")}
     if file.etag in known:

@@ -10,6 +10,7 @@ import pytest
 
 import server as package
 from server.http import pages
+from tests.server.web.page_weight import names_of, weight
 
 WEB = Path(package.__file__).parent / "web"
 PAGES = {"/": "index.html", "/docs": "docs.html", "/dashboard": "dashboard.html"}
@@ -94,3 +95,22 @@ def test_scripts_make_no_markup_and_know_no_other_site():
         )
         sites = set(re.findall(r"https?://[\w.]+", text))
         assert sites <= {"http://www.w3.org"}, script  # names of SVG and MathML
+
+
+async def test_the_document_of_the_api_is_compressed_and_sent_once(serve):
+    server = await serve()
+    first = await server.http.get("/openapi.json")
+    assert (first.headers["content-encoding"], first.headers["content-type"]) == ("gzip", "application/json")
+    assert int(first.headers["content-length"]) < len(first.content) / 5
+    again = await server.http.get("/openapi.json", headers={"if-none-match": first.headers["etag"]})
+    assert again.status_code == 304
+
+
+# The most that a page may weigh as it is sent, KiB: a phone on a bad line has it in a second.
+@pytest.mark.parametrize(("page", "most"), [("index.html", 48), ("dashboard.html", 24), ("docs.html", 12)])
+def test_a_page_is_light_and_names_all_that_its_scripts_load(page, most):
+    assert weight(page).num_sent <= most * 1024
+    named = names_of(page)
+    for name in {each for each in named if each.endswith(".js")}:
+        imported = set(re.findall(r'from "\./([\w.]+)"', (WEB / name).read_text()))
+        assert imported <= named, f"{name} is read before the browser knows what it needs"
