@@ -91,9 +91,11 @@ class CudaPlatform:
         return DeviceMemory(*torch.cuda.mem_get_info())
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
-        """Quantised weights become numbers, so how they are stored does not matter; of those that are rounded, at least."""
+        """At least: what no kernel reads becomes numbers, and not all is rounded."""
         dense = spec.weights_bytes(_dtype(config))
-        return dense if config.online is None else dense // 2
+        if config.online is not None:
+            return dense // 2
+        return dense if stored_bytes is None or config.quantization == "none" else min(dense, stored_bytes)
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None = None) -> EnginePlan:
         return self._plan(config, spec, self.weights_bytes(config, spec, stored_bytes))

@@ -124,7 +124,7 @@ def bench_streams() -> None:
                     if (each.segments, each.tiles, each.gated) == (chosen.segments, chosen.tiles, chosen.gated)
                 ]
                 names = [each.name for each in same]
-                few_rows_coded.program(codes).compile_ahead(names, torch.bfloat16, torch.device("cuda"))
+                few_rows_coded.program(codes).compile_ahead(names, torch.bfloat16, torch.device("cuda", 0))
                 for variant in same:
                     for blocks in (1, 2, 3, 99):
                         how = {"gated": gated, "variant": variant, "max_blocks": blocks}

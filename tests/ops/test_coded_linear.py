@@ -167,7 +167,7 @@ def test_which_codes_are_taken_where():
 @pytest.mark.parametrize("codes", [FP8, W4], ids=str)
 def test_every_stream_at_every_shape(codes, dtype):
     known = few_rows_coded.variants(codes)
-    few_rows_coded.program(codes).compile_ahead([each.name for each in known], dtype, torch.device("cuda"))
+    few_rows_coded.program(codes).compile_ahead([each.name for each in known], dtype, torch.device("cuda", 0))
     for variant in known:
         for out_features, in_features in ((192, 640), (2080, 1152), (96, 128)):  # K is never cut evenly
             unit = 64 if codes == FP8 else 128

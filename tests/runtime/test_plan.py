@@ -244,7 +244,7 @@ def test_what_weights_take_on_a_device_follows_from_what_becomes_of_those_that_a
     quantization, in_files, expected
 ):
     config, spec, stored_bytes = EngineConfig(quantization=quantization), spec_of_gib(10), in_files * GIB
-    assert CudaPlatform().weights_bytes(config, spec, stored_bytes) == 10 * GIB
+    assert CudaPlatform().weights_bytes(config, spec, stored_bytes) == expected * GIB
     keeps = ops.linear_refusal([ops.WeightFormat("int8")], torch.float32, torch.device("cpu")) is None
     assert CpuPlatform().weights_bytes(config, spec, stored_bytes) == (expected if keeps else 10) * GIB
     assert CpuPlatform().weights_bytes(config, spec, None) == 10 * GIB
