@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from server.context.offload import Pieces
-from server.media import images
+from server.media import images, sound, video
 from server.media.limits import MediaLimits
 from server.media.part import MediaPart
 from server.wire.errors import InvalidMedia
@@ -25,10 +25,25 @@ def decode(
     part: MediaPart, value: Any, limits: MediaLimits, io_kwargs: Mapping[str, Any], sampling_rate: int
 ) -> Pieces[Decoded]:
     """Piece by piece. Raises InvalidMedia."""
+    where = part.where
     if part.modality == "image":
-        return Decoded(_image(value, part.where, limits, io_kwargs))
-    raise InvalidMedia(f"{part.modality} is not decoded yet", part.where)
-    yield
+        return Decoded(_image(value, where, limits, io_kwargs))
+    if part.modality == "audio":
+        seconds = limits.max_seconds
+        if isinstance(value, bytes):
+            samples = yield from sound.read_sound(value, where, rate=sampling_rate, max_seconds=seconds)
+        else:
+            samples = sound.given_samples(value, where, rate=sampling_rate, max_seconds=seconds)
+        return Decoded(samples, {"sampling_rate": sampling_rate})
+    if not isinstance(value, bytes):
+        found = video.given_frames(value, where, max_frames=limits.max_frames)
+        images.check_size((found.frames.shape[2], found.frames.shape[1]), limits.max_pixels, where)
+        return _video(found)
+    return _video((yield from video.read_video(value, where, limits, io_kwargs)))
+
+
+def _video(found: video.Video) -> Decoded:
+    return Decoded(found.frames, {"video_metadata": [found.metadata], "do_sample_frames": False})
 
 
 def fingerprint(value: Any, where: str) -> Iterator[bytes]:
@@ -42,6 +57,9 @@ def fingerprint(value: Any, where: str) -> Iterator[bytes]:
     elif hasattr(value, "tobytes") and hasattr(value, "mode"):
         yield f"picture:{value.mode}:{value.size}:{value.info.get('transparency')}:{_turned(value)}:".encode()
         yield value.tobytes()
+    elif isinstance(value, tuple) and len(value) == 2:  # samples and their rate
+        yield f"rate:{float(value[1])}:".encode()
+        yield from fingerprint(value[0], where)
     else:
         raise InvalidMedia(f"{type(value).__name__} is no file, picture or array", where)
 

@@ -111,6 +111,8 @@ class Processor:
             )
         except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
             raise Refused(str(error) or type(error).__name__) from error
+        if modality == "audio":
+            self._check_heard(made, len(value))
         replaced = made["text_replacement_offsets"][0][0]["replacement"]
         tokenizer = self._processor.tokenizer
         output_token = tokenizer.convert_ids_to_tokens(self.output_ids[modality])
@@ -118,6 +120,15 @@ class Processor:
         if not expansion.num_outputs:
             raise Refused("it is so small that nothing of it is left for the model")
         return expansion, {name: _array(tensor) for name, tensor in made.items() if name not in _OF_TEXT}
+
+    def _check_heard(self, made: Mapping[str, Any], num_samples: int) -> None:
+        """Raises Refused where a processor has cut the end of a sound, which it does without a word."""
+        mask, hop = made.get("feature_attention_mask"), getattr(self._part("audio"), "hop_length", 0)
+        if mask is not None and hop and int(mask.sum()) * hop < num_samples - hop:
+            seconds = int(mask.sum()) * hop / self.sampling_rate
+            raise Refused(
+                f"this model hears {seconds:g} s at most, and it is {num_samples / self.sampling_rate:.1f} s long"
+            )
 
     def _part(self, modality: Modality) -> Any:
         parts = (getattr(self._processor, name, None) for name in _PARTS[modality])

@@ -6,13 +6,18 @@ import threading
 
 import numpy as np
 import pytest
+import transformers
 
+from server.context.offload import to_the_end
+from server.media.limits import MediaLimits
 from server.media.placeholders import Expansion, PlaceholderError, PromptMedia, ReadMedia
 from server.media.processor import Processor, ProcessorError
+from server.media.video import read_video
 from server.wire.errors import InvalidMedia, InvalidRequest, TextOnly
 from tests.server.media.pictures import drawn
 from tests.server.media.processors import KINDS, STRINGS, written
 from tests.server.media.reading import part, prompt, reader, seeing
+from tests.server.media.sounds import sine, video, wav
 
 SEEING = [kind for kind in KINDS if "audio" not in kind]
 A, B, C = drawn(24, 16, 1), drawn(40, 70, 2), drawn(64, 20, 3)
@@ -108,6 +113,59 @@ async def test_a_template_of_strings_gets_its_placeholders_too(tmp_path, kind):
     assert run in text
 
 
+# --- sounds and videos --------------------------------------------------------------------------------------------
+
+
+async def test_sounds_are_transformers_own(tinies):
+    tiny, sounds = tinies["qwen2_audio"], [sine(0.4), sine(1.1, pitch=700.0)]
+    found = await prompt(seeing(tiny), ["Hear ", part(sounds[0], "audio"), " and ", part(sounds[1], "audio")])
+    token = tiny.processor.audio_token
+    expected = tiny.processor(
+        text=[f"[user] Hear {token} and {token}"], audio=sounds, sampling_rate=16_000, return_tensors="pt"
+    )
+    assert found.ids == expected["input_ids"][0].tolist()
+    for name in ("input_features", "feature_attention_mask"):
+        joined = np.concatenate([item.inputs[name] for item in found.media])
+        assert np.array_equal(joined, expected[name].numpy()), name
+    assert [item.modality for item in found.media] == ["audio", "audio"]
+    assert len(found.media[0].positions) < len(found.media[1].positions)
+
+
+async def test_a_file_of_a_sound_is_heard_as_its_samples_are(tinies):
+    loaded = seeing(tinies["qwen2_audio"])
+    samples = np.round(sine() * 32767).astype(np.float32) / 32767
+    file, given = [(await prompt(loaded, [part(each, "audio")])).media[0] for each in (wav(samples), samples)]
+    assert np.allclose(file.inputs["input_features"], given.inputs["input_features"], atol=1e-2)
+    assert file.digest != given.digest
+
+
+async def test_a_sound_longer_than_the_model_hears_is_refused_and_not_cut(tinies):
+    loaded = seeing(tinies["qwen2_audio"])
+    await prompt(loaded, [part(sine(2.0), "audio")])
+    with pytest.raises(InvalidMedia, match=r"hears 2 s at most, and it is 2\.5 s long"):
+        await prompt(loaded, [part(sine(2.5), "audio")])
+
+
+async def test_videos_are_transformers_own(tinies):
+    """Where torchvision is installed, which videos need."""
+    pytest.importorskip("torchvision")
+    tiny, data = tinies["qwen2_vl"], video(12)
+    found = await prompt(
+        seeing(tiny, media_io_kwargs='{"video": {"num_frames": 6}}'), ["See ", part(data, "video"), "!"]
+    )
+    shown = to_the_end(read_video(data, "x", MediaLimits(), {"num_frames": 6}))
+    processor = transformers.AutoProcessor.from_pretrained(tiny.folder)
+    expected = processor(
+        text=["[user] See <|vision_start|><|video_pad|><|vision_end|>!"], videos=[shown.frames], return_tensors="pt",
+        video_metadata=[shown.metadata], do_sample_frames=False,
+    )  # fmt: skip
+    assert found.ids == expected["input_ids"][0].tolist()
+    [item] = found.media
+    for name in ("pixel_values_videos", "video_grid_thw"):
+        assert np.array_equal(item.inputs[name], expected[name].numpy()), name
+    assert len(item.positions) == found.ids.count(tiny.config["video_token_id"])
+
+
 # --- what clients write -------------------------------------------------------------------------------------------
 
 
@@ -193,7 +251,8 @@ def test_what_needs_a_package_names_it(tmp_path, monkeypatch):
         Processor.load(tiny.folder, tiny.config)
 
 
-def test_videos_without_torchvision_are_no_modality(tinies, monkeypatch):
+@pytest.mark.skipif(transformers.utils.is_torchvision_available(), reason="torchvision is installed")
+def test_videos_without_torchvision_are_no_modality(tinies):
     processor = Processor.load(tinies["qwen2_vl"].folder, tinies["qwen2_vl"].config)
     assert processor.modalities == {"image"}
 

@@ -1,0 +1,106 @@
+"""Videos: some of their pictures, evenly over all of it, as arrays, and when they are seen.
+
+Size and length stand in the head and are checked there, and so is every frame that is shown. The others are decoded, since these
+are made of them, and not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from server.context.offload import Pieces
+from server.media.images import check_size
+from server.media.limits import MediaLimits
+from server.media.sound import check_seconds, opened, too_long
+from server.wire.errors import InvalidMedia
+
+NUM_FRAMES: Final = 32  # of a video that are shown, where nobody says otherwise: vLLM's number
+MAX_FRAMES_A_SECOND: Final = 240
+PIECE_FRAMES: Final = 8
+GIVEN_FPS: Final = 2.0  # of frames that say nothing of when they are seen
+
+Frames = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+class Video(NamedTuple):
+    """`frames` [T, H, W, 3]; `indices`: which of the video's they are. `fps`: of the video; `num_frames` of it."""
+
+    frames: Frames
+    indices: list[int]
+    fps: float
+    num_frames: int
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """As transformers' processors read it."""
+        height, width = self.frames.shape[1:3]
+        return {
+            "total_num_frames": self.num_frames, "fps": self.fps, "duration": self.num_frames / self.fps,
+            "frames_indices": self.indices, "height": height, "width": width,
+        }  # fmt: skip
+
+
+def read_video(data: bytes, where: str, limits: MediaLimits, io_kwargs: Mapping[str, Any]) -> Pieces[Video]:
+    """`io_kwargs`: `num_frames` to show, or `fps` of them. Raises InvalidMedia."""
+    num_frames, fps = yield from _measured(data, where, limits.max_pixels, limits.max_seconds)
+    wanted = chosen(num_frames, fps, limits.max_frames, io_kwargs)
+    found: list[Frames] = []
+    indices = [*wanted]
+    with opened(data, where) as container:
+        for index, frame in enumerate(container.decode(video=0)):
+            if wanted and index == wanted[0]:
+                wanted.pop(0)
+                check_size((frame.width, frame.height), limits.max_pixels, where)
+                found.append(np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8))
+            if not wanted:
+                break
+            if index % PIECE_FRAMES == PIECE_FRAMES - 1:
+                yield
+    if not found or len({frame.shape for frame in found}) > 1:
+        raise InvalidMedia("its frames are of different sizes" if found else "there is no picture in it", where)
+    return Video(np.stack(found), indices[: len(found)], fps, num_frames)
+
+
+def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> Pieces[tuple[int, float]]:
+    """How many frames there are, counted by their packets, and how many a second."""
+    with opened(data, where) as container:
+        if not container.streams.video:
+            raise InvalidMedia("there is no picture in it", where)
+        stream = container.streams.video[0]
+        check_size((stream.width, stream.height), max_pixels, where)
+        seconds = None if container.duration is None else container.duration / 1_000_000
+        check_seconds(seconds, max_seconds, where)
+        fps = float(stream.average_rate or stream.guessed_rate or 0)
+        if not 0 < fps <= MAX_FRAMES_A_SECOND:
+            raise InvalidMedia(f"it says that it has {fps:g} frames a second", where)
+        num_frames = 0
+        for packet in container.demux(stream):
+            num_frames += packet.size > 0
+            if num_frames > max_seconds * fps + 1:
+                raise too_long(max_seconds, where)
+            if num_frames % 4096 == 4095:
+                yield
+    if not num_frames:
+        raise InvalidMedia("there is no picture in it", where)
+    return num_frames, fps
+
+
+def chosen(num_frames: int, fps: float, max_frames: int, io_kwargs: Mapping[str, Any]) -> list[int]:
+    """Which frames are shown: the first, the last, and evenly between."""
+    wanted = io_kwargs.get("num_frames", NUM_FRAMES)
+    if "fps" in io_kwargs:
+        at_rate = max(1, round(num_frames / fps * io_kwargs["fps"]))
+        wanted = min(at_rate, io_kwargs.get("num_frames", at_rate))
+    count = max(1, min(wanted, max_frames, num_frames))
+    return [int(index) for index in np.linspace(0, num_frames - 1, count).round()]
+
+
+def given_frames(frames: Any, where: str, *, max_frames: int) -> Video:
+    """Those that a program gives: an array [T, H, W, 3] of bytes, all of which are shown. Raises InvalidMedia."""
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not len(frames):
+        raise InvalidMedia(f"an array of {frames.dtype} {list(frames.shape)} is no video: uint8 [T, H, W, 3] is", where)
+    if len(frames) > max_frames:
+        raise InvalidMedia(f"it has {len(frames)} frames; at most {max_frames} are shown", where)
+    return Video(frames, [*range(len(frames))], GIVEN_FPS, len(frames))
