@@ -80,7 +80,7 @@ class CompiledKernel:
         """`cluster`: so many blocks along x share a barrier and their shared memory."""
         from cuda.bindings import driver
 
-        config = _launch_config(cluster)
+        config = _launch_config(cluster, threading.get_ident())
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX = num_threads
         config.sharedMemBytes = shared_bytes
@@ -121,7 +121,9 @@ class Program:
 
     def module(self, name: str, dtype: torch.dtype, device: torch.device) -> Any:
         """The kernel's machine code, loaded; whoever comes second waits for the first. Raises as `kernel` does."""
-        key = name, dtype, device.index or 0
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        key = name, dtype, device.index
         with self._choosing:
             mine = key not in self._modules
             module = self._modules.setdefault(key, Future())
@@ -219,7 +221,8 @@ def _keep(path: Path, code: bytes) -> None:
 
 
 @functools.cache
-def _launch_config(cluster: int) -> Any:
+def _launch_config(cluster: int, thread: int) -> Any:
+    """One for each thread, which fills it in."""
     from cuda.bindings import driver
 
     early = driver.CUlaunchAttribute()

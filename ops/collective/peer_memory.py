@@ -1,0 +1,137 @@
+"""PeerMemory: what one rank keeps for exchanges with others, each on a CUDA device whose memory all others reach (peers.cu).
+
+Every rank calls the same methods in the same order, on its own stream; nothing waits on the host, and calls can be captured."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ops.cuda.program import CompiledKernel, Program, missing
+
+MAX_RANKS = 8
+LINES_BYTES = 512 << 10  # of a tensor that is pushed in lines; larger ones are read by the others
+BLOCKS_BYTES = 64 << 20  # of what is exchanged at once
+_PER_BLOCK = 2048  # vectors of 16 bytes
+_PROGRAM = Program(
+    [Path(__file__).with_name("peers.cu")],
+    {
+        "sum_lines": "SUM_LINES(sum_lines, false)",
+        "sum_lines_wide": "SUM_LINES(sum_lines_wide, true)",
+        "sum_blocks": "SUM_BLOCKS(sum_blocks, false)",
+        "sum_blocks_wide": "SUM_BLOCKS(sum_blocks_wide, true)",
+        "concat_columns": "CONCAT_BLOCKS(concat_columns)",
+    },
+    listed=False,
+)
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64 * MAX_RANKS) for name in ("lines", "blocks", "flags")]
+
+
+class PeerMemory:
+    """Of rank `number` of `size`. Usable once `meet` has been told where the others' is."""
+
+    def __init__(self, number: int, size: int, device: torch.device) -> None:
+        self.number, self.size = number, size
+        vectors = BLOCKS_BYTES // 16
+        sizes = (2 * size * (LINES_BYTES // 8) * 16, 2 * BLOCKS_BYTES, (vectors // _PER_BLOCK) * size * 4)
+        self._parts = [torch.zeros(num, dtype=torch.uint8, device=device) for num in sizes]
+        self._calls = torch.zeros(2, dtype=torch.int32, device=device)
+        self._memory = _Memory()
+        self._kernels: dict[tuple[str, torch.dtype], CompiledKernel] = {}
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where its parts lie, for the others."""
+        return [part.data_ptr() for part in self._parts]
+
+    def meet(self, addresses: Sequence[Sequence[int]], devices: Sequence[int]) -> None:
+        """`addresses` of every rank, in their order, on these devices.
+
+        Raises RuntimeError where this device does not reach another's memory."""
+        for rank, (parts, device) in enumerate(zip(addresses, devices, strict=True)):
+            if rank != self.number:
+                _reach(self._calls.device.index, device)
+            for name, address in zip(("lines", "blocks", "flags"), parts, strict=True):
+                getattr(self._memory, name)[rank] = address
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x, in 16 or 32 bits -> the sum over ranks, a fresh tensor: taken in float32 in their order, the same bits on each."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        wide = "_wide" if x.element_size() == 4 else ""
+        if not x.numel():
+            return out
+        if x.nbytes <= LINES_BYTES and x.nbytes % 4 == 0:
+            words = x.nbytes // 4
+            grid = min(64, math.ceil(words / 2 / 256))
+            self._kernel("sum_lines" + wide, x).launch(
+                (grid, 1, 1), 256, 0, x, out, words, self._memory, self._calls, self.number, self.size, LINES_BYTES // 8
+            )
+            return out
+        if x.nbytes % 16:
+            raise ValueError(f"{x.nbytes} bytes are no whole number of vectors")
+        flat, whole = x.view(-1), out.view(-1)
+        for first in range(0, x.numel(), step := BLOCKS_BYTES // x.element_size()):
+            part = slice(first, first + step)
+            self._blocks("sum_blocks" + wide, flat[part], whole[part])
+        return out
+
+    def concat(self, x: Tensor) -> Tensor:
+        """x [T, N] -> [T, ranks * N], each rank's columns in their order."""
+        x = x.contiguous()
+        rows, columns = x.shape
+        out = x.new_empty(rows, self.size * columns)
+        row_bytes = columns * x.element_size()
+        if row_bytes % 16:
+            raise ValueError(f"rows of {row_bytes} bytes are no whole number of vectors")
+        step = max(1, BLOCKS_BYTES // row_bytes)
+        for first in range(0, rows, step):
+            part = slice(first, first + step)
+            self._blocks("concat_columns", x[part], out[part], row_bytes // 16)
+        return out
+
+    def _blocks(self, name: str, x: Tensor, out: Tensor, *width: int) -> None:
+        vectors = x.nbytes // 16
+        self._kernel(name, x).launch(
+            (math.ceil(vectors / _PER_BLOCK), 1, 1), 512, 0, x, out, vectors, _PER_BLOCK, *width, self._memory, self._calls,
+            self.number, self.size, BLOCKS_BYTES // 16,
+        )  # fmt: skip
+
+    def _kernel(self, name: str, x: Tensor) -> CompiledKernel:
+        key = name, x.dtype
+        if key not in self._kernels:
+            half = x.dtype if x.element_size() == 2 else torch.bfloat16
+            self._kernels[key] = _PROGRAM.kernel(name, half, x.device)
+        return self._kernels[key]
+
+
+def refusal(num_devices: int) -> str | None:
+    """Why the first `num_devices` CUDA devices cannot exchange tensors here, None where they can."""
+    if (why := missing()) is not None:
+        return why
+    if num_devices > MAX_RANKS:
+        return f"at most {MAX_RANKS} devices exchange tensors"
+    if num_devices > (there := torch.cuda.device_count()):
+        return f"there are {there} devices"
+    for one in range(num_devices):
+        for other in range(num_devices):
+            if one != other and not torch.cuda.can_device_access_peer(one, other):
+                return f"device {one} does not reach the memory of device {other}"
+    return None
+
+
+def _reach(device: int, other: int) -> None:
+    from cuda.bindings import runtime
+
+    runtime.cudaSetDevice(device)
+    (status,) = runtime.cudaDeviceEnablePeerAccess(other, 0)
+    if status not in (runtime.cudaError_t.cudaSuccess, runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled):
+        raise RuntimeError(f"device {device} does not reach the memory of device {other}: {status.name}")

@@ -1,0 +1,189 @@
+// Sums and concatenations over the ranks of a model, each on a device of its own, through peers' memory.
+//
+// Every rank calls the same kernels in the same order. A call has a number, kept on the device, so that captured graphs have it
+// too; its parity says which half of every buffer the call takes. A rank that is in call n + 1 has been told by all others that they
+// are in it, so they have ended call n: what n - 1 left may be overwritten. Sums are taken in float32 in the order of the ranks and
+// rounded once: the same bits on every rank.
+//
+// Small tensors are pushed in lines of 16 bytes, two words each beside the call's number: whoever finds the number has the words
+// (NCCL's LL protocol, Jeaugey 2019). Larger ones are copied beside a flag for each block, and read by the others.
+
+constexpr int MAX_RANKS = 8;
+constexpr u64 PATIENCE_NS = 120000000000ull;  // a peer that compiles takes long; one that has failed never comes
+
+struct Memory {  // of each rank, at the address at which this device sees it
+  u64 lines[MAX_RANKS];   // [2][ranks][capacity] lines
+  u64 blocks[MAX_RANKS];  // [2][capacity] vectors
+  u64 flags[MAX_RANKS];   // [blocks][ranks] u32
+};
+
+__device__ __forceinline__ u64 now() {
+  u64 ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+__device__ __forceinline__ void put_line(Vec* to, u32 first, u32 second, u32 mark) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(first), "r"(mark), "r"(second), "r"(mark) : "memory");
+}
+__device__ __forceinline__ Vec peek(const Vec* from) {
+  Vec v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "l"(from)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void raise_flag(u32* flag, u32 mark) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(mark) : "memory");
+}
+__device__ __forceinline__ u32 read_flag(const u32* flag) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+// The sum so far, of words that hold two 16-bit floats or one of 32 bits.
+template <bool WIDE>
+struct Sum {
+  float low_, high_;
+  __device__ __forceinline__ void add(u32 word, bool first) {
+    const float a = WIDE ? __uint_as_float(word) : low(word), b = WIDE ? 0.f : high(word);
+    low_ = first ? a : low_ + a;
+    high_ = first ? b : high_ + b;
+  }
+  __device__ __forceinline__ u32 word() const { return WIDE ? __float_as_uint(low_) : pack(low_, high_); }
+};
+
+// The last block to end a call counts it.
+__device__ __forceinline__ void end_call(u32* calls, u32 call) {
+  __syncthreads();
+  if (threadIdx.x == 0 && atomicAdd(calls + 1, 1u) == gridDim.x - 1) {
+    calls[1] = 0;
+    __threadfence();
+    calls[0] = call + 1;
+  }
+}
+
+template <bool WIDE>
+__device__ __forceinline__ void sum_lines(const u32* x, u32* out, int num_words, Memory memory, u32* calls, int rank, int ranks,
+                                          int capacity) {
+  let_next_start();
+  wait_for_previous();
+  const u32 call = *reinterpret_cast<volatile u32*>(calls), mark = call + 1;
+  const int num_lines = (num_words + 1) / 2, stride = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
+  const long long half = (long long)(call & 1) * ranks * capacity;
+  for (int i = begin; i < num_lines; i += stride) {
+    const u32 first = x[2 * i], second = 2 * i + 1 < num_words ? x[2 * i + 1] : 0;
+    for (int peer = 0; peer < ranks; peer++)
+      if (peer != rank) put_line(reinterpret_cast<Vec*>(memory.lines[peer]) + half + (long long)rank * capacity + i, first, second, mark);
+  }
+  const Vec* own = reinterpret_cast<const Vec*>(memory.lines[rank]) + half;
+  const u64 began = now();
+  for (int i = begin; i < num_lines; i += stride) {
+    Sum<WIDE> a, b;
+    for (int peer = 0; peer < ranks; peer++) {
+      u32 first, second;
+      if (peer == rank) {
+        first = x[2 * i], second = 2 * i + 1 < num_words ? x[2 * i + 1] : 0;
+      } else {
+        const Vec* line = own + (long long)peer * capacity + i;
+        Vec v = peek(line);
+        while (v.word[1] != mark || v.word[3] != mark) {
+          if (now() - began > PATIENCE_NS) {
+            v.word[0] = v.word[2] = 0xffffffffu;  // not a number, for all to see
+            break;
+          }
+          v = peek(line);
+        }
+        first = v.word[0], second = v.word[2];
+      }
+      a.add(first, peer == 0);
+      b.add(second, peer == 0);
+    }
+    out[2 * i] = a.word();
+    if (2 * i + 1 < num_words) out[2 * i + 1] = b.word();
+  }
+  end_call(calls, call);
+}
+
+// Copies this block's vectors to where peers read them, tells them, and waits for theirs. False where a peer never came.
+__device__ __forceinline__ bool exchange(const Vec* x, int begin, int end, Memory memory, u32 call, int rank, int ranks, int capacity) {
+  Vec* own = reinterpret_cast<Vec*>(memory.blocks[rank]) + (long long)(call & 1) * capacity;
+  for (int i = begin + threadIdx.x; i < end; i += blockDim.x) own[i] = x[i];
+  __syncthreads();
+  const int peer = threadIdx.x;
+  bool came = true;
+  if (peer < ranks && peer != rank) {
+    __threadfence_system();
+    raise_flag(reinterpret_cast<u32*>(memory.flags[peer]) + blockIdx.x * ranks + rank, call + 1);
+    const u32* flag = reinterpret_cast<const u32*>(memory.flags[rank]) + blockIdx.x * ranks + peer;
+    const u64 began = now();
+    while (read_flag(flag) != call + 1)
+      if (now() - began > PATIENCE_NS) {
+        came = false;
+        break;
+      }
+  }
+  return __syncthreads_and(came);
+}
+
+template <bool WIDE>
+__device__ __forceinline__ void sum_blocks(const Vec* x, Vec* out, int num_vectors, int per_block, Memory memory, u32* calls, int rank,
+                                           int ranks, int capacity) {
+  let_next_start();
+  wait_for_previous();
+  const u32 call = *reinterpret_cast<volatile u32*>(calls);
+  const int begin = blockIdx.x * per_block, end = min(begin + per_block, num_vectors);
+  const bool came = exchange(x, begin, end, memory, call, rank, ranks, capacity);
+  const long long half = (long long)(call & 1) * capacity;
+  for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    Sum<WIDE> sums[4];
+    for (int peer = 0; peer < ranks; peer++) {
+      const Vec v = peer == rank ? x[i] : peek(reinterpret_cast<const Vec*>(memory.blocks[peer]) + half + i);
+#pragma unroll
+      for (int w = 0; w < 4; w++) sums[w].add(v.word[w], peer == 0);
+    }
+    Vec v;
+#pragma unroll
+    for (int w = 0; w < 4; w++) v.word[w] = came ? sums[w].word() : 0xffffffffu;
+    out[i] = v;
+  }
+  end_call(calls, call);
+}
+
+// x [rows, width] -> out [rows, ranks * width], widths in vectors: each rank's columns in the order of the ranks.
+__device__ __forceinline__ void concat_blocks(const Vec* x, Vec* out, int num_vectors, int per_block, int width, Memory memory, u32* calls,
+                                              int rank, int ranks, int capacity) {
+  let_next_start();
+  wait_for_previous();
+  const u32 call = *reinterpret_cast<volatile u32*>(calls);
+  const int begin = blockIdx.x * per_block, end = min(begin + per_block, num_vectors);
+  const bool came = exchange(x, begin, end, memory, call, rank, ranks, capacity);
+  const long long half = (long long)(call & 1) * capacity;
+  for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    const int row = i / width, column = i - row * width;
+    for (int peer = 0; peer < ranks; peer++) {
+      Vec v = peer == rank ? x[i] : peek(reinterpret_cast<const Vec*>(memory.blocks[peer]) + half + i);
+      if (!came) v.word[0] = v.word[1] = v.word[2] = v.word[3] = 0xffffffffu;
+      out[((long long)row * ranks + peer) * width + column] = v;
+    }
+  }
+  end_call(calls, call);
+}
+
+#define SUM_LINES(NAME, WIDE)                                                                                                       \
+  extern "C" __global__ void __launch_bounds__(256)                                                                                 \
+      NAME(const u32* x, u32* out, int num_words, Memory memory, u32* calls, int rank, int ranks, int capacity) {                   \
+    sum_lines<WIDE>(x, out, num_words, memory, calls, rank, ranks, capacity);                                                       \
+  }
+#define SUM_BLOCKS(NAME, WIDE)                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(512) NAME(const Vec* x, Vec* out, int num_vectors, int per_block, Memory memory,     \
+                                                         u32* calls, int rank, int ranks, int capacity) {                           \
+    sum_blocks<WIDE>(x, out, num_vectors, per_block, memory, calls, rank, ranks, capacity);                                         \
+  }
+#define CONCAT_BLOCKS(NAME)                                                                                                         \
+  extern "C" __global__ void __launch_bounds__(512) NAME(const Vec* x, Vec* out, int num_vectors, int per_block, int width,         \
+                                                         Memory memory, u32* calls, int rank, int ranks, int capacity) {            \
+    concat_blocks(x, out, num_vectors, per_block, width, memory, calls, rank, ranks, capacity);                                     \
+  }

@@ -1,0 +1,75 @@
+"""Sums over two GPUs of this process beside NCCL's: microseconds, in a graph where they are small.
+
+python -m tests.ops.bench_peers"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
+
+import torch
+import torch.distributed as dist
+
+from runtime.parallel.group import Group, HostRank
+from runtime.platform.cuda_rank import CudaRank
+
+SIZE, TIMES = 2, 20
+KIB = (8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
+
+
+def main() -> None:
+    group, barrier, store = Group(SIZE), Barrier(SIZE), dist.HashStore()
+
+    def rank(number: int) -> list[tuple[int, float, float]]:
+        torch.cuda.set_device(number)
+        host = HostRank(group, number)
+        ours = host.within(group.claim(number), lambda: CudaRank(host))
+        nccl = dist.ProcessGroupNCCL(store, number, SIZE)
+        found = []
+        for kib in KIB:
+            x = torch.randn(kib * 512, device="cuda").bfloat16()
+            barrier.wait()
+            found.append((kib, timed(partial(ours.sum, x), barrier), timed(partial(_by_nccl, nccl, x), barrier)))
+        return found
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        for rows in zip(*pool.map(rank, range(SIZE)), strict=True):
+            kib, own, theirs = (max(each) for each in zip(*rows, strict=True))
+            rates = [kib * 1024 / us / 1e3 for us in (own, theirs)]
+            print(
+                f"{kib:6} KiB: ours {own:8.1f} us ({rates[0]:6.1f} GB/s)   NCCL {theirs:8.1f} us ({rates[1]:6.1f} GB/s)",
+                flush=True,
+            )
+
+
+def _by_nccl(nccl, x: torch.Tensor) -> None:
+    nccl.allreduce([x]).wait()
+
+
+def timed(work, barrier: Barrier) -> float:
+    """Microseconds of one of TIMES in a captured graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(TIMES):
+                work()
+        least = float("inf")
+        for _ in range(5):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            barrier.wait()
+            graph.replay()
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            least = min(least, begin.elapsed_time(end) * 1e3 / TIMES)
+    return least
+
+
+if __name__ == "__main__":
+    main()
