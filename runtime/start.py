@@ -29,7 +29,7 @@ from runtime.models.spec.draft_head import DraftHeadSpec
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.pair import PairSpec
 from runtime.models.spec.sharding import kept_whole, sharded
-from runtime.parallel.group import Group, HostRank
+from runtime.parallel.group import Group, HostRank, Peers
 from runtime.parallel.runners import RankRunners
 from runtime.platform.platform import Platform, Report, choose_platform
 from runtime.profiling.recorder import TorchRecorder
@@ -354,7 +354,8 @@ def _running(
     """Load and warm up, on the thread that will compute. `rank`: whose shard of the model it is."""
     platform = planned.platform
     with platform.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
-        model = _loaded(planned, files, report, draft, rank)
+        peers = None if rank is None else platform.join(rank)
+        model = _loaded(planned, files, report, draft, peers)
     eos_token_ids = files.eos_token_ids | planned.config.end_token_ids
     report(LoadProgress("warm-up"))
     runner, plan = platform.build_runner(planned.config, planned.plan, model, eos_token_ids, worker, report)
@@ -362,7 +363,7 @@ def _running(
 
 
 def _loaded(
-    planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None, rank: HostRank | None = None
+    planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None, peers: Peers | None = None
 ) -> Model:
     """The model, and the draft model where there is one: kept alike, for contexts of the same length."""
     from runtime.models.adapters import AdapterRoom
@@ -387,11 +388,11 @@ def _loaded(
             device=planned.platform.device,
             weights=plan.weights,
             adapters=room,
-            peers=rank,
+            peers=peers,
         )
 
-    if rank is not None:
-        spec = shard(spec, rank.number, rank.size)
+    if peers is not None:
+        spec = shard(spec, peers.number, peers.size)
     if not isinstance(spec, PairSpec):
         return loaded(spec, files, config.load_format, room)
     from runtime.models.pair import ModelPair

@@ -112,6 +112,10 @@ class HostRank:
     def concat(self, x: Tensor) -> Tensor:
         return self._exchange(x, lambda every: torch.cat([*every], dim=1))
 
+    def least(self, number: int) -> int:
+        """The smallest of what all ranks give."""
+        return int(self.concat(torch.tensor([[number]])).min())
+
     def _exchange(self, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
         assert self._meeting is not None, "ranks exchange tensors within a step"
         return self._meeting.exchange(self.number, x, made_of)

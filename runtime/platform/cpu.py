@@ -14,6 +14,7 @@ from runtime.config import GIB, DeviceDefaults, EngineConfig, EnginePlan, PlanEr
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
+from runtime.parallel.group import HostRank, Peers
 from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
@@ -44,6 +45,9 @@ class CpuPlatform:
 
     def describe(self) -> str:
         return f"{num_cores()} CPU cores"
+
+    def join(self, rank: HostRank) -> Peers:
+        return rank
 
     def refuse(self, config: EngineConfig) -> None:
         if config.quantization == "int8" and not _native():

@@ -9,13 +9,15 @@ import gc
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 import ops
+from ops.collective import peer_memory
 from runtime.api import LoadProgress
 from runtime.batch import ScheduledBatch
 from runtime.config import GIB, INT8_CACHE, DeviceDefaults, EngineConfig, EnginePlan, PlanError
@@ -23,14 +25,18 @@ from runtime.kv.kinds import Nothing
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.models.spec.model import ModelSpec
+from runtime.parallel.group import HostRank, Peers
 from runtime.platform.captured_proposals import CapturedProposals
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane
+from runtime.platform.cuda_rank import CudaRank
 from runtime.platform.graph_pool import Captured, GraphPool, decode_sizes
 from runtime.platform.host import num_cores, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
+from runtime.platform.rank_lane import RankLane
 from runtime.runner.device_inputs import DeviceInputs, StepShape
 from runtime.runner.drafter import Drafter
+from runtime.runner.rank_worker import RankWorker
 from runtime.runner.runner import ModelRunner
 from runtime.runner.warmup import adapter_slots_of, next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
@@ -55,7 +61,7 @@ class CudaPlatform:
     name = device = "cuda"
 
     def __init__(self) -> None:
-        self._free_at_start: int | None = None  # before the model came
+        self._free_at_start: dict[int, int] = {}  # of each device, before the model came
 
     def missing(self) -> str | None:
         if torch.cuda.is_available():
@@ -65,13 +71,17 @@ class CudaPlatform:
     def describe(self) -> str:
         return torch.cuda.get_device_name()
 
+    def join(self, rank: HostRank) -> Peers:
+        torch.cuda.set_device(rank.number)
+        self._free_at_start.setdefault(rank.number, self.memory().free)
+        return CudaRank(rank)
+
     def refuse(self, config: EngineConfig) -> None:
         if config.kernels == "native":
             raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
-        if config.tensor_parallel_size > 1:
-            raise PlanError(
-                "no model is shared out over GPUs yet; use --device cpu, or leave --tensor-parallel-size alone"
-            )
+        size = config.tensor_parallel_size
+        if size > 1 and (why := peer_memory.refusal(size)) is not None:
+            raise PlanError(f"tensor-parallel-size {size} is not for this machine: {why}")
         if config.quantization == "int8":
             raise PlanError("quantization int8 is for the CPU; use --device cpu, or leave --quantization alone")
         if config.quantization == "fp8" and (why := _fp8_refusal(config)) is not None:
@@ -103,18 +113,17 @@ class CudaPlatform:
     def _plan(self, config: EngineConfig, spec: ModelSpec, to_come: int) -> EnginePlan:
         """`to_come`: bytes that model, steps and graphs will take on top of what is allocated now. Raises PlanError."""
         free, total = self.memory()
-        if self._free_at_start is None:
-            self._free_at_start = free
+        free_at_start = self._free_at_start.setdefault(torch.cuda.current_device(), free)
         share = config.gpu_memory_utilization
-        granted, used = int(total * share), self._free_at_start - free
+        granted, used = int(total * share), free_at_start - free
         left = granted - used - to_come
         needs_none = all(isinstance(kind, Nothing) for kind in spec.memory_kinds())
         sized = needs_none or config.kv_cache_bytes is not None or config.num_kv_blocks is not None
-        if granted > self._free_at_start and not sized:
+        if granted > free_at_start and not sized:
             raise PlanError(
                 f"gpu-memory-utilization {share} is {granted / GIB:.1f} of the device's {total / GIB:.1f} GiB, and only "
-                f"{self._free_at_start / GIB:.1f} are free: others hold the rest; lower it to "
-                f"{int(self._free_at_start / total * 100) / 100:.2f} at most"
+                f"{free_at_start / GIB:.1f} are free: others hold the rest; lower it to "
+                f"{int(free_at_start / total * 100) / 100:.2f} at most"
             )
         if left <= 0 and not sized:
             raise PlanError(
@@ -155,7 +164,7 @@ class CudaPlatform:
         report(LoadProgress("kernels"))
         with self.out_of_memory_is("lower max-num-seqs or max-num-batched-tokens"):
             pools = not model.spec.generates or (config.pools and plan.speculative is None)
-            step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids, pools=pools)
+            step_bytes, base_s, token_s = _measure_step(plan, model, eos_token_ids, worker, pools=pools)
         drafts = plan.speculative is not None
         captured: dict[str, bool] = {"drafts": drafts, "adapters": model.adapters is not None, "pools": pools}
         graphs = GraphPool(plan.max_num_seqs, plan.max_num_batched_tokens, **captured)
@@ -164,6 +173,8 @@ class CudaPlatform:
             num_rounds = 2 * len(decode_sizes(plan.max_num_seqs)) if plan.max_proposed else 0  # of two kinds at most
             graph_bytes = step_bytes + _GRAPH_BYTES * (len(list(graphs.shapes)) + num_rounds)
         final = self._plan(config, model.spec, step_bytes + graph_bytes)
+        if isinstance(worker, RankWorker):
+            final = replace(final, num_kv_blocks=worker.rank.least(final.num_kv_blocks))
         final = final.timed(config, TimedSteps(base_s, token_s), model.weights_bytes, STEPS)
         graphs = GraphPool(final.max_num_seqs, final.max_num_batched_tokens, **captured)  # of no more than it came to
         with self.out_of_memory_is("lower gpu-memory-utilization, kv-cache-memory or max-num-seqs"):
@@ -233,7 +244,7 @@ def _current() -> torch.device:
 
 
 def _measure_step(
-    plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], *, pools: bool
+    plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker, *, pools: bool
 ) -> tuple[int, float, float]:
     """Bytes that the largest step takes on top of weights and KV; seconds of the smallest, and of each token of the largest.
     Compiles all kernels on the way."""
@@ -244,7 +255,9 @@ def _measure_step(
     lengths = [longest] * (plan.max_num_batched_tokens // longest) or [plan.max_num_batched_tokens]
     work = work_of(model, pools=pools)
     batch = prompts(lengths[: plan.max_num_seqs], plan.layout, num_blocks, work, adapter_slots_of(model)[-1])
-    with ops.compile_together(_current()):
+    # Launches that are left out for the while are one thread's; other ranks compile as they go.
+    first = not isinstance(worker, RankWorker) or worker.rank.number == 0
+    with ops.compile_together(_current()) if first else nullcontext():
         runner.run(batch)
         _run_each_kind(runner, plan, num_blocks, model, pools=pools)
     torch.cuda.reset_peak_memory_stats()
@@ -281,6 +294,7 @@ def _parts(
     worker: Worker | None = None,
 ) -> _Parts:  # fmt: skip
     device = _current()
+    lane: Any = RankLane if isinstance(worker, RankWorker) else CudaLane
     cache = KVCache(plan.layout, num_blocks, device)
     inputs = DeviceInputs(
         plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len, plan.layout, plan.steps_in_flight,
@@ -298,7 +312,7 @@ def _parts(
             device,
             SyntheticAcceptance.of(plan.speculative, device),
         ),
-        CudaLane(plan.max_num_seqs, plan.steps_in_flight, device, worker),
+        lane(plan.max_num_seqs, plan.steps_in_flight, device, worker),
         CapturedSteps(inputs, graphs),
         plan.lookup,
         pools=graphs.pools,

@@ -8,6 +8,7 @@ told when the device fails: a waiting loop would never know."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from queue import SimpleQueue
 from threading import Thread
 
@@ -36,8 +37,19 @@ class EventWaiter:
     def after(self, event: torch.cuda.Event) -> CudaEvent:
         """`event` is recorded, and was made with `blocking`. Its wait raises what the device raised."""
         future = asyncio.get_running_loop().create_future()
-        self._recorded.put((event, future))
+        self.watch(event, future)
         return CudaEvent(future)
+
+    def watch(self, event: torch.cuda.Event, future: asyncio.Future[None]) -> None:
+        """Complete a loop's future after `event`; on any thread."""
+        self._recorded.put((event, future))
+
+    def give_up(self, future: asyncio.Future[None], error: BaseException) -> None:
+        """There will be no event; on any thread."""
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"{type(error).__name__}: {error}")  # the loop would end with it
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            future.get_loop().call_soon_threadsafe(_complete, future, error)
 
     def close(self) -> None:
         """Does not wait for a device that hangs."""

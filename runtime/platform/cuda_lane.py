@@ -36,17 +36,17 @@ class CudaLane:
         self._last_end: torch.cuda.Event | None = None
 
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
-        started = _recorded() if opens else None
+        started = recorded() if opens else None
         value = work()
         return Part(lambda: value, self._end_so_far, started)
 
     def _end_so_far(self) -> GpuEvent:
-        return self._waiter.after(_recorded(blocking=True))  # late, but nothing was enqueued since
+        return self._waiter.after(recorded(blocking=True))  # late, but nothing was enqueued since
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None) -> Launched:
-        started = _recorded() if behind is None else cast("torch.cuda.Event | None", behind.started)
+        started = recorded() if behind is None else cast("torch.cuda.Event | None", behind.started)
         value = work()
-        ended = _recorded(blocking=True)
+        ended = recorded(blocking=True)
         previous, self._last_end = self._last_end, ended
 
         def idle_before_s() -> float | None:
@@ -80,8 +80,8 @@ class CudaLane:
         self._waiter.close()
 
 
-def _recorded(*, blocking: bool = False) -> torch.cuda.Event:
-    """What was enqueued so far."""
+def recorded(*, blocking: bool = False) -> torch.cuda.Event:
+    """What this thread has enqueued so far."""
     event = torch.cuda.Event(enable_timing=True, blocking=blocking)
     event.record()
     return event

@@ -18,6 +18,7 @@ from runtime.torch_import import import_all_of_torch
 if TYPE_CHECKING:
     from runtime.models.model import Model
     from runtime.models.spec.model import ModelSpec
+    from runtime.parallel.group import HostRank, Peers
     from runtime.runner.worker import Worker
     from runtime.step import Runner
 
@@ -50,6 +51,11 @@ class Platform(Protocol):
 
     def describe(self) -> str:
         """A name of the device for people."""
+        ...
+
+    def join(self, rank: HostRank) -> Peers:
+        """What a model's ranks exchange tensors through. Called on each rank's own thread, by all at once, before all else there:
+        from here on its device is this thread's."""
         ...
 
     def refuse(self, config: EngineConfig) -> None:

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from runtime.config import EngineConfig
 from runtime.start import EngineParts, SharedDevice, _built
@@ -27,6 +28,17 @@ WAYS = {
 
 @pytest.mark.parametrize(("name", "size"), [(name, 2) for name in NATIVE] + [(name, 4) for name in FOUR_RANKS])
 def test_ranks_together_generate_what_transformers_does(name, size, tmp_path):
+    check(name, size, tmp_path, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("name", ["llama, biases, tied", "deepseek v3", "gpt-oss", "qwen 3 next", "gemma 3"])
+def test_ranks_on_two_gpus_generate_what_transformers_does(name, tmp_path):
+    check(name, 2, tmp_path, "cuda")
+
+
+def check(name, size, tmp_path, device):
     family = FAMILIES[name]
     theirs = drawn(family)
     theirs.config.eos_token_id = theirs.generation_config.eos_token_id = None  # answers are all of a length
@@ -42,7 +54,9 @@ def test_ranks_together_generate_what_transformers_does(name, size, tmp_path):
     prompts.append(prompts[-1][:-1])
     expected = []
     for options, how in WAYS.values():
-        config = EngineConfig(device="cpu", num_kv_blocks=64, max_model_len=64, **options)
+        config = EngineConfig(
+            device=device, dtype="float32", max_num_seqs=16, num_kv_blocks=64, max_model_len=64, **options
+        )
         outcome = run(None, config, prompts, MAX_TOKENS, parts_of=ranks, **how)
         expected = expected or references(theirs, prompts, MAX_TOKENS, outcome.token_ids)
         compare(outcome, expected)

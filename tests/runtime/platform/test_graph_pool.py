@@ -98,7 +98,7 @@ def test_hidden_states_of_any_model_are_not_kept_by_a_graph(monkeypatch):
     """Ours are a named tuple; those of transformers' models stand by name beside others, or none."""
     monkeypatch.setattr(graph_pool, "_alias", lambda tensor: -tensor)
     rows = torch.ones(2, 3)
-    stack, residual = graph_pool._aliases(Hidden(rows, 2 * rows))
+    stack, residual, _ = graph_pool._aliases(Hidden(rows, 2 * rows))
     assert stack.tolist() == (-rows).tolist()
     assert residual.tolist() == (-2 * rows).tolist()
     output = transformers.modeling_outputs.BaseModelOutputWithPast(last_hidden_state=rows, hidden_states=(rows, None))
