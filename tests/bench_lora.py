@@ -71,33 +71,42 @@ async def decode_ms(
     return 1000 * median(b - a for a, b in pairwise(settled))
 
 
-async def gaps(engine: Engine, batch: int, adapters: list[Adapter], folder: Path, tokens: int) -> tuple[float, float]:
-    """The longest and the median pause in milliseconds while adapters are loaded and requests that have them join."""
-    times: list[float] = []
+async def gaps(
+    engine: Engine, batch: int, adapters: list[Adapter], folder: Path, tokens: int
+) -> tuple[dict[str, float], float]:
+    """The longest pause in milliseconds by what happens meanwhile (nothing, an adapter is loaded, a request that has it joins), and
+    the median."""
+    times: list[tuple[float, str]] = []
+    now = "alone"
     params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
     requests = [Request(f"g{row}", [5, 6, 7], params, adapter=adapters[row % len(adapters)]) for row in range(batch)]
 
     reached = {tokens * (number + 1) // 5: asyncio.Event() for number in range(3)}
 
     async def load_and_join() -> None:
+        nonlocal now
         assert engine.adapters is not None
         for number, event in enumerate(reached.values()):
             await event.wait()
+            now = "loading"
             adapter = await engine.adapters.load(f"late{number}", str(folder))
+            now = "joining"
             few = SamplingParams(4, temperature=0.0, ignore_eos=True)
             async with engine.submit([Request("late", [5, 6], few, adapter=adapter)]) as stream:
                 async for _ in stream:
                     pass
+            now = "alone"
 
     joining = asyncio.create_task(load_and_join())
     async with engine.submit(requests) as stream:
         async for _ in stream:
-            times.append(time.perf_counter())
+            times.append((time.perf_counter(), now))
             if event := reached.get(len(times)):
                 event.set()
     await joining
-    pauses = [1000 * (b - a) for a, b in pairwise(times[4:])]
-    return max(pauses), median(pauses)
+    pauses = [(1000 * (end - start), what) for (start, _), (end, what) in pairwise(times[4:])]
+    longest = {what: max(ms for ms, during in pauses if during == what) for what in dict.fromkeys(w for _, w in pauses)}
+    return longest, median(ms for ms, _ in pauses)
 
 
 async def run(args: argparse.Namespace) -> None:
@@ -124,6 +133,8 @@ async def run(args: argparse.Namespace) -> None:
     )
     engine = await start_engine(config, files, lambda progress: None)
     assert engine.adapters is not None
+    gc.collect()
+    gc.freeze()  # as a server that has started
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_adapter(folder, files.config, args.rank, getattr(torch, args.lora_dtype), tuple(args.only))
@@ -145,7 +156,8 @@ async def run(args: argparse.Namespace) -> None:
         if args.gaps:
             some = adapters[: min(8, most)]
             longest, usual = await gaps(engine, args.gaps, some, folder, 8 * args.tokens)
-            print(f"{args.gaps} streams while 3 adapters load: longest pause {longest:.2f} ms, median {usual:.2f} ms")
+            told = ", ".join(f"{what} {ms:.2f}" for what, ms in longest.items())
+            print(f"{args.gaps} streams while 3 adapters load: longest pause in ms {told}; median {usual:.2f}")
     await engine.close()
 
 

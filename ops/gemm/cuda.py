@@ -45,19 +45,14 @@ class CudaLinearWeight(LinearWeight):
         self._tuning = tuning.of(weight.device).linear
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._plain(x, self._own(x.shape[0], gated=False))
+        own = self._own(x.shape[0], gated=False)
+        if own is None:
+            return functional.linear(x, self._weight, self._bias)
+        return own(x, self._weight, self._bias, gated=False)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         own = self._own(x.shape[0], gated=True)
         return None if own is None else own(x, self._weight, self._bias, gated=True)
-
-    def ungated_matmul(self, x: Tensor) -> Tensor:
-        return self._plain(x, self._own(x.shape[0], gated=True))
-
-    def _plain(self, x: Tensor, own: Callable[..., Tensor] | None) -> Tensor:
-        if own is None:
-            return functional.linear(x, self._weight, self._bias)
-        return own(x, self._weight, self._bias, gated=False)
 
     def _own(self, num_rows: int, *, gated: bool) -> Callable[..., Tensor] | None:
         """The kernel of ours that beats cuBLAS at so many rows."""

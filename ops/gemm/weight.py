@@ -27,10 +27,6 @@ class LinearWeight(ABC):
         """silu of the first half of x @ weight.T + bias times the second, [T, out_features / 2], if that is one kernel."""
         return None
 
-    def ungated_matmul(self, x: Tensor) -> Tensor:
-        """What `gated_matmul` gates, [T, out_features], for one who adds to it before."""
-        return self.matmul(x)
-
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
         """Rows `ids` [T] int64 of the weight, [T, in_features], without bias: a tied embedding."""

@@ -41,8 +41,8 @@ class NativeLoraSlots(LoraSlots):
     def put(self, slot: int, share: Any | None) -> None:
         self._slots.put(slot, share)
 
-    def finish(self, begun: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
-        self._slots.add(begun, adapters.slots, out)
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+        self._slots.add(x, adapters.slots, out)
 
     def trace(self, x: Symbol, out: Symbol) -> None:
         x.program.lora(self._slots, x.register, out.register)

@@ -27,11 +27,11 @@ class ReferenceLoraSlots(LoraSlots):
         if share is not None:
             self._shares[slot] = share
 
-    def finish(self, begun: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
-        slots = adapters.slots[: len(begun)]
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+        slots = adapters.slots[: len(x)]
         for slot in sorted({*slots.tolist()} & self._shares.keys()):
             tokens = (slots == slot).nonzero().flatten()
-            rows = begun[tokens]
+            rows = x[tokens]
             for part in self._shares[slot]:
                 added = ((rows.to(self._dtype) @ part.a.T) * part.scale) @ part.b.T
                 out[:, part.start : part.start + len(part.b)].index_add_(0, tokens, added.to(out.dtype))

@@ -46,13 +46,12 @@ class TokenAdapters(NamedTuple):
     """A step's T tokens by adapter. slots [T] int32: whose share each takes, -1 for none.
 
     The same for kernels of a device (`triton_index.py`), None elsewhere. order [T] int32: the tokens by slot, those without last.
-    tiles [3, M] int32: the slot of each, -1 for none; the places in that order where it begins and where its slot's tokens end.
-    used [2] int32: how many there are with an adapter, which come first, and how many in all."""
+    tiles [3, M] int32: the slot of each, -1 for tokens without one, -2 where there is no tile more; the places in that order where
+    it begins and where its slot's tokens end."""
 
     slots: Tensor
     order: Tensor | None = None
     tiles: Tensor | None = None
-    used: Tensor | None = None
 
 
 class LoraSlots(ABC):
@@ -81,21 +80,13 @@ class LoraSlots(ABC):
         """A share as it lies in a slot, into memory [slot_bytes] uint8 of the host, which are zeros. As `prepared`."""
         raise NotImplementedError
 
-    def begin(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
-        """What `finish` takes of x [T, K], T may be 0: computed before the weight's own product. By default x itself."""
-        return x
-
     @abstractmethod
-    def finish(self, begun: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
-        """out [T, N] += what the adapter of each row of x adds."""
-
-    def finish_gated(self, begun: Tensor, adapters: TokenAdapters, gate_up: Tensor) -> Tensor | None:
-        """silu of the first half of gate_up [T, N] + what adapters add, times the second, [T, N / 2], if that is one kernel."""
-        return None
-
     def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
-        """Both at once."""
-        self.finish(self.begin(x, adapters), adapters, out)
+        """out [T, N] += what the adapter of each row of x [T, K] adds. T may be 0."""
+
+    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor) -> Tensor | None:
+        """silu of the first half of gate_up [T, N] + what adapters add, times the second, [T, N / 2], if one kernel does both."""
+        return None
 
     def trace(self, x: Symbol, out: Symbol) -> None:
         raise NotTraceable("these adapters are added by no compiled stack")

@@ -19,64 +19,51 @@ from ops.lora import triton_lora
 from ops.lora.triton_index import index
 from ops.lora.triton_lora import TritonLoraSlots
 
+PIECES = triton_lora._PIECES
 NUM_LAYERS, NUM_SLOTS, RANK, HIDDEN, INNER = 8, 65, 16, 4096, 12288
 PARTS = {"qkv": (4096, 1024, 1024), "o": (HIDDEN,), "gate_up": (INNER, INNER), "down": (HIDDEN,)}
 DEVICE = torch.device("cuda", 0)
 
 
 class Way(NamedTuple):
-    """How: `before`: shrink is launched before the weight's own product; `own`: gate and up by a kernel of ours up to 64 rows;
-    `shrink`, `expand`: whether that is launched at all."""
+    """How. `columns`: of a program that expands; `tiles`: programs side by side over tiles; `pieces`: of the inner sum, up to 512
+    tokens."""
 
     name: str
-    columns: int = 64
-    programs: int = 2048
-    before: bool = True
-    own: bool = True
-    shrink: bool = True
-    expand: bool = True
+    columns: int = 128
+    tiles: int = 32
+    pieces: int | None = None
 
 
 WAYS = (
-    Way("as it is"), Way("behind", before=False), Way("128 columns", columns=128), Way("1024 programs", programs=1024),
-    Way("4096 programs", programs=4096), Way("cuBLAS", own=False), Way("no expand", expand=False),
-    Way("no shrink", shrink=False), Way("neither", shrink=False, expand=False),
+    Way("as it is"), Way("64 columns", columns=64), Way("256 columns", columns=256), Way("64 tiles", tiles=64),
+    Way("16 tiles", tiles=16), Way("8 pieces", pieces=8),
 )  # fmt: skip
 
 
 class Layer:
     def __init__(self) -> None:
-        self.weights, self.slots, self.blocks = {}, {}, {}
+        self.weights, self.slots = {}, {}
         for name, parts in PARTS.items():
             inner = INNER if name == "down" else HIDDEN
             weight = torch.randn(sum(parts), inner, device=DEVICE).mul_(0.02).bfloat16()
             self.weights[name] = ops.prepare_linear(ops.StoredWeight.dense(weight))
             shape = ops.LoraShape(sum(parts), inner, parts, NUM_SLOTS, RANK)
             self.slots[name] = slots = TritonLoraSlots(shape, torch.bfloat16, DEVICE)
-            self.blocks[name] = {columns: slots._cut(columns) for columns in (64, 128)}
+            slots._blocks |= {columns: slots._cut(columns) for columns in (64, 256)}
             for tensor, value in zip(slots._slots(), (1.0, 1.0, 1e-4), strict=True):
                 tensor.fill_(value)
 
     def linear(self, name: str, x: torch.Tensor, adapters: ops.TokenAdapters | None, way: Way) -> torch.Tensor:
         weight, slots = self.weights[name], self.slots[name]
-        gated = name == "gate_up"
         if adapters is None:
-            return ops.gated_linear(x, weight) if gated else ops.linear(x, weight)
-        slots._columns, slots._blocks = way.columns, self.blocks[name][way.columns]
-        begun = (
-            slots.begin(x, adapters) if way.before and way.shrink else HELD[len(x), len(slots.shape.parts), x.shape[1]]
-        )
-        out = weight.ungated_matmul(x) if gated and way.own else weight.matmul(x)
-        if way.shrink and not way.before:
-            begun = slots.begin(x, adapters)
-        if way.expand and gated:
-            return slots.finish_gated(begun, adapters, out)
-        if way.expand:
-            slots.finish(begun, adapters, out)
-        return ops.silu_mul(out) if gated else out
-
-
-HELD: dict[tuple[int, int, int], torch.Tensor] = {}
+            return ops.gated_linear(x, weight) if name == "gate_up" else ops.linear(x, weight)
+        slots._columns = way.columns, 64
+        out = weight.matmul(x)
+        if name == "gate_up":
+            return slots.gated(x, adapters, out)
+        slots.add(x, adapters, out)
+        return out
 
 
 def us(work: Callable[[], None]) -> float:
@@ -100,7 +87,8 @@ def main() -> None:
 
     def run(batch: int, adapters: ops.TokenAdapters | None, way: Way = WAYS[0]) -> None:
         x, residual = (torch.zeros(batch, HIDDEN, device=DEVICE).bfloat16() for _ in range(2))
-        triton_lora._PROGRAMS = way.programs
+        triton_lora._TILES_AT_ONCE = way.tiles
+        triton_lora._PIECES = PIECES if way.pieces is None else ((512, way.pieces),)
         for layer in layers:
             x = ops.add_rms_norm(x, residual, norm, 1e-6)
             layer.linear("qkv", x, adapters, way)
@@ -109,11 +97,6 @@ def main() -> None:
             x = layer.linear("down", layer.linear("gate_up", x, adapters, way), adapters, way)
 
     with compile_together(DEVICE):
-        for batch, name in product(args.batch, PARTS):
-            slots = layers[0].slots[name]
-            x = torch.zeros(batch, slots.shape.in_features, device=DEVICE).bfloat16()
-            begun = slots.begin(x, index(torch.zeros(batch, dtype=torch.int32, device=DEVICE), NUM_SLOTS))
-            HELD[batch, len(slots.shape.parts), x.shape[1]] = torch.zeros_like(begun)
         for batch, way in product(args.batch, ways):
             run(batch, index(torch.zeros(batch, dtype=torch.int32, device=DEVICE), NUM_SLOTS), way)
     for batch in args.batch:

@@ -61,10 +61,11 @@ def test_tokens_are_sorted_by_slot_and_cut_into_tiles(mixture, device):
     found = index(slots, NUM_SLOTS)
     order, rows = found.order.tolist(), tile_rows(len(mixture))
     assert sorted(order) == [*range(len(mixture))]
-    with_adapter, in_all = found.used.tolist()
-    seen = []
-    for number, (slot, first, end) in enumerate(found.tiles.T.tolist()[:in_all]):
-        assert (slot >= 0) == (number < with_adapter)
+    seen, tiles = [], found.tiles.T.tolist()
+    slots_of_tiles = [slot for slot, _, _ in tiles]
+    num_used = slots_of_tiles.index(-2) if -2 in slots_of_tiles else len(tiles)
+    assert all(slot == -2 for slot in slots_of_tiles[num_used:])
+    for slot, first, end in tiles[:num_used]:
         tokens = order[first : min(end, first + rows)]
         assert tokens
         assert {mixture[token] for token in tokens} == {slot}
@@ -111,7 +112,7 @@ def test_gate_and_up_are_gated_with_what_adapters_add(mixture, device, dtype, to
     reference.add(x.double(), ops.TokenAdapters(by_token), expected)
     expected = torch.nn.functional.silu(expected[:, :width]) * expected[:, width:]
     adapters, x = index(by_token.to(device), NUM_SLOTS), x.to(device)
-    got = slots.finish_gated(slots.begin(x, adapters), adapters, gate_up.to(device))
+    got = slots.gated(x, adapters, gate_up.to(device))
     torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance * 10)
 
 
@@ -121,8 +122,8 @@ def test_a_program_takes_several_tiles_where_there_are_more(device, monkeypatch)
     slots, random = filled(TritonLoraSlots, torch.float32, device), torch.Generator().manual_seed(5)
     x, given = torch.randn(len(MIXTURES["many"]), IN, generator=random).to(device), MIXTURES["many"]
     adapters, found = index(torch.tensor(given, dtype=torch.int32, device=device), NUM_SLOTS), []
-    for programs in (1, 1 << 20):
-        monkeypatch.setattr("ops.lora.triton_lora._PROGRAMS", programs)
+    for at_once in (1, 1 << 20):
+        monkeypatch.setattr("ops.lora.triton_lora._TILES_AT_ONCE", at_once)
         out = torch.zeros(len(given), sum(PARTS), device=device)
         slots.add(x, adapters, out)
         found.append(out)
