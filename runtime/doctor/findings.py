@@ -126,6 +126,9 @@ def _packages() -> Iterator[Finding]:
     if importlib.util.find_spec("python_multipart") is None:
         text = "python-multipart is not installed, which uploads for /v1/batches need"
         yield Finding("packages", text, "note", "pip install 'oneloop[batches]'")
+    if importlib.util.find_spec("PIL") is None:
+        text = "pillow is not installed, which chats with pictures need"
+        yield Finding("packages", text, "note", "pip install 'oneloop[media]'")
 
 
 def _limits() -> Iterator[Finding]:

@@ -106,6 +106,14 @@ def resolve(
         return _folder(path.resolve().name, path)
     if path.exists():
         return _file(path)
+    check_name(model)
+    return _folder(model, hub.download(model, revision, progress, cancel, weights=load_format != "dummy"))
+
+
+def check_name(model: str) -> None:
+    """Raises FetchError for what no download could bring: a path where nothing is, or no name of a model at all."""
+    if model in BUILTIN_MODELS or Path(model).expanduser().exists():
+        return
     if looks_local(model):
         raise FetchError(f"{model}: no such file or folder")
     if not _HUB_ID.fullmatch(model):
@@ -114,7 +122,6 @@ def resolve(
             f"{model!r} is neither a built-in model ({', '.join(BUILTIN_MODELS)}), nor a folder, a .gguf file or a hub id "
             "of the form owner/name" + (f"; did you mean {near[0]}?" if near else "")
         )
-    return _folder(model, hub.download(model, revision, progress, cancel, weights=load_format != "dummy"))
 
 
 def looks_local(model: str) -> bool:

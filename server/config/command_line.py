@@ -36,7 +36,9 @@ def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
     if command == "serve" and rest and not rest[0].startswith("-"):
         model, *rest = rest
         if any(word.partition("=")[0] == "--model" for word in rest):
-            raise ConfigError(f"the model is named twice, as {model} and by --model")
+            raise ConfigError(
+                f"the model is named twice, as {model} and by --model; several models are --model {model} --model …"
+            )
         rest = ["--model", model, *rest]
     return command, rest
 

@@ -37,7 +37,8 @@ def _from_flags(argv: Sequence[str], options: Mapping[str, Option]) -> dict[str,
                     "unexpected argument, not shown since it may be a key; a flag takes one key at a time"
                 )
             raise ConfigError(
-                f"unexpected argument {word!r}; the model comes first (oneloop serve MODEL), and options start with --"
+                f"unexpected argument {word!r}; the model comes first (oneloop serve MODEL), several are --model A --model B, and "
+                "options start with --"
             )
         flags = [*map(flag_of, options), *(f"--no-{flag_of(o.name)[2:]}" for o in options.values() if o.kind is bool)]
         raise ConfigError(f"unknown option {word}{did_you_mean(word, flags)}")

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -200,9 +200,9 @@ class Swaps:
         self._line.append(model)
         alarm = self._alarm(waiter, deadline_s)
         if not model.is_prepared and model.preparing is None:
-            model.preparing = asyncio.create_task(self._prepare(model), name="prepare")
+            model.preparing = _begin(self._prepare(model), "prepare")
         if self._swapping is None:
-            self._swapping = asyncio.create_task(self._swap_while_wanted(), name="swaps")
+            self._swapping = _begin(self._swap_while_wanted(), "swaps")
         self._changed.set()
         try:
             await waiter.entered
@@ -416,6 +416,11 @@ class Swaps:
                 "model_load_failures", "Times that the model could not be loaded.", "counter", {(): float(model.num_failures)}
             ),
         ]  # fmt: skip
+
+
+def _begin(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """For all who wait: nothing in it, nor an engine that begins there, belongs to the request that came first."""
+    return asyncio.create_task(work, name=name, context=Context())
 
 
 def _fail(waiter: _Waiter, error: Exception) -> None:

@@ -73,10 +73,19 @@ async def load(config: ServerConfig, report: Report, cancel: Event) -> LoadedMod
 
 async def _load_turns(config: ServerConfig, report: Report, cancel: Event, device: SharedDevice) -> LoadedModel:
     """The first of its models, and how it takes turns with the others, if there are any."""
-    configs = config.each_model()
-    sources = [ModelSource(each, report, cancel, device) for each in configs]
+    from runtime.weights.fetch import check_name
+    from runtime.weights.rules import WeightsError
+
+    first, *others = configs = config.each_model()
+    try:
+        for each in others:  # a name that is none is told now, and not to the first who asks for it
+            check_name(each.model)
+    except WeightsError as error:
+        raise LoadError(str(error)) from error
+    sources = [ModelSource(first, report, cancel, device)]
+    sources += [ModelSource(each, _phases_logged(each.served_names[0]), cancel, device) for each in others]
     loaded = await sources[0].loaded()
-    if len(sources) == 1:
+    if not others:
         return loaded
     swaps = Swaps(
         [(each.served_names[0], source) for each, source in zip(configs, sources, strict=True)],
@@ -90,6 +99,19 @@ async def _load_turns(config: ServerConfig, report: Report, cancel: Event, devic
     loaded = loaded.in_turns(swaps.models[0])
     swaps.begin_with(swaps.models[0], loaded)
     return loaded
+
+
+def _phases_logged(name: str) -> Report:
+    """Of a model that is loaded while others serve: no display is there any more."""
+    last = ""
+
+    def report(progress: LoadProgress) -> None:
+        nonlocal last
+        if progress.phase != last:
+            last = progress.phase
+            logger.info("%s: %s …", name, last)
+
+    return report
 
 
 def embedding_config(config: ServerConfig, model: str) -> ServerConfig:

@@ -14,9 +14,10 @@ from server.config.server_config import ServerConfig
 from server.config.version import __version__
 from server.loaded.model import LoadedModel
 
+PAGES = "/ (chat)  /dashboard  /docs"
 ENDPOINTS = (
     "POST /v1/chat/completions  /v1/responses  /v1/completions  /v1/messages  /tokenize  /detokenize",
-    "GET  /v1/models  /health  /metrics  /version  /docs",
+    "GET  /v1/models  /health  /metrics  /version",
 )
 POOLING_ENDPOINTS = (
     "POST /v1/embeddings  /v2/embed  /pooling  /classify  /score  /rerank  /tokenize  /detokenize",
@@ -94,6 +95,7 @@ def summary(loaded: LoadedModel, config: ServerConfig, url: str, seconds: dict[s
         ("responses", _stored_responses(config))
         if loaded.pooling is None
         else ("served to", ", ".join(loaded.pooling.tasks)),
+        ("pages", PAGES),
         *(("endpoints" if number == 0 else "", line) for number, line in enumerate(endpoints)),
         ("started", f"in {total_s:.1f} s ({phases})" if phases else f"in {total_s:.1f} s"),
     ]

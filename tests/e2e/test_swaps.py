@@ -35,6 +35,13 @@ def states(server) -> dict[str, str]:
     return {card["id"]: card["status"]["value"] for card in server.get("/v1/models")[1]["data"]}
 
 
+def test_a_name_that_no_model_has_is_told_at_the_start(start):
+    server = start("--model", "all-minilm-l6-v2", "--model", "/no/such")
+    assert server.process.wait() == 1
+    server.kill()
+    assert any("/no/such: no such file or folder" in line for line in server.log)
+
+
 def test_requests_alternate_and_each_model_says_what_it_says(several):
     assert states(several) == {"one": "loaded", "two": "unloaded", "torn": "unloaded", "embeds": "unloaded"}
     first = {name: chat(several, name) for name in ("one", "two")}

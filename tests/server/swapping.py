@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from server.context.arrival import CURRENT_ID
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel
@@ -36,6 +37,7 @@ class FakeSource:
         self.missing: str | None = None
         self.broken: str | None = None
         self.num_prepared = self.num_loaded = 0
+        self.loaded_for: str | None = "nobody yet"
         self.place: SwappedModel | None = None
 
     async def prepare(self) -> None:
@@ -46,6 +48,7 @@ class FakeSource:
 
     async def load(self) -> LoadedModel:
         self.num_loaded += 1
+        self.loaded_for = CURRENT_ID.get()
         await self.may_load.wait()
         if self.broken is not None:
             raise LoadError(self.broken)

@@ -23,6 +23,7 @@ async def test_the_model_that_a_request_names_answers_it(several):
     assert said(await server.chat()) == "I am a", "without a name it is the first"
     assert (turns["a"].num_swaps, turns["b"].num_swaps) == (1, 1)
     assert all(model.num_users == 0 for model in turns.swaps.models)
+    assert turns.sources["b"].loaded_for is None, "its engine's log would name the request that came first for ever"
 
 
 async def test_a_name_that_is_none_of_them_is_refused_with_all_names(several):
