@@ -368,6 +368,9 @@ class ServerOptions(EngineOptions):
     )
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 
+    def __post_init__(self) -> None:
+        """Which of them go together a ServerConfig says."""
+
     @property
     def listen_port(self) -> int:
         return DEFAULT_PORT if self.port is None else self.port
