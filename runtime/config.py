@@ -206,11 +206,6 @@ class EnginePlan:
         if config.enable_prefix_caching and layout.no_prefix_reason:
             notes.append(f"prefix caching is off: {layout.no_prefix_reason}")
         speculative = config.speculation
-        if speculative is not None and speculative.on_device and layout.num_state_tables:
-            raise PlanError(
-                f"speculative method {speculative.method} is not for models with recurrent layers, whose states go back only "
-                "behind a step that has settled: take ngram or suffix"
-            )
         capacity = layout.longest(num_blocks, budget, max_model_len)
         if capacity < max_model_len:
             if config.max_model_len is not None or capacity < layout.block_size:

@@ -254,7 +254,7 @@ class Scheduler:
             if self.speculation is not None:
                 self.speculation.settled(sequence, work.num_drafts, token_ids)
             if len(token_ids) == num_reserved:
-                if sequence.checkpoint is not None:
+                if sequence.checkpoint is not None and work.num_drafts:  # else it is that of a step behind this one
                     self._drop_states(sequence)
             else:
                 self._roll_back(sequence, num_reserved - len(token_ids))
@@ -478,7 +478,8 @@ class Scheduler:
         assert self.speculation is not None
         most, could_draft = self.limits.max_num_batched_tokens, []
         for sequence, wanted in zip(self.running, num_wanted, strict=True):
-            if wanted == 1 and sequence.takes_drafts and not sequence.has_matchers:
+            decodes = wanted == 1 or (wanted and sequence.restart >= 0)
+            if decodes and sequence.takes_drafts and not sequence.has_matchers:
                 num_new = 1 + len(drafts.get(sequence.number, ()))
                 left = sequence.max_tokens_total - sequence.num_tokens, most - sequence.num_in_flight
                 if (num := min(left) - num_new - 1) > 0:

@@ -69,6 +69,27 @@ def spread(model: torch.nn.Module) -> None:
             torch.nn.init.normal_(parameter, mean=parameter.data.mean().item(), std=0.2)
 
 
+def echo(model: torch.nn.Module, loudness: float) -> None:
+    """What it says next hangs on the last token alone, but for what its layers add, multiplied by `loudness`."""
+    spread(model)
+    for name, parameter in model.named_parameters():
+        if "norm" in name and parameter.dim() == 1:
+            torch.nn.init.constant_(parameter, 0.0 if "Qwen3" in type(model).__name__ else 1.0)
+        elif any(each in name for each in ("o_proj", "down_proj", "out_proj")):
+            parameter.data *= loudness
+    embedding = model.model.embed_tokens.weight.data
+    embedding.copy_(embedding.sign())  # all of a length
+
+
+def passing(linear: torch.nn.Linear, which: int) -> None:
+    """Give on the first or the second half of what it is given."""
+    size = linear.out_features
+    linear.weight.data.zero_()
+    linear.weight.data[:, which * size : (which + 1) * size] = torch.eye(size)
+    if linear.bias is not None:
+        linear.bias.data.zero_()
+
+
 @dataclass(frozen=True)
 class MtpLayout:
     """Names of a published checkpoint: where the layer is, and the parts around it."""
@@ -85,22 +106,25 @@ class MtpLayout:
 
 def mtp_checkpoint(
     folder: Path, config: transformers.PretrainedConfig, one_layer: transformers.PretrainedConfig, layout: MtpLayout,
-    told: dict,
+    told: dict, loudness: float | None = None,
 ) -> Reference:  # fmt: skip
-    """A model of `config` whose checkpoint has an MTP layer as `one_layer` has its only one. `told`: what config.json says."""
+    """A model of `config` whose checkpoint has an MTP layer as `one_layer` has its only one. `told`: what config.json says.
+    `loudness`: both say nearly the same, see `echo`; None: whatever they do."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     layer = transformers.AutoModelForCausalLM.from_config(one_layer, dtype=torch.float32)
     for each in (model, layer):
-        spread(each)
+        spread(each) if loudness is None else echo(each, loudness)
     model.save_pretrained(folder)
     layer.save_pretrained(folder / "layer")
     tensors = load_file(folder / "model.safetensors")
     norm_class = type(layer.model.norm)
     size, eps = config.hidden_size, 1e-6 if not hasattr(config, "rms_norm_eps") else config.rms_norm_eps
     norms = norm_class(size, eps), norm_class(size, eps)
-    for norm in norms:
+    for norm in norms if loudness is None else ():
         torch.nn.init.normal_(norm.weight, mean=norm.weight.data.mean().item(), std=0.2)
     projection = random_linear(size, 2 * size)
+    if loudness is not None:
+        passing(projection, int(layout.hidden_first))
     for name, tensor in load_file(folder / "layer" / "model.safetensors").items():
         if name.startswith("model.layers.0."):
             tensors[layout.layer + name.removeprefix("model.layers.0.")] = tensor
@@ -134,14 +158,16 @@ LLAMA_HEAD = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 
 def eagle_checkpoint(
-    folder: Path, model: torch.nn.Module, config: transformers.LlamaConfig, *, bias: bool
+    folder: Path, model: torch.nn.Module, config: transformers.LlamaConfig, *, bias: bool, loudness: float | None = None
 ) -> Reference:
     """EAGLE's, as its authors write it: a layer without a norm before its attention, and no norm behind."""
     layer = transformers.LlamaForCausalLM(config)
-    spread(layer)
+    spread(layer) if loudness is None else echo(layer, loudness)
     layer.model.layers[0].input_layernorm = torch.nn.Identity()
     layer.model.norm = torch.nn.Identity()
     fc = random_linear(config.hidden_size, 2 * config.hidden_size, bias=bias)
+    if loudness is not None:
+        passing(fc, 0)
     tensors = {
         name.removeprefix("model."): tensor
         for name, tensor in layer.state_dict().items()
@@ -163,7 +189,7 @@ def eagle_checkpoint(
 
 def eagle3_checkpoint(
     folder: Path, model: torch.nn.Module, config: transformers.LlamaConfig, layers: Sequence[int], *, num_ids: int | None,
-    speculators: bool = False,
+    speculators: bool = False, loudness: float | None = None,
 ) -> Reference:  # fmt: skip
     """EAGLE-3's, as its authors write it, or, `speculators`, as vLLM's library does: then the norm comes before the residual.
     `layers`: of the model, whose inputs it reads. `num_ids`: of its own vocabulary, None for all of the model's."""
@@ -174,12 +200,19 @@ def eagle3_checkpoint(
         setattr(attention, name, random_linear(getattr(attention, name).out_features, 2 * size))
     hidden_norm = type(layer.model.norm)(size, config.rms_norm_eps)
     layer.model.layers[0].hidden_norm = hidden_norm
-    spread(layer)
+    spread(layer) if loudness is None else echo(layer, loudness)
     fc = random_linear(size, len(layers) * of_model)
     ids = torch.arange(model.config.vocab_size)
     if num_ids is not None:
         ids = torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))[:num_ids].sort().values
     lm_head = random_linear(len(ids), size)
+    if loudness is not None:  # it attends to the embedding beside it alone, which is what it says, in the model's words
+        for name, factor in (("q_proj", 40.0), ("k_proj", 40.0), ("v_proj", 1.0)):
+            passing(getattr(attention, name), 0)
+            getattr(attention, name).weight.data *= factor
+        attention.o_proj.weight.data.copy_(torch.eye(size))
+        hidden_norm.weight.data.fill_(loudness)
+        lm_head.weight.data.copy_(model.lm_head.weight.data[ids])
     place = "layers.0." if speculators else "midlayer."
     tensors = {
         place + name.removeprefix("model.layers.0."): tensor

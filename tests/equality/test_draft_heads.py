@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from runtime.config import EngineConfig
+from runtime.kv.kinds import State
 from runtime.models.load import load_draft_head, load_model
 from runtime.models.pair import ModelPair
 from runtime.models.read.eagle import head_from_config
@@ -19,7 +20,15 @@ from runtime.models.registry import mtp_from_config, spec_from_config
 from runtime.models.spec.pair import PairSpec
 from runtime.speculate.config import SpeculativeConfig
 from runtime.weights.fetch import resolve
-from tests.equality.draft_heads import MtpLayout, Reference, eagle3_checkpoint, eagle_checkpoint, mtp_checkpoint, spread
+from tests.equality.draft_heads import (
+    MtpLayout,
+    Reference,
+    eagle3_checkpoint,
+    eagle_checkpoint,
+    echo,
+    mtp_checkpoint,
+    spread,
+)
 from tests.equality.greedy import TIE, run
 from tests.equality.test_drafts import DEVICES, NUM_TOKENS, PROMPTS, VOCAB, assert_alike, generate
 from tests.runtime.guesses import noting_guesses
@@ -38,6 +47,14 @@ BEYOND_THE_LAST = MtpLayout(
     "model.layers.2.shared_head.norm.weight", False,
     copies=("model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight"),
 )  # fmt: skip
+HYBRID = SMALL | {
+    "head_dim": 24, "moe_intermediate_size": 24, "num_experts_per_tok": 3, "num_experts": 9, "shared_expert_intermediate_size": 36,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 20, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+}  # fmt: skip
+ATTENDING = {"layer_types": ["full_attention"]}
+MTP_DOT = MtpLayout(
+    "mtp.layers.0.", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.fc.weight", "mtp.norm.weight", True
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,12 +66,13 @@ class Mtp:
     layer: dict
     layout: MtpLayout
     told: dict
+    loudness: float | None = None
     method = "mtp"
 
     def made(self, folder: Path) -> Reference:
         of = getattr(transformers, self.config_class)
         alone = of(**self.values | {"num_hidden_layers": 1} | self.layer)
-        return mtp_checkpoint(folder, of(**self.values), alone, self.layout, self.told)
+        return mtp_checkpoint(folder, of(**self.values), alone, self.layout, self.told, self.loudness)
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,8 @@ class Eagle:
 
     def made(self, folder: Path) -> Reference:
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 6}))
-        spread(model)
+        loudness = self.more.get("loudness")
+        spread(model) if loudness is None else echo(model, loudness)
         model.save_pretrained(folder)
         config = transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 4} | self.head)
         make = eagle_checkpoint if self.method == "eagle" else eagle3_checkpoint
@@ -83,12 +102,36 @@ CASES = {
         "Glm4MoeConfig", EXPERTS | {"head_dim": 24, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1},
         {"first_k_dense_replace": 0}, BEYOND_THE_LAST, {"num_nextn_predict_layers": 1},
     ),
+    "qwen 3 next": Mtp(
+        "Qwen3NextConfig", HYBRID | {"layer_types": ["linear_attention", "full_attention"]}, ATTENDING, MTP_DOT, {}
+    ),
+    "qwen 3.5": Mtp(
+        "Qwen3_5TextConfig", HYBRID | {"layer_types": ["full_attention", "linear_attention"]}, ATTENDING, MTP_DOT,
+        {"mtp_num_hidden_layers": 1},
+    ),
     "eagle": Eagle("eagle", {}, {"bias": True}),
     "eagle, two layers": Eagle("eagle", {"num_hidden_layers": 2}, {"bias": False}),
     "eagle 3": Eagle("eagle3", {}, {"layers": (2, 3, 5), "num_ids": 100}),
     "eagle 3, narrower, all tokens": Eagle("eagle3", {"hidden_size": 48}, {"layers": (0, 6), "num_ids": None}),
     "eagle 3, as speculators write it": Eagle("eagle3", {}, {"layers": (2, 3, 3 + 1), "num_ids": 150, "speculators": True}),
 }  # fmt: skip
+
+
+def alike(loudness: float) -> dict[str, Mtp | Eagle]:
+    """Heads that say what their models do, which hangs on the last token alone, but for what layers add."""
+    told = f"louder by {loudness}"
+    return {
+        f"glm-4.5, {told}": replace(CASES["glm-4.5"], loudness=loudness),
+        f"qwen 3 next, {told}": replace(CASES["qwen 3 next"], loudness=loudness),
+        f"eagle, {told}": Eagle("eagle", {}, {"bias": False, "loudness": loudness}),
+        f"eagle 3, {told}": Eagle(
+            "eagle3", {}, {"layers": (2, 3, 5), "num_ids": 210, "speculators": True, "loudness": loudness}
+        ),
+    }
+
+
+SAME = alike(0.0)
+CASES |= alike(0.05)  # of whose guesses some are right
 
 
 @dataclass(frozen=True)
@@ -108,7 +151,7 @@ def loaded(request, tmp_path_factory):
 
     def load(name: str) -> Loaded:
         if name not in made:
-            made[name] = _load(CASES[name], tmp_path_factory.mktemp("mtp"), request.param)
+            made[name] = _load((CASES | SAME)[name], tmp_path_factory.mktemp("mtp"), request.param)
         return made[name]
 
     return load
@@ -158,8 +201,23 @@ def test_guesses_are_those_of_the_published_layers(loaded, name, options, monkey
                 assert margin < TIE
                 break
             compared += 1
-    assert compared > 60
-    assert outcome.num_cached_tokens > 0
+    assert compared > 30
+    assert outcome.num_cached_tokens > 0 or recurrent(both)
+
+
+def recurrent(both: Loaded) -> bool:
+    """Whether its model has layers behind whose states no prefix is found again."""
+    return any(isinstance(kind, State) for kind in both.model.spec.memory_kinds())
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_guesses_of_a_head_that_says_what_its_model_does_are_right(loaded, name):
+    both = loaded(name)
+    config = engine_config(both.model.device, speculative_config=config_of())
+    plain = run(both.model, replace(config, speculative_config=None), PROMPTS, NUM_TOKENS, together=True)
+    guessed = run(both.pair, config, PROMPTS, NUM_TOKENS, together=True, planned=True)
+    assert guessed.token_ids == plain.token_ids
+    assert guessed.num_accepted_tokens / guessed.num_draft_tokens > 0.95
 
 
 OPTIONS = [{}, {"steps_in_flight": 1}, {"max_num_batched_tokens": 24}]
@@ -190,4 +248,14 @@ def test_neither_preemption_nor_a_prefix_found_again_changes_one(loaded, name, a
     again = run(both.pair, config, PROMPTS, NUM_TOKENS, together=True, rounds=2, planned=True)
     assert cut.token_ids == again.token_ids == plain.token_ids
     assert cut.num_preemptions > 3
-    assert again.num_cached_tokens > 0
+    assert again.num_cached_tokens > 0 or recurrent(both)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_recurrent_model_takes_what_is_looked_up_on_the_device(loaded, options):
+    model = loaded("qwen 3 next, louder by 0.05").model
+    plain, _ = asyncio.run(generate(model, None, **BLOCKS, **options))
+    config = SpeculativeConfig.of({"method": "ngram_gpu", "prompt_lookup_min": 1, "adaptive": False})
+    guessed, num_drafted = asyncio.run(generate(model, "planned", speculative_config=config, **BLOCKS, **options))
+    assert_alike(guessed, plain)
+    assert num_drafted > 40

@@ -91,12 +91,18 @@ def test_what_does_not_belong_together_is_named(folder):
         plan_engine(options(shorter), files, lambda progress: None)
 
 
-def test_what_is_made_on_the_device_is_not_for_recurrent_layers(folder):
-    given = SpeculativeConfig.of({"method": "ngram_gpu"})
-    config = EngineConfig(device="cpu", num_kv_blocks=64, speculative_config=given)
-    with pytest.raises(PlanError, match="ngram_gpu is not for models with recurrent layers"):
-        plan_engine(config, folder("MambaConfig", state_size=8), lambda progress: None)
-    assert plan_engine(config, folder(), lambda progress: None).plan.lookup == (2, 5, 128)
+def test_recurrent_layers_take_what_is_made_on_the_device(folder):
+    recurrent = folder("MambaConfig", state_size=8)
+    config = EngineConfig(
+        device="cpu", num_kv_blocks=64, speculative_config=SpeculativeConfig.of({"method": "ngram_gpu"})
+    )
+    assert plan_engine(config, recurrent, lambda progress: None).plan.lookup == (2, 5, recurrent_length(recurrent))
+    draft = folder()
+    assert plan_engine(options(draft), recurrent, lambda progress: None, draft).plan.max_proposed == 3
+
+
+def recurrent_length(files) -> int:
+    return plan_engine(EngineConfig(device="cpu", num_kv_blocks=64), files, lambda progress: None).plan.max_model_len
 
 
 def test_memory_is_planned_for_both(folder):

@@ -31,11 +31,11 @@ class PairSpec:
                 f"the draft model's vocabulary has {draft.vocab_size} tokens and the model's {model.vocab_size}: they have to be "
                 "the same"
             )
+        if any(isinstance(kind, State) for kind in draft.memory_kinds()):
+            raise UnsupportedModel(
+                f"the draft model ({draft.architecture}) has recurrent layers, which cannot take a guess back: no draft model"
+            )
         for each, title in ((model, "model"), (draft, "draft model")):
-            if any(isinstance(kind, State) for kind in each.memory_kinds()):
-                raise UnsupportedModel(
-                    f"the {title} ({each.architecture}) has recurrent layers, which cannot take a guess back: no draft model"
-                )
             if any(kind.in_one_step for kind in each.memory_kinds()):
                 raise UnsupportedModel(f"the {title} ({each.architecture}) keeps nothing between steps: no draft model")
         return cls(model, draft)
