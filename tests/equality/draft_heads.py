@@ -49,10 +49,14 @@ def random_linear(out_features: int, in_features: int, *, bias: bool = False) ->
     return linear
 
 
+def final_norm(model: torch.nn.Module) -> torch.nn.Module:
+    return model.norm_f if hasattr(model, "norm_f") else model.norm
+
+
 def last_states(model, embeds: Tensor) -> tuple[Tensor, Tensor]:
     """embeds [T, H] -> what a transformers model's last layer gives and what its final norm makes of that."""
     given: list[Tensor] = []
-    hook = model.norm.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    hook = final_norm(model).register_forward_pre_hook(lambda _, args: given.append(args[0]))
     try:
         normed = model(inputs_embeds=embeds[None], use_cache=False).last_hidden_state
     finally:
@@ -92,7 +96,7 @@ def passing(linear: torch.nn.Linear, which: int) -> None:
 
 @dataclass(frozen=True)
 class MtpLayout:
-    """Names of a published checkpoint: where the layer is, and the parts around it."""
+    """Names of a published checkpoint: where the layer is, or, by number, the layers are, and the parts around."""
 
     layer: str
     embedding_norm: str
@@ -117,8 +121,8 @@ def mtp_checkpoint(
     model.save_pretrained(folder)
     layer.save_pretrained(folder / "layer")
     tensors = load_file(folder / "model.safetensors")
-    norm_class = type(layer.model.norm)
-    size, eps = config.hidden_size, 1e-6 if not hasattr(config, "rms_norm_eps") else config.rms_norm_eps
+    norm_class = type(final_norm(layer.base_model))
+    size, eps = config.hidden_size, getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
     norms = norm_class(size, eps), norm_class(size, eps)
     for norm in norms if loudness is None else ():
         torch.nn.init.normal_(norm.weight, mean=norm.weight.data.mean().item(), std=0.2)
@@ -126,14 +130,16 @@ def mtp_checkpoint(
     if loudness is not None:
         passing(projection, int(layout.hidden_first))
     for name, tensor in load_file(folder / "layer" / "model.safetensors").items():
-        if name.startswith("model.layers.0."):
-            tensors[layout.layer + name.removeprefix("model.layers.0.")] = tensor
-        elif name == "model.norm.weight" and layout.final_norm is not None:
+        inner = name.split(".layers.")[-1]
+        if inner != name:
+            number, rest = inner.split(".", 1)
+            tensors[layout.layer.format(number) + rest] = tensor
+        elif name.endswith((".norm.weight", ".norm_f.weight")) and layout.final_norm is not None:
             tensors[layout.final_norm] = tensor
     tensors[layout.embedding_norm], tensors[layout.hidden_norm] = (norm.weight.data for norm in norms)
     tensors[layout.projection] = projection.weight.data
     if layout.copies is not None:
-        for name, matrix in zip(layout.copies, (model.model.embed_tokens, model.lm_head), strict=True):
+        for name, matrix in zip(layout.copies, (model.get_input_embeddings(), model.lm_head), strict=True):
             tensors[name] = matrix.weight.data.clone()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     config_file = folder / "config.json"
@@ -142,15 +148,16 @@ def mtp_checkpoint(
     def head(hidden: Tensor, embeds: Tensor) -> tuple[Tensor, Tensor]:
         parts = [norms[0](embeds), norms[1](hidden)]
         given, normed = last_states(
-            layer.model, projection(torch.cat(parts[::-1] if layout.hidden_first else parts, dim=1))
+            layer.base_model, projection(torch.cat(parts[::-1] if layout.hidden_first else parts, dim=1))
         )
         if layout.final_norm is None:
             return given, given
         return (normed if layout.hands_on_normed else given), normed
 
-    embedding = model.model.embed_tokens
+    embedding = model.get_input_embeddings()
     return Reference(
-        lambda ids: model.model(ids[None], use_cache=False).last_hidden_state[0], embedding, lambda read: read, head, model.lm_head
+        lambda ids: model.base_model(ids[None], use_cache=False).last_hidden_state[0], embedding, lambda read: read, head,
+        model.lm_head,
     )  # fmt: skip
 
 

@@ -55,6 +55,23 @@ ATTENDING = {"layer_types": ["full_attention"]}
 MTP_DOT = MtpLayout(
     "mtp.layers.0.", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.fc.weight", "mtp.norm.weight", True
 )  # fmt: skip
+MIMO = MtpLayout(
+    "model.mtp_layers.0.", "model.mtp_layers.0.token_layernorm.weight", "model.mtp_layers.0.hidden_layernorm.weight",
+    "model.mtp_layers.0.input_proj.weight", "model.mtp_layers.0.final_layernorm.weight", True, hidden_first=True,
+)  # fmt: skip
+ERNIE = MtpLayout(
+    "model.mtp_block.0.", "model.mtp_emb_norm.0.weight", "model.mtp_hidden_norm.0.weight", "model.mtp_linear_proj.0.weight",
+    None, False,
+)  # fmt: skip
+NEMOTRON = SMALL | {
+    "head_dim": 24, "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 24, "chunk_size": 16,
+    "time_step_min": 1e-30, "n_routed_experts": 8, "moe_intermediate_size": 28, "moe_shared_expert_intermediate_size": 36,
+    "num_experts_per_tok": 3,
+}  # fmt: skip
+NEMOTRON_MTP = MtpLayout(
+    "mtp.layers.{}.", "mtp.layers.0.enorm.weight", "mtp.layers.0.hnorm.weight", "mtp.layers.0.eh_proj.weight",
+    "mtp.layers.1.final_layernorm.weight", True,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,6 +125,16 @@ CASES = {
     "qwen 3.5": Mtp(
         "Qwen3_5TextConfig", HYBRID | {"layer_types": ["full_attention", "linear_attention"]}, ATTENDING, MTP_DOT,
         {"mtp_num_hidden_layers": 1},
+    ),
+    "mimo": Mtp("Qwen2Config", SMALL, {}, MIMO, {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}),
+    "ernie 4.5 moe": Mtp(
+        "Ernie4_5_MoeConfig", SMALL | {"moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 3}, {}, ERNIE,
+        {"num_nextn_predict_layers": 1},
+    ),
+    "nemotron-h": Mtp(
+        "NemotronHConfig", NEMOTRON | {"layers_block_type": ["mamba", "attention", "mlp"]},
+        {"layers_block_type": ["attention", "moe"], "num_hidden_layers": 2}, NEMOTRON_MTP,
+        {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
     ),
     "eagle": Eagle("eagle", {}, {"bias": True}),
     "eagle, two layers": Eagle("eagle", {"num_hidden_layers": 2}, {"bias": False}),

@@ -7,10 +7,14 @@ from dataclasses import replace
 from runtime.models.families.ernie45 import ernie45
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.read.mixture import SEPARATE, SHARED_EXPERTS, STACKED, checked_moe, num_experts, with_mlps
+from runtime.models.read.mtp import mtp
 from runtime.models.spec.decoder import LLAMA_RULES, TIED_HEAD_BIAS, DecoderSpec
+from runtime.models.spec.draft_head import DraftHeadSpec, JoinedEntry
+from runtime.models.spec.layer import Layer
 from runtime.models.spec.mlp import GatedMLP
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.moe import MoE, Router
+from runtime.models.spec.norm import NoNorm
 from runtime.weights.rules import OneRow, rename, transform
 
 _BIAS = "e_score_correction_bias"
@@ -46,4 +50,21 @@ def _head_dim(config: HfConfig) -> int:
     return config.count("hidden_size") // config.count("num_attention_heads")
 
 
+def ernie45_moe_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
+    """A layer without experts, and no norm behind it."""
+    bias = config.flag("use_bias", False)
+    rules = (
+        rename("model.mtp_emb_norm.0", into="model.entry.embedding_norm"),
+        rename("model.mtp_hidden_norm.0", into="model.entry.hidden_norm"),
+        rename("model.mtp_linear_proj.0", into="model.entry.projection"),
+        rename("model.mtp_block.0", into="model.layers.0"),
+    )
+    entry, mlp = JoinedEntry(spec.norm, bias=bias), GatedMLP(config.count("intermediate_size"), bias)
+    layers = tuple(replace(layer, mlp=mlp) for layer in spec.layers[-1:] if isinstance(layer, Layer))
+    return mtp(
+        config, spec, "num_nextn_predict_layers", entry, rules, ("model.mtp_",), layers=layers, norm=NoNorm()
+    )  # fmt: skip
+
+
+MTP = {"Ernie4_5_MoeForCausalLM": ernie45_moe_mtp}
 ARCHITECTURES = {"Ernie4_5_MoeForCausalLM": ernie45_moe}

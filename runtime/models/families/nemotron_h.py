@@ -11,8 +11,10 @@ from collections.abc import Callable
 from runtime.models.read.hf_config import FULL, HfConfig, activation, decoder, heads
 from runtime.models.read.hybrid import RECURRENT, block_types, checked_mamba2, conv_kernel
 from runtime.models.read.mixture import SHARED_EXPERTS, checked_moe, num_experts, sigmoid_router
+from runtime.models.read.mtp import mtp
 from runtime.models.spec.attention import Attention
 from runtime.models.spec.decoder import LLAMA_RULES, DecoderSpec
+from runtime.models.spec.draft_head import DraftHeadSpec, JoinedEntry
 from runtime.models.spec.layer import OnlyBlock, SingleLayer
 from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.model import UnsupportedModel
@@ -39,21 +41,52 @@ _AS_NVIDIA_WRITES = (*_SEPARATE, rename("backbone", into="model"))
 
 
 def nemotron_h(config: HfConfig) -> DecoderSpec:
-    config = config.with_defaults(num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
-    norm = RMSNorm(config.number("layer_norm_epsilon", 1e-5))
+    config = _with_defaults(config)
+    return decoder(
+        config, "NemotronHForCausalLM", _layers(config, _types(config)), _norm(config), rules=_SEPARATE,
+        other_rules=(_AS_NVIDIA_WRITES, _STACKED), ignored_below=("mtp.",),
+    )  # fmt: skip
+
+
+def nemotron_h_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
+    """Layers by a pattern of their own; what is around them stands in the first and in the last."""
+    config, key = _with_defaults(config), "mtp_hybrid_override_pattern"
+    types = _types(
+        config.changed(layers_block_type=config.get("mtp_layers_block_type"), hybrid_override_pattern=config.get(key))
+    )
+    if not types or RECURRENT in types:
+        raise UnsupportedModel(f"config: {key} is {config.get(key)!r}; supported: attention, MLPs and experts")
+    rules = (
+        rename("mtp.layers.0.enorm", into="model.entry.embedding_norm"),
+        rename("mtp.layers.0.hnorm", into="model.entry.hidden_norm"),
+        rename("mtp.layers.0.eh_proj", into="model.entry.projection"),
+        rename(f"mtp.layers.{len(types) - 1}.final_layernorm", into="model.norm"),
+        rename("mtp", into="model"),
+    )
+    return mtp(
+        config, spec, "num_nextn_predict_layers", JoinedEntry(spec.norm), rules, ("mtp.",), layers=_layers(config, types),
+        hands_on_normed=True,
+    )  # fmt: skip
+
+
+def _with_defaults(config: HfConfig) -> HfConfig:
+    return config.with_defaults(num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
+
+
+def _norm(config: HfConfig) -> RMSNorm:
+    return RMSNorm(config.number("layer_norm_epsilon", 1e-5))
+
+
+def _layers(config: HfConfig, types: list[str]) -> tuple[SingleLayer, ...]:
+    norm = _norm(config)
     kinds: dict[str, Callable[[], OnlyBlock]] = {
         RECURRENT: lambda: _mixer(config, norm),
         FULL: lambda: _attention(config),
         "mlp": lambda: _mlp(config, config.count("intermediate_size", 21504), "mlp"),
         "moe": lambda: _moe(config),
     }
-    types = _types(config)
     blocks = {kind: kinds[kind]() for kind in set(types)}
-    layers = [SingleLayer(blocks[kind], norm) for kind in types]
-    return decoder(
-        config, "NemotronHForCausalLM", layers, norm, rules=_SEPARATE, other_rules=(_AS_NVIDIA_WRITES, _STACKED),
-        ignored_below=("mtp.",),
-    )  # fmt: skip
+    return tuple(SingleLayer(blocks[kind], norm) for kind in types)
 
 
 def _types(config: HfConfig) -> list[str]:
@@ -107,4 +140,5 @@ def _mixer(config: HfConfig, norm: RMSNorm) -> Mamba2:
     return checked_mamba2(config, mixer, "mamba_hidden_act")
 
 
+MTP = {"NemotronHForCausalLM": nemotron_h_mtp}
 ARCHITECTURES = {"NemotronHForCausalLM": nemotron_h}
