@@ -17,7 +17,7 @@ from runtime.models.registry import FAMILIES, architecture_of, is_described, spe
 from runtime.models.spec.decoder import DecoderSpec
 from runtime.models.spec.model import ModelSpec, UnsupportedModel
 from runtime.models.spec.rope import LongRopeScaling
-from runtime.models.through_transformers.tried import ARCHITECTURES
+from runtime.models.through_transformers.tried import ARCHITECTURES, ENCODERS
 from runtime.weights.formats import quant_method
 from runtime.weights.rules import Checkpoint, Report
 from runtime.weights.sentence_transformers import SentenceModules
@@ -25,7 +25,7 @@ from runtime.weights.sentence_transformers import SentenceModules
 if TYPE_CHECKING:
     from runtime.models.adapters import AdapterRoom
     from runtime.models.model import Model
-    from runtime.models.through_transformers.spec import TransformersSpec
+    from runtime.models.through_transformers.spec import PaddedSpec, TransformersSpec
     from runtime.parallel.group import Peers
 
 log = logging.getLogger("oneloop.start")
@@ -46,10 +46,12 @@ def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceM
             if wanted == "native" or (is_described(architecture) and quant_method(config) is not None):
                 raise
             why = str(error) if is_described(architecture) else None
-    if modules is not None:
-        raise UnsupportedModel(f"{why or architecture}: sentence-transformers' modules are for models of our own")
     try:
         spec = _through_transformers(architecture, config)
+        if modules is not None:
+            from runtime.models.through_transformers.spec import padded_with_modules
+
+            spec = padded_with_modules(spec, modules)
     except UnsupportedModel as error:
         if wanted == "transformers":
             raise UnsupportedModel(f"{architecture} does not run through transformers: {error}") from error
@@ -98,8 +100,14 @@ def load(
     if adapters is not None:
         raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no adapters are served")
     from runtime.models.through_transformers.load import load as load_through_transformers
-    from runtime.models.through_transformers.spec import TransformersSpec
+    from runtime.models.through_transformers.spec import PaddedSpec, TransformersSpec
 
+    if isinstance(spec, PaddedSpec):
+        from runtime.models.through_transformers.encoders import load as load_encoder
+
+        return load_encoder(
+            spec, files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, device=device, weights=weights
+        )  # fmt: skip
     assert isinstance(spec, TransformersSpec)
     try:
         return load_through_transformers(
@@ -132,16 +140,19 @@ def _longrope_switch(spec: DecoderSpec) -> int | None:
     return next(lengths, None)
 
 
-def _through_transformers(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
+def _through_transformers(architecture: str, config: Mapping[str, Any]) -> TransformersSpec | PaddedSpec:
     if (method := quant_method(config)) is not None:
         raise UnsupportedModel(f"weights quantised with {method!r} cannot be read there")
     try:
         from runtime.models.through_transformers import describe as library
+        from runtime.models.through_transformers import encoders
     except ImportError as error:
         raise UnsupportedModel(
             f"there is no description of our own, and for others the transformers package is needed, which cannot be "
             f"imported here: pip install 'transformers>=5.23,<6' ({error})"
         ) from error
+    if encoders.is_encoder(architecture):
+        return encoders.describe(architecture, config)
     return library.describe(architecture, config)
 
 
@@ -151,4 +162,4 @@ def _nearest(architecture: str) -> str:
 
 
 def _tried() -> tuple[str, ...]:
-    return ARCHITECTURES if find_spec("transformers") is not None else ()
+    return (*ARCHITECTURES, *ENCODERS) if find_spec("transformers") is not None else ()

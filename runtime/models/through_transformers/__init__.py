@@ -1,3 +1,4 @@
-"""Models that transformers builds and that we only page: its modules and weights, our KV cache, attention and sampling.
+"""Models that transformers builds: its modules and weights. Those that generate are only paged, with our KV cache, attention and
+sampling; encoders are given texts padded to batches.
 
-`describe.py` and `load.py` alone import transformers, and only when a model asks for it."""
+`describe.py`, `load.py` and `encoders.py`, and `tower.py` for what sees, import transformers, and only when a model asks for it."""

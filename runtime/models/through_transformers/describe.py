@@ -118,16 +118,21 @@ def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:
     if why := class_refusal(architecture):
         remote = " and the code that its repository brings (auto_map) is never run" if "auto_map" in config else ""
         raise UnsupportedModel(why + ("," if remote else "") + remote)
+    own = config_of(config)
+    if why := config_refusal(own):
+        raise UnsupportedModel(why)
+    return own
+
+
+def config_of(config: Mapping[str, Any]) -> Any:
+    """transformers' own config, without what names code. Raises UnsupportedModel."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UnsupportedModel(f"transformers {VERSION} knows no model_type {model_type!r}")
     try:
-        own = CONFIG_MAPPING[model_type].from_dict(without_code(dict(config)))
+        return CONFIG_MAPPING[model_type].from_dict(without_code(dict(config)))
     except Exception as error:  # each config class checks in its own way
         raise UnsupportedModel(f"transformers cannot read its config{said(error, _OF_CONFIG)}") from error
-    if why := config_refusal(own):
-        raise UnsupportedModel(why)
-    return own
 
 
 def without_code(value: Any) -> Any:

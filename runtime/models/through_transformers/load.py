@@ -56,7 +56,7 @@ def load(
     with files.open_tensors(load_format, state_shapes(described), seed) as source:
         types = set(source.types.values())
         causal = _fill(spec, source, dtype, device, progress, _experts(described, getattr(torch, dtype)))
-    stored = _with_format(weights or WeightPolicy(dtype), dtype, types, device)
+    stored = with_format(weights or WeightPolicy(dtype), dtype, types, device)
     ids = torch.tensor([probe_ids(spec.vocab_size)], device=device)
     causal.config._attn_implementation = "eager"
     try:
@@ -75,7 +75,7 @@ def load(
     return model
 
 
-def _with_format(weights: WeightPolicy, dtype: str, types: set[str], device: str) -> str:
+def with_format(weights: WeightPolicy, dtype: str, types: set[str], device: str) -> str:
     """The dtype of linear layers. What a checkpoint has in one type of 16 bits loses nothing in it."""
     if weights.dense_dtype != "stored":
         return weights.dense_dtype

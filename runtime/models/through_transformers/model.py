@@ -90,7 +90,7 @@ class TransformersModel:
     ) -> None:
         self.spec, self.dtype, self.device = spec, dtype, device
         self.num_parameters = spec.num_parameters
-        linears_bytes = _prepare_linears(causal, getattr(torch, linears))
+        linears_bytes = prepare_linears(causal, getattr(torch, linears))
         self.weights_bytes = linears_bytes + sum(parameter.nbytes for parameter in causal.parameters())
         self._base: nn.Module = getattr(causal, base)
         self._head = Head(causal, base)
@@ -194,7 +194,7 @@ def round_linears(model: nn.Module, dtype: torch.dtype) -> None:
             weight.copy_(weight.to(dtype))
 
 
-def _prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:
+def prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:
     """Exchange linear layers, and embeddings tied to one, for ours, kept in `dtype`, dropping each original; bytes of
     their weights.
 

@@ -1,16 +1,19 @@
 """TransformersSpec: a model as transformers describes and builds it, and the attention it does, found by tracing it once.
+PaddedSpec: one that reads whole texts.
 
 Data only; neither torch nor transformers is needed to hold it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.api import PoolerInfo
 from runtime.config import ELEMENT_BYTES
-from runtime.kv.kinds import AttentionKVSpec, Full, Window
+from runtime.kv.kinds import AttentionKVSpec, Full, Nothing, Window
+from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.pooler import PoolerSpec
+from runtime.weights.sentence_transformers import SentenceModules
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +71,48 @@ class TransformersSpec:
 
     def memory_kinds(self) -> tuple[Full | Window, ...]:
         return tuple(call.memory_kind for call in self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedSpec:
+    """A model that reads whole texts, and its head if it has one. `base`: the class of transformers that gives hidden states, as
+    `architecture` is that of the whole; `config`: transformers' own. `pad_token_id`: what stands where a shorter text has ended."""
+
+    architecture: str
+    base: str
+    vocab_size: int
+    max_model_len: int
+    num_parameters: int
+    hidden_size: int
+    num_token_types: int
+    pad_token_id: int
+    pooler: PoolerSpec
+    config: Any
+    native_reason: str | None = None
+    generates: bool = False
+    encoder: None = None
+
+    @property
+    def pooler_info(self) -> PoolerInfo:
+        return self.pooler.info(self.hidden_size, self.num_token_types)
+
+    def weights_bytes(self, dtype: str) -> int:
+        return ELEMENT_BYTES[dtype] * self.num_parameters
+
+    def memory_kinds(self) -> tuple[Nothing]:
+        return (Nothing(),)
+
+
+def padded_with_modules(spec: TransformersSpec | PaddedSpec, modules: SentenceModules) -> PaddedSpec:
+    """`spec` pooled as sentence-transformers' modules say. Raises UnsupportedModel."""
+    if not isinstance(spec, PaddedSpec) or modules.dense or modules.label_token_ids:
+        raise UnsupportedModel(
+            f"{spec.architecture} runs through transformers; of sentence-transformers' modules behind such a model, only pooling "
+            "and normalisation are served, of encoders"
+        )
+    pooler = spec.pooler
+    if pooler.labels and modules.activation is not None:
+        pooler = replace(pooler, activation=modules.activation)
+    if modules.pooling is not None:
+        pooler = replace(pooler, pooling=modules.pooling, normalize=modules.normalize)
+    return replace(spec, pooler=pooler)

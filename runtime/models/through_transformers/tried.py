@@ -51,3 +51,10 @@ ARCHITECTURES = (
     "VaultGemmaForCausalLM",
     "YoutuForCausalLM",
 )
+
+# Of encoders, in tests/equality/test_other_encoders.py.
+ENCODERS = tuple(
+    f"{name}{ending}"
+    for name in ("Albert", "ConvBert", "Deberta", "DebertaV2", "Electra", "Ernie", "XLM")
+    for ending in ("Model", "ForSequenceClassification", "ForTokenClassification")
+)
