@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
+from runtime.api import MediaItem
 from server.context.offload import Offload, Pieces, to_the_end
 from server.generate.logprobs import Echo
 from server.generate.request import GenerateRequest, Infill, Prompts, Truncation
@@ -16,6 +17,7 @@ from server.generate.sampling import check_token_ids
 from server.loaded.model import LoadedModel
 from server.loaded.text_pieces import PIECE_CHARS
 from server.loaded.tokenizer import Tokenizer, TooManyTokens
+from server.media.placeholders import PlaceholderError
 from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest
 
 MAX_TOKENS = 1 << 18  # of a text that need not fit the context, if four times the context is less
@@ -118,6 +120,22 @@ def _prompt_ids(loaded: LoadedModel, given: Prompts, fits: bool) -> Pieces[list[
             yield from check_ids(prompt, loaded.engine.model.vocab_size, PROMPT)
         found.append(prompt)
     return found
+
+
+async def media_ids(
+    loaded: LoadedModel, offload: Offload, given: Prompts, *, fits: bool
+) -> tuple[list[int], tuple[MediaItem, ...]]:
+    """The ids of a text with placeholders, and what stands at them. Raises InvalidRequest where these are not as many."""
+    [text] = given.prompts
+    assert isinstance(text, str), "placeholders are text"
+    media = await loaded.media.read(given.media)
+    try:
+        text, ordered = media.written(text)
+        special = given.add_special_tokens
+        ids = await text_ids(loaded, offload, text, add_special_tokens=special, param=PROMPT, fits=fits)
+        return media.placed(ids, ordered)
+    except PlaceholderError as error:
+        raise InvalidRequest(str(error), param=PROMPT) from None
 
 
 async def infill_ids(loaded: LoadedModel, offload: Offload, given: Infill, *, fits: bool) -> list[list[int]]:

@@ -124,11 +124,13 @@ class Chat(Struct, frozen=True, kw_only=True):
 
 
 class Prompts(Struct, frozen=True):
-    """One or several prompts, each as text or as token ids; every one is continued by itself."""
+    """One or several prompts, each as text or as token ids; every one is continued by itself. `media`: of a single text, in which
+    placeholders stand for them."""
 
     prompts: Sequence[str | list[int]]
     add_special_tokens: bool = True
     allow_special_tokens: bool = True  # False: in prompts they are text
+    media: Sequence[MediaPart] = ()
 
 
 class Infill(Struct, frozen=True):

@@ -20,7 +20,7 @@ from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
 from server.generate.matchers import matchers_for
-from server.generate.preprocess import TRUNCATE, echoed, infill_ids, predicted_ids, prompt_ids, truncated
+from server.generate.preprocess import TRUNCATE, echoed, infill_ids, media_ids, predicted_ids, prompt_ids, truncated
 from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
 from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
@@ -57,6 +57,9 @@ async def start(
     elif isinstance(request.prompt, Infill):
         prompts = await infill_ids(loaded, offload, request.prompt, fits=fits)
         request = _ending_with_the_middle(loaded, request)
+    elif request.prompt.media:
+        whole, media = await media_ids(loaded, offload, request.prompt, fits=fits)
+        prompts = [whole]
     else:
         prompts = await prompt_ids(loaded, offload, request.prompt, fits=fits)
     prediction: Sequence[int] = ()

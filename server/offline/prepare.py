@@ -8,9 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from server.config.option import did_you_mean
-from server.generate.request import GenerateRequest
+from server.generate.request import Chat, GenerateRequest, Prompts
 from server.offline.lora_request import LoRARequest
+from server.offline.media import Objects
 from server.offline.prompts import Prompt, plain
 from server.offline.refusals import as_value_error, decoded
 from server.openai import requests, wire
@@ -100,21 +103,31 @@ def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None =
     found = plain(prompt)
     salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
     request = requests.of_completion(decoded(wire.COMPLETION, {"prompt": found.given, **params.fields, **salt}))
+    if found.media:
+        assert isinstance(request.prompt, Prompts), "a prompt by itself"
+        request = replace(request, prompt=replace(request.prompt, media=found.media))
     return Prepared(request, found.text, lora)
 
 
 def of_conversation(
     messages: Conversation, params: SamplingParams, options: Mapping[str, Any], lora: LoRARequest | None = None
 ) -> Prepared:
-    body = {"messages": list(messages), **{name: value for name, value in options.items() if value is not None}}
+    objects = Objects()
+    body = {
+        "messages": objects.taken(messages),
+        **{name: value for name, value in options.items() if value is not None},
+    }
     fields = dict(params.fields)
     if "logprobs" in fields:  # a chat has its own names for it
         fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
     given = decoded(wire.CHAT, {**body, **fields})
     try:
-        return Prepared(requests.of_chat(given), None, lora)
+        request = requests.of_chat(given)
     except ApiError as error:
         raise as_value_error(error) from None
+    assert isinstance(request.prompt, Chat), "it was made here"
+    objects.put_back(request.prompt.messages)
+    return Prepared(request, None, lora)
 
 
 def conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.config.option import did_you_mean
+from server.media.part import MediaPart
+from server.offline.media import beside_prompt
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-_READ = ("prompt", "prompt_token_ids", "cache_salt")
+_READ = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 # What vLLM's prompts may have beside these, and nothing here reads.
 _UNREAD = {
-    "multi_modal_data": "models read text only here",
-    "multi_modal_uuids": "models read text only here",
-    "mm_processor_kwargs": "models read text only here",
+    "multi_modal_uuids": "media are known by what they are",
+    "mm_processor_kwargs": "give them to the LLM",
     "prompt_embeds": "prompts are text or token ids here",
     "token_type_ids": "no model here has them",
     "encoder_prompt": "models with an encoder are not served",
@@ -26,11 +27,12 @@ _UNREAD = {
 
 @dataclass(frozen=True, slots=True)
 class PlainPrompt:
-    """`given`: as the API takes it. `text`: as it was given, where it was text."""
+    """`given`: as the API takes it. `text`: as it was given, where it was text. `media`: what stands at its placeholders."""
 
     given: str | list[list[int]]
     text: str | None
     cache_salt: str | None = None
+    media: Sequence[MediaPart] = ()
 
 
 def plain(prompt: Prompt) -> PlainPrompt:
@@ -43,14 +45,17 @@ def plain(prompt: Prompt) -> PlainPrompt:
                 raise ValueError(f"a prompt's {key} is not supported: {_UNREAD[key]}")
         elif key not in _READ:
             raise ValueError(f"a prompt has no key {key!r}{did_you_mean(str(key), _READ)}")
-    text, ids, salt = (prompt.get(key) for key in _READ)
+    text, ids, salt, data = (prompt.get(key) for key in _READ)
+    media = beside_prompt(data or {})
     if text is not None and not isinstance(text, str):
         raise ValueError(f"a prompt's 'prompt' is text, not {type(text).__name__}")
     if ids is not None:
+        if media:
+            raise ValueError("multi_modal_data belongs to a prompt of text, in which placeholders stand for it")
         return PlainPrompt(_ids(ids), text, salt)
     if text is None:
         raise ValueError("a prompt that is a dict needs 'prompt' or 'prompt_token_ids'")
-    return PlainPrompt(text, text, salt)
+    return PlainPrompt(text, text, salt, media)
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

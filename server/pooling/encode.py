@@ -18,7 +18,7 @@ from server.loaded.prompt import PromptError
 from server.loaded.score_template import ScoreTemplate
 from server.loaded.text_pieces import PIECE_CHARS
 from server.pooling.request import Input, Pair, PoolingRequest, Text
-from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, clip
+from server.wire.errors import ContextLengthExceeded, Field, InvalidRequest, TextOnly, clip
 
 BATCH = 64  # short texts that go to the tokenizer in one call
 
@@ -50,6 +50,9 @@ async def encoded(
 
 
 async def _chat(loaded: LoadedModel, offload: Offload, request: PoolingRequest, chat: Chat) -> Encoded:
+    if chat.media:
+        part = chat.media[0]
+        raise TextOnly(part.where, part.kind, param=part.where)
     ids = await chat_ids(loaded, offload, chat)
     if request.truncation is not None:
         limit = _limit(loaded, request)

@@ -23,7 +23,13 @@ def test_dict_prompts_are_text_or_ids(llm, fake):  # noqa: F811
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "multi_modal_data is not supported: models read text only"),
+        ({"prompt": "a", "multi_modal_data": {"smell": 1}}, "multi_modal_data has no key 'smell'"),
+        (
+            {"prompt": "a", "multi_modal_data": {"image": b"a"}},
+            "multi_modal_data.image is of type 'image', and the",
+        ),
+        ({"prompt": "a", "multi_modal_data": {"image": "/no/such"}}, "multi_modal_data.image: /no/such cannot be read"),
+        ({"prompt_token_ids": [5], "multi_modal_data": {"image": b"a"}}, "belongs to a prompt of text"),
         ({"promt": "a"}, "no key 'promt' (did you mean prompt?)"),
         ({}, "needs 'prompt' or 'prompt_token_ids'"),
         ({"prompt": [1, 2]}, "'prompt' is text, not list"),

@@ -7,6 +7,7 @@ import base64
 import numpy as np
 import pytest
 
+from runtime.api import PoolerInfo
 from server.loaded.prompt import ChatTemplate
 from server.loaded.tokenizer import Tokenizer
 from server.media.reader import NoMedia
@@ -30,11 +31,11 @@ def tiny(tmp_path_factory):
 def serve_seeing(serve, tiny):
     """A server whose model sees, by LLaVA's processor."""
 
-    async def start(**options):
+    async def start(pooler=None, **options):
         spoken = Tokenizer.from_folder(tiny.folder)
         template = ChatTemplate(spoken.chat_template, spoken.named_tokens)
         media = options.pop("media", None) or reader(tiny, **options)
-        return await serve("Yes", speaks=spoken, template=template, media=media, **options)
+        return await serve("Yes", speaks=spoken, template=template, media=media, pooler=pooler, **options)
 
     return start
 
@@ -224,6 +225,13 @@ async def test_only_users_and_tools_show_pictures(serve_seeing, role):
 async def test_what_cannot_be_had(serve_seeing, part):
     server = await serve_seeing()
     assert error_of(await server.chat(messages=user(part)), 400)["param"].startswith("messages[0].content[0]")
+
+
+async def test_what_is_pooled_is_text(serve_seeing):
+    server = await serve_seeing(pooler=PoolerInfo(embedding_size=4))
+    error = error_of(await server.post("/v1/embeddings", {"messages": user(OPENAI, TEXT)}), 400)
+    assert error["param"] == "messages[0].content[0].image_url.url"
+    assert not server.engine.submitted
 
 
 async def test_a_prompt_with_pictures_is_not_cut(serve_seeing):

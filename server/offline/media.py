@@ -1,0 +1,88 @@
+"""Media as programs give them: pictures of Pillow's, arrays, bytes, paths and URLs, in messages and beside prompts.
+
+In messages, parts of the HTTP API, or {"type": "image", "image": …} ("audio", "video"; vLLM's "image_pil", too). Beside a prompt
+vLLM's `multi_modal_data`: by modality, one or a list of them. Files of a path are the program's own to read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from msgspec.structs import replace
+
+from server.config.option import did_you_mean
+from server.generate.request import Message
+from server.media.limits import MODALITIES
+from server.media.part import Given, MediaPart, Modality, Url
+
+_KINDS: Final[Mapping[str, Modality]] = {"image": "image", "image_pil": "image", "audio": "audio", "video": "video"}
+_SCHEMES: Final = ("data:", "http:", "https:")
+_SHOWN: Final = "data:,"  # stands in the wire's form of a message for what it has no words for
+
+
+def beside_prompt(data: Mapping[str, Any]) -> list[MediaPart]:
+    """The parts of `multi_modal_data`. Raises ValueError."""
+    found: list[MediaPart] = []
+    for name, value in data.items():
+        if name not in MODALITIES:
+            raise ValueError(f"multi_modal_data has no key {name!r}{did_you_mean(name, MODALITIES)}")
+        modality = cast("Modality", name)
+        for number, one in enumerate(value if isinstance(value, list) else [value]):
+            where = f"multi_modal_data.{name}" + (f"[{number}]" if isinstance(value, list) else "")
+            found.append(MediaPart(modality, source_of(one, where), where, name))
+    return found
+
+
+def source_of(value: Any, where: str) -> Url | Given:
+    """Raises ValueError for a file that cannot be read."""
+    if isinstance(value, str) and value.startswith(_SCHEMES):
+        return Url(value)
+    if not isinstance(value, str | os.PathLike):
+        return Given(value)
+    try:
+        return Given(Path(str(value).removeprefix("file://")).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{where}: {value} cannot be read: {error}") from None
+
+
+class Objects:
+    """What of messages is no JSON, while the wire reads them."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, tuple[Modality, Url | Given, str]] = {}
+
+    def taken(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages with parts that the wire knows in place of objects. Raises ValueError."""
+        return [self._message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Into what the wire made of them."""
+        for message in messages:
+            if isinstance(message.content, list):
+                message.content = [
+                    self._part_back(part) if isinstance(part, MediaPart) else part for part in message.content
+                ]
+
+    def _message(self, message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list | tuple):
+            return message
+        parts = [self._part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
+        return {**message, "content": parts}
+
+    def _part(self, part: Any, where: str) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str) or kind not in _KINDS or kind not in part:
+            return part
+        if unknown := [name for name in part if name not in ("type", kind)]:
+            raise ValueError(f"{where} has no key {unknown[0]!r}: type and {kind} are all")
+        self._sources[f"{where}.image_url.url"] = (_KINDS[kind], source_of(part[kind], where), f"{where}.{kind}")
+        return {"type": "image_url", "image_url": {"url": _SHOWN}}
+
+    def _part_back(self, part: MediaPart) -> MediaPart:
+        if part.where not in self._sources:
+            return part
+        modality, source, where = self._sources[part.where]
+        return replace(part, modality=modality, source=source, where=where, kind=modality)

@@ -1,0 +1,88 @@
+"""LLM: pictures as programs have them, in messages and beside prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from server import LLM, SamplingParams
+from tests.server.media import models
+from tests.server.media.pictures import data_url, drawn, stored
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+PICTURE = drawn(24, 16, 1)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    return models.drawn("llava", tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def llm(seeing):
+    with LLM(str(seeing.tiny.folder), device="cpu", dtype="float32", max_model_len=512, num_kv_blocks=64) as llm:
+        yield llm
+
+
+def ids(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_one_picture_in_every_form_is_one_answer(llm, seeing, tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(stored(PICTURE))
+    forms = [
+        {"type": "image", "image": PICTURE},
+        {"type": "image_pil", "image_pil": PICTURE},
+        {"type": "image", "image": np.asarray(PICTURE)},
+        {"type": "image", "image": stored(PICTURE)},
+        {"type": "image", "image": file},
+        {"type": "image", "image": str(file)},
+        {"type": "image", "image": f"file://{file}"},
+        {"type": "image", "image": data_url(stored(PICTURE))},
+        {"type": "image_url", "image_url": {"url": data_url(stored(PICTURE))}},
+    ]
+    conversations = [
+        [{"role": "user", "content": [{"type": "text", "text": "What is "}, form, {"type": "text", "text": "?"}]}]
+        for form in forms
+    ]
+    expected = seeing.answer("[user] What is <image>?", [PICTURE], 6)
+    assert ids(llm.chat(conversations, GREEDY, use_tqdm=False)) == [expected] * len(forms)
+
+
+def test_pictures_beside_a_prompt(llm, seeing):
+    other = drawn(40, 70, 2)
+    prompts = [
+        {"prompt": "A <image> is", "multi_modal_data": {"image": PICTURE}},
+        {"prompt": "<image> and <image>:", "multi_modal_data": {"image": [PICTURE, stored(other)]}},
+    ]
+    expected = [seeing.answer("A <image> is", [PICTURE], 6), seeing.answer("<image> and <image>:", [PICTURE, other], 6)]
+    assert ids(llm.generate(prompts, GREEDY, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [
+    ({"prompt": "no place", "multi_modal_data": {"image": PICTURE}}, r"0 placeholders \(<image>\) for 1 pictures"),
+    ({"prompt": "<image><image>", "multi_modal_data": {"image": PICTURE}}, "2 placeholders"),
+    ({"prompt": "<image>", "multi_modal_data": {"image": 5}}, "int is no file, picture or array"),
+    ({"prompt": "<image>", "multi_modal_data": {"image": b"text"}}, "no picture that can be read"),
+    ({"prompt": "<image>", "multi_modal_data": {"audio": b"text"}}, "reads text and image only"),
+    ({"prompt": "<image>", "multi_modal_data": {"image": "https://a.test/x.png"}}, "this server fetches nothing"),
+])  # fmt: skip
+def test_what_is_refused_says_why(llm, prompt, reason):
+    with pytest.raises(ValueError, match=reason):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("part", "reason"), [
+    ({"type": "image", "image": "/no/such/file.png"}, r"messages\[0\]\.content\[0\]: /no/such/file\.png cannot be read"),
+    ({"type": "image", "image": PICTURE, "detail": "low"}, "has no key 'detail'"),
+    ({"type": "image", "picture": PICTURE}, "no type that JSON has"),
+])  # fmt: skip
+def test_parts_that_are_none(llm, part, reason):
+    with pytest.raises(ValueError, match=reason):
+        llm.chat([{"role": "user", "content": [part]}], GREEDY, use_tqdm=False)
+
+
+def test_what_is_pooled_is_text(llm):
+    with pytest.raises(ValueError, match="what is pooled is text"):
+        llm.encode({"prompt": "<image>", "multi_modal_data": {"image": PICTURE}}, use_tqdm=False)
