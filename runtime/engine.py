@@ -477,7 +477,8 @@ class Engine:
         waited_s = max(0.0, step.launched_s - self._meter.last_settled_s)  # where it was not launched one step ahead
         took_s = self._meter.settled(step, now)
         self._health.settled(step.batch, took_s)
-        self._scheduler.step_budget.settled(step.batch, took_s)
+        if not step.batch.encoder_work:  # what encoders take says nothing of tokens
+            self._scheduler.step_budget.settled(step.batch, took_s)
         if self._scheduler.speculation is not None:
             self._scheduler.speculation.took(step.batch, took_s + waited_s)
         if self._probing is not None and _is_sound(result):

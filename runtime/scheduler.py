@@ -189,6 +189,8 @@ class Scheduler:
                 if mixed is not None:
                     budget = min(budget, _whole_tiles(decodes, mixed))
                     scored_cost = min(self.step_budget.scored_cost(), mixed)
+                    if self.encoding is not None:
+                        self.encoding.share(mixed)
             room_for_drafts = (budget - decodes - read_again) // 2  # prompts move on, too
         drafts = self._drafts(num_wanted, room_for_drafts) if self.speculation is not None and decodes else {}
         if drafts is None:

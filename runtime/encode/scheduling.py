@@ -71,6 +71,10 @@ class EncoderScheduling:
                     f"a video's time goes on to position {furthest}, and the context to {self.limits.max_model_len}"
                 )
 
+    def share(self, num_tokens: int) -> None:
+        """Others decode in the step that is being decided, which may hold so many tokens of prompts: outputs cost as much."""
+        self._left = min(self._left, num_tokens)
+
     def admit(self, sequence: Sequence) -> None:
         """Note where its tokens stand, once."""
         media, locate = sequence.request.media, self.limits.rope_positions

@@ -20,7 +20,7 @@ import ops
 from ops.collective import peer_memory
 from runtime.api import LoadProgress
 from runtime.batch import ScheduledBatch
-from runtime.config import GIB, INT8_CACHE, DeviceDefaults, EngineConfig, EnginePlan, PlanError
+from runtime.config import ELEMENT_BYTES, GIB, INT8_CACHE, DeviceDefaults, EngineConfig, EnginePlan, PlanError
 from runtime.kv.kinds import Nothing
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
@@ -51,6 +51,7 @@ log = logging.getLogger("oneloop.start")
 DEFAULTS = DeviceDefaults("bfloat16", 256, 8192, lambda free_bytes: free_bytes)
 
 STEPS = PlatformSteps(longest_itl_s=0.07, least_tokens=256)  # fewer leave matrix units idle
+_ENCODER_STEP_BYTES = GIB
 _GRAPH_BYTES = 8 << 20  # the driver's own memory for one captured step
 _MEASURED_KV_BYTES = 256 << 20  # that the first step, which is measured, may take for blocks, of which one must do
 
@@ -112,6 +113,7 @@ class CudaPlatform:
 
     def _plan(self, config: EngineConfig, spec: ModelSpec, to_come: int) -> EnginePlan:
         """`to_come`: bytes that model, steps and graphs will take on top of what is allocated now. Raises PlanError."""
+        to_come += _encoder_bytes(config, spec)
         free, total = self.memory()
         free_at_start = self._free_at_start.setdefault(torch.cuda.current_device(), free)
         share = config.gpu_memory_utilization
@@ -229,6 +231,14 @@ def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) ->
         with torch.inference_mode():
             captured.capture(each.compute, graphs.memory)
         each.graphs = captured
+
+
+def _encoder_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """What an encoder's outputs take, and what it computes them in, of which nobody knows the shapes."""
+    if spec.encoder is None:
+        return 0
+    width = spec.pooler_info.embedding_size * (1 + spec.encoder.num_deepstack)
+    return config.encoder_cache_size * width * ELEMENT_BYTES[_dtype(config)] + _ENCODER_STEP_BYTES
 
 
 def _dtype(config: EngineConfig) -> str:

@@ -5,21 +5,24 @@ encoded ends its own sequence alone."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import ops
-from runtime.batch import ScheduledBatch, ScheduledRow
+from runtime.batch import EncoderWork, ScheduledBatch, ScheduledRow
 from runtime.fault import Fault, RowFailed
 from runtime.models.forward_step import DeepstackStep, ForwardStep
 from runtime.models.model import Model
 from runtime.runner.host_tables import Int32s
 from runtime.transfer import index_on
+
+log = logging.getLogger("oneloop.engine")
 
 
 class Encoding:
@@ -40,15 +43,26 @@ class Encoding:
         """Enqueue the batch's encoder work. Raises RowFailed for the first item that cannot be encoded."""
         for key in batch.encoder_drops:
             self._outputs.pop(key, None)
-        for work in batch.encoder_work:
-            encoder = self._model.encoder
-            assert encoder is not None
-            try:
-                (self._outputs[work.key],) = encoder.encode([work.item])
-            except Exception as error:
-                if self._fault(error) is not Fault.STEP:
-                    raise
-                raise RowFailed(work.number) from error
+        for _, same in groupby(batch.encoder_work, key=lambda work: work.item.modality):
+            works = tuple(same)
+            if not self._encode(works):  # one of them is to blame, and nobody knows which
+                for work in works:
+                    if not self._encode((work,)):
+                        raise RowFailed(work.number)
+
+    def _encode(self, works: Sequence[EncoderWork]) -> bool:
+        """False where what they bring cannot be encoded."""
+        encoder = self._model.encoder
+        assert encoder is not None
+        try:
+            found = encoder.encode([work.item for work in works])
+        except Exception as error:
+            if self._fault(error) is not Fault.STEP:
+                raise
+            log.warning("%d items cannot be encoded", len(works), exc_info=error)
+            return False
+        self._outputs.update(zip([work.key for work in works], found, strict=True))
+        return True
 
     def embedded(self, step: ForwardStep, rows: Sequence[ScheduledRow]) -> ForwardStep:
         """`step` of `rows`, arranged, with outputs in the place of embeddings where their prompts say so."""

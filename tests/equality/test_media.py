@@ -235,11 +235,11 @@ def medium(theirs, inputs: Inputs) -> Medium:
     return Medium(inputs, (START, *(IMAGE,) * sum(part.shape[:-1].numel() for part in parts), END), IMAGE)
 
 
-def load(folder: Path):
+def load(folder: Path, device: str = "cpu"):
     files = resolve(str(folder), None, lambda progress: None)
     return implementation.load(
         implementation.describe(files.config, "native"), files, dtype="float32", load_format="auto", seed=0,
-        progress=lambda progress: None, max_model_len=256, device="cpu", weights=None,
+        progress=lambda progress: None, max_model_len=256, device=device, weights=None,
     )  # fmt: skip
 
 

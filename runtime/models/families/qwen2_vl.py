@@ -32,7 +32,7 @@ def _vl(config: HfConfig, architecture: str, tokens_per_second: float | None) ->
     spec = text_part(whole, lambda text: qwen2(without_mrope(text)), architecture, **_UNSAID)
     spec = with_axes(spec, by_sections(whole.section("text_config"), (16, 24, 24)))
     positions = VisionPositions(merge_size, tokens_per_second)
-    return seeing(spec, config, "image", "video", rope_positions=positions)
+    return seeing(spec, config, "image", "video", rope_positions=positions, is_packed=True)
 
 
 ARCHITECTURES = {

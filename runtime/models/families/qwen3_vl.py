@@ -56,7 +56,7 @@ def _vl(
         raise UnsupportedModel(f"config: {len(depths)} deepstack_visual_indexes for {len(spec.layers)} layers")
     spec = with_axes(spec, interleaved(config.section("text_config"), (24, 20, 20)))
     positions = VisionPositions(vision.count("spatial_merge_size", 2), by_frame=True)
-    return seeing(spec, config, "image", "video", rope_positions=positions, num_deepstack=len(depths))
+    return seeing(spec, config, "image", "video", rope_positions=positions, is_packed=True, num_deepstack=len(depths))
 
 
 ARCHITECTURES = {

@@ -16,7 +16,8 @@ class EncoderSpec:
     `modalities`: "image", "audio", "video", those that are served. `stored_below`: how names of its tensors begin in checkpoints.
     `config`: the whole model's, as in config.json. `whole_items`: tokens of an item see each other all, so it is never cut.
     `num_deepstack`: vectors beside an embedding, which the first layers add to their outputs, one each (Qwen3-VL, 2025).
-    `rope_positions`: where tokens stand for a rotary embedding of three axes, if the decoder has one."""
+    `is_packed`: it takes patches of several items side by side, each item told by its grid. `rope_positions`: where tokens stand
+    for a rotary embedding of three axes, if the decoder has one."""
 
     architecture: str
     modalities: frozenset[str]
@@ -24,4 +25,5 @@ class EncoderSpec:
     config: Mapping[str, Any] = field(repr=False, hash=False)
     whole_items: bool = False
     num_deepstack: int = 0
+    is_packed: bool = False
     rope_positions: RopePositions | None = None

@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import ops
 from runtime.media import MediaItem
 from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import UnsupportedModel
@@ -42,22 +45,25 @@ class Tower:
 
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
-        """See `Encoder`. One by one: how items of a batch stand side by side differs from class to class."""
-        return [self._encode(item) for item in items]
+        """See `Encoder`. One by one, where they do not stand side by side as they are: that differs from class to class."""
+        if self.spec.is_packed:
+            return self._encode(items)
+        return [self._encode([item])[0] for item in items]
 
-    def _encode(self, item: MediaItem) -> Tensor:
+    def _encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
+        first, sizes = items[0], [len(item.positions) for item in items]
         inputs = {
-            name: self._placed(torch.from_numpy(values))
-            for name, values in item.inputs.items()
-            if name in self._takes[item.modality]
+            name: self._placed(torch.from_numpy(np.concatenate([item.inputs[name] for item in items])))
+            for name in first.inputs
+            if name in self._takes[first.modality]
         }
-        found = self._features[item.modality](**inputs, return_dict=True)
+        found = self._features[first.modality](**inputs, return_dict=True)
         features = _flat(found.pooler_output)
         if self.spec.num_deepstack:
             features = torch.cat([features, *map(_flat, found.deepstack_features)], dim=1)
-        if len(features) != len(item.positions):
-            raise ValueError(f"{len(item.positions)} positions for {len(features)} outputs of the {item.modality}")
-        return features.to(self._dtype)
+        if len(features) != sum(sizes):
+            raise ValueError(f"{sum(sizes)} positions for {len(features)} outputs of the {first.modality}")
+        return list(features.to(self._dtype).split_with_sizes(sizes))
 
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._device, self._dtype if values.is_floating_point() else None)
@@ -109,6 +115,8 @@ def load(
     missing = sorted(name for name in found["missing_keys"] if not _is_decoders(name))
     refuse_misfit(missing, misshapen, sorted(found["unexpected_keys"]))
     _drop_decoder(model)
+    if spec.is_packed:
+        _attend_packed(model)
     return Tower(spec, model.eval(), getattr(torch, dtype), device)
 
 
@@ -159,3 +167,35 @@ def _drop_decoder(model: nn.Module) -> None:
         for name in _DECODERS:
             if name in dict(parent.named_children()):
                 setattr(parent, name, None)
+
+
+def _attend_packed(model: nn.Module) -> None:
+    """Have patches that stand side by side attended to at once, whosever they are, and not item by item, or window by window."""
+    for module in model.modules():
+        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
+            config._attn_implementation = _PACKED
+
+
+def _packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, cu_seq_lens_q: Tensor | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """What transformers' attention interface calls: query, key and value [1, Hq, T, D] -> [1, T, Hq, D]. `cu_seq_lens_q` [R + 1]:
+    where those that see each other begin."""
+    assert attention_mask is None
+    assert cu_seq_lens_q is not None
+    num_heads, num_tokens, size = query.shape[1:]
+    qkv = torch.cat([each[0].transpose(0, 1) for each in (query, key, value)], dim=1).flatten(1)
+    starts = cu_seq_lens_q.to(qkv.device, torch.int32)
+    heads = ops.AttentionHeads(
+        num_heads, num_heads, size, size**-0.5 if scaling is None else scaling, qkv.new_empty((0, 0), dtype=torch.float32),
+        mask="full",
+    )  # fmt: skip
+    meta = ops.AttentionMeta(starts, starts[1:] - starts[:-1], starts[:0, None], num_tokens, num_tokens)
+    mixed = ops.attend_packed(qkv, heads, starts, meta)
+    return mixed.view(1, num_tokens, num_heads, size), None
+
+
+# What transformers takes for a kind of flash attention gets all patches of a step, and where each item's begin.
+_PACKED = "oneloop_flash_packed"
+AttentionInterface.register(_PACKED, _packed_attention)

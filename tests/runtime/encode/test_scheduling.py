@@ -156,6 +156,18 @@ def test_items_that_may_not_be_cut_are_in_one_step_even_beyond_its_budget_for_pr
     assert [(row.start <= 3, row.end >= 13) for row in holding] == [(True, True)]
 
 
+def test_beside_decodes_encoders_have_the_budget_of_prompts():
+    scheduler, device = make(budget=64, encoder_tokens=64), Device(32)
+    scheduler.step_budget = type("Eight", (), {"has_turns": False, "prompt_tokens": lambda *_: 8, "scored_cost": lambda _: 1,
+                                               "ending_cost": lambda _: 0})()  # fmt: skip
+    scheduler.add(sequence(1, 2, max_tokens=9))
+    device.run(first := scheduler.schedule())
+    scheduler.settle(first, [[TEXT]])
+    scheduler.add(sequence(2, (b"a", 3), (b"b", 3)))
+    scheduler.add(sequence(3, (b"c", 3)))
+    assert [len(batch.encoder_work) for batch in steps(scheduler, device)[:3]] == [2, 1, 0]
+
+
 def test_what_no_step_could_hold_is_refused():
     whole = make(budget=8, cache_size=10, whole_items=True).encoding
     large, wide = (sequence(1, (b"a", num)).request for num in (11, 8))

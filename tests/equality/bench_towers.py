@@ -1,0 +1,172 @@
+"""A tower's time beside transformers' own, in turns in one process; and the time to the first token of prompts with pictures.
+
+    python -m tests.equality.bench_towers [--device cuda] [--engine]
+
+Qwen2.5-VL-7B's shape with random weights, pictures of 1024 x 1024 (1,369 tokens), one and sixteen at a time; medians. On a CPU a
+small shape, to see that it runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from runtime.api import MediaItem, Request, SamplingParams
+from runtime.config import EngineConfig
+from runtime.models.families.qwen2_vl import qwen2_5_vl
+from runtime.models.read.hf_config import HfConfig
+from runtime.models.through_transformers import tower
+from runtime.start import start_engine
+from runtime.weights.fetch import ModelFiles, resolve
+
+IDS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+LARGE = {
+    "text_config": {
+        "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "rope_parameters": {"rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    },
+    "vision_config": {"hidden_size": 1280, "out_hidden_size": 3584},
+}  # fmt: skip
+SMALL = {
+    "text_config": {
+        "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "rope_parameters": {"rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    },
+    "vision_config": {"hidden_size": 160, "out_hidden_size": 256, "depth": 4, "num_heads": 4, "intermediate_size": 320,
+                      "fullatt_block_indexes": [3]},
+}  # fmt: skip
+
+
+def files_of(config: dict, folder: Path) -> ModelFiles:
+    own = transformers.Qwen2_5_VLConfig(**config, **IDS).to_dict()
+    own["architectures"] = ["Qwen2_5_VLForConditionalGeneration"]
+    (folder / "config.json").write_text(json.dumps(own))
+    return resolve(str(folder), None, lambda progress: None, load_format="dummy")
+
+
+def picture(rng: np.random.Generator, side: int, number: int, first: int = 0) -> MediaItem:
+    """`side`: patches of 14, a multiple of four."""
+    grid = np.array([[1, side, side]])
+    pixels = rng.standard_normal((side * side, 3 * 2 * 14 * 14)).astype(np.float32)
+    positions = np.arange(first, first + side * side // 4, dtype=np.int32)
+    return MediaItem("image", number.to_bytes(4, "little"), positions, {"pixel_values": pixels, "image_grid_thw": grid})
+
+
+def median_s(run: Callable[[], object], device: str, times: int) -> float:
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+@torch.inference_mode()
+def towers(files: ModelFiles, device: str, side: int) -> None:
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    spec = qwen2_5_vl(HfConfig(files.config)).encoder
+    ours = tower.load(
+        spec, files, dtype=dtype, load_format="dummy", seed=0, progress=lambda progress: None, device=device
+    )  # fmt: skip
+    config = transformers.Qwen2_5_VLConfig.from_dict(dict(files.config)).vision_config
+    config._attn_implementation = "sdpa"
+    module = transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel
+    theirs = module._from_config(config).to(device, getattr(torch, dtype)).eval()
+    rng = np.random.default_rng(0)
+    for num in (1, 16):
+        items = [picture(rng, side, number) for number in range(num)]
+        pixels = torch.from_numpy(np.concatenate([item.inputs["pixel_values"] for item in items]))
+        grids = torch.from_numpy(np.concatenate([item.inputs["image_grid_thw"] for item in items]))
+
+        def their_run(pixels=pixels, grids=grids) -> object:
+            return theirs(pixels.to(device, getattr(torch, dtype)), grid_thw=grids.to(device))
+
+        times: dict[str, list[float]] = {"ours": [], "transformers": []}
+        for turn in range(6):  # in turns; the first of each compiles
+            for name, run in (("ours", lambda items=items: ours.encode(items)), ("transformers", their_run)):
+                took = median_s(run, device, 1)
+                if turn:
+                    times[name].append(took)
+        a, b = (statistics.median(times[name]) for name in ("ours", "transformers"))
+        tokens = num * side * side // 4
+        print(
+            f"{num} pictures, {tokens} tokens: ours {1000 * a:.1f} ms ({tokens / a:.0f} tok/s), transformers "
+            f"{1000 * b:.1f} ms ({tokens / b:.0f} tok/s), {b / a:.2f} x",
+            flush=True,
+        )
+
+
+async def first_tokens(files: ModelFiles, device: str, side: int) -> None:
+    config = EngineConfig(load_format="dummy", device=device, max_model_len=8192 if device == "cuda" else 512, seed=0)
+    engine = await start_engine(config, files, lambda progress: None)
+    rng = np.random.default_rng(0)
+    num_tokens, number = side * side // 4, 100
+
+    async def one(requests: list[Request]) -> list[float]:
+        began, first = time.perf_counter(), [0.0] * len(requests)
+        async with engine.submit(requests) as stream:
+            async for outputs in stream:
+                for output in outputs:
+                    assert output.error is None, output.error
+                    first[output.index] = first[output.index] or time.perf_counter() - began
+        return first
+
+    async def decoding() -> float:
+        """Seconds a token of a stream that has begun, undisturbed or not: the longest."""
+        gaps, last = [], time.perf_counter()
+        async with engine.submit(
+            [Request("stream", [9] * 16, SamplingParams(200, temperature=0.0, ignore_eos=True))]
+        ) as stream:
+            async for _ in stream:
+                now = time.perf_counter()
+                gaps.append(now - last)
+                last = now
+        return max(gaps[2:])
+
+    params = SamplingParams(8, temperature=0.0, ignore_eos=True)
+    for num in (1, 1, 1, 16, 16):
+        requests = []
+        for index in range(num):
+            number += 1
+            ids = [9] * 8 + [5] * num_tokens + [9] * 8
+            requests.append(Request(str(index), ids, params, media=(picture(rng, side, number, 8),)))
+        stream = asyncio.create_task(decoding())
+        await asyncio.sleep(0.5)
+        first = await one(requests)
+        beside = await stream
+        print(
+            f"{num} at once: TTFT p50 {1000 * statistics.median(first):.0f} ms, last {1000 * max(first):.0f} ms",
+            flush=True,
+        )
+        print(f"the longest wait of a stream beside it: {1000 * beside:.0f} ms", flush=True)
+    await engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--engine", action="store_true", help="prompts, not towers alone")
+    args = parser.parse_args()
+    large = args.device == "cuda"
+    with tempfile.TemporaryDirectory() as folder:
+        files = files_of(LARGE if large else SMALL, Path(folder))
+        side = 74 if large else 16
+        if args.engine:
+            asyncio.run(first_tokens(files, args.device, side))
+        else:
+            towers(files, args.device, side)
+
+
+if __name__ == "__main__":
+    main()

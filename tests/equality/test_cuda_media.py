@@ -1,0 +1,58 @@
+"""The CUDA engine computes prompts with pictures as transformers does: by graphs behind them and without, in chunks, and again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.config import EngineConfig
+from tests.equality.greedy import compare
+from tests.equality.media import Prompt, run, transformers_greedy
+from tests.equality.test_media import FAMILIES, IMAGE, MAX_TOKENS, NEVER, PARAMS, drawn, load, medium
+
+pytestmark = pytest.mark.gpu
+
+SEEN = ("llava 1.5", "gemma 3", "qwen 2.5 vl", "qwen 3 vl")
+
+
+@pytest.fixture(scope="module", params=SEEN)
+def case(request, tmp_path_factory):
+    family, folder = FAMILIES[request.param], tmp_path_factory.mktemp("model")
+    theirs = drawn(family)
+    theirs.save_pretrained(folder)
+    rng = np.random.default_rng(2)
+    a, b, c = (medium(theirs, family.draw(rng, index == 1)) for index in range(3))
+    text = [int(each) for each in rng.integers(3, IMAGE, 40)]
+    prompts = [
+        Prompt.of(text[:9]),
+        Prompt.of(a, text[:5]),
+        Prompt.of(text[:7], a, text[:6], b),
+        Prompt.of(text[:3], b, text[:2], a, text[:20], c, text[:2]),
+        Prompt.of(text[:7], b, text[:6], a),
+    ]
+    types = {family.types: lambda ids: (ids == IMAGE).int()} if family.types else {}
+    told = [transformers_greedy(theirs, prompt, MAX_TOKENS, family.joined, NEVER, **types) for prompt in prompts]
+    return load(folder, "cuda"), prompts, told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 40}, {"max_num_batched_tokens": 256, "rounds": 2}],
+    ids=lambda options: ", ".join(f"{key} {value}" for key, value in options.items()) or "as it comes",
+)
+def test_float32_equals_transformers(case, options):
+    ours, prompts, told = case
+    rounds = options.pop("rounds", 1)
+    config = EngineConfig(
+        **{
+            "device": "cuda",
+            "dtype": "float32",
+            "num_kv_blocks": 128,
+            "max_num_seqs": 8,
+            "max_model_len": 256,
+            **options,
+        }
+    )
+    seen = run(ours, config, prompts, PARAMS, rounds=rounds)
+    assert compare(seen.outcome, told) <= 1
+    assert seen.num_encoded == 3
