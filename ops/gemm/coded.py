@@ -47,7 +47,7 @@ class CodedLinearWeight(LinearWeight):
     def __init__(self, stored: Stored) -> None:
         parts = parts_of(stored)
         (self.codes,) = formats_of(parts)
-        self._weight, self._scales, self._order, self.in_features = _laid(parts)
+        self._weight, self._scales, self._order, self.in_features = laid(parts)
         biases = [part.bias for part in parts if part.bias is not None]
         self._bias = torch.cat(biases).contiguous() if biases else None
         groups, self.out_features = self._scales.shape
@@ -118,7 +118,7 @@ class CodedLinearWeight(LinearWeight):
             if formats_of(parts) != (self.codes,):
                 written = " and ".join(map(str, formats_of(parts)))
                 raise ValueError(f"a weight in {written} where {self.codes} is kept")
-            weight, scales, order, in_features = _laid(parts, groups=self._scales.shape[0])
+            weight, scales, order, in_features = laid(parts, groups=self._scales.shape[0])
             check_refill("weight", (len(weight), in_features), (self.out_features, self.in_features))
             if (order is None) != (self._order is None):
                 raise ValueError("columns in an order of their own take the place of others alone that are")
@@ -129,7 +129,7 @@ class CodedLinearWeight(LinearWeight):
         return True
 
 
-def _laid(parts: tuple[StoredWeight, ...], groups: int = 1) -> tuple[Tensor, Tensor, Tensor | None, int]:
+def laid(parts: tuple[StoredWeight, ...], groups: int = 1) -> tuple[Tensor, Tensor, Tensor | None, int]:
     """Weight [N, bytes] uint8, scales [groups, N], order, in features; `groups`: at least so many. Raises ValueError."""
     if (why := apart(parts)) is not None:
         raise ValueError(f"these cannot be one weight: {why}")

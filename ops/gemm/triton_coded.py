@@ -19,7 +19,7 @@ _MAX_LANES = 4096
 
 
 @triton.jit
-def _numbers(codes, KIND: tl.constexpr, dtype: tl.constexpr):
+def numbers(codes, KIND: tl.constexpr, dtype: tl.constexpr):
     if KIND == "fp8":
         return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
     return codes.to(tl.int8, bitcast=True).to(dtype)
@@ -95,7 +95,7 @@ def _linear(
                     weight = codes.to(tl.int8, bitcast=True)
                     x = x.to(tl.int8, bitcast=True)
             else:
-                weight = _numbers(codes, KIND, x_ptr.dtype.element_ty)
+                weight = numbers(codes, KIND, x_ptr.dtype.element_ty)
             total = _add(total, weight, x, scale, x_scale_at, begin // X_GROUP, num_rows, ROUNDED, PRECISION)
     if BIASED:
         total += tl.load(bias_ptr + at_column).to(tl.float32)[:, None]

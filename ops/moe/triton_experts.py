@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -9,16 +11,20 @@ from ops import tuning
 from ops.moe import triton_grouped
 from ops.moe.reference import StackedExpertWeights
 from ops.moe.routing import Routing
-from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, route
-from ops.moe.weights import Beside, ExpertShape
-from ops.tuning.numbers import ExpertTiles
+from ops.moe.triton_route import TOKENS_OF_EACH_ROUTE, Routed, route
+from ops.moe.weights import Beside, ExpertShape, ExpertWeights, Half
+from ops.tuning.numbers import ExpertTiles, ProductTiles
 
 
-class TritonExpertWeights(StackedExpertWeights):
-    def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(shape, dtype, device)
-        by = tuning.of(device).experts
-        self._tiles = by.float32 if dtype == torch.float32 else by.half
+class GroupedExpertWeights(ExpertWeights):
+    """Two grouped products behind a routing, whatever weights are written in. `written`: what else kernels are compiled for."""
+
+    written: object = None
+    _tiles: tuple[ExpertTiles, ...]
+
+    @abstractmethod
+    def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles) -> Tensor:
+        """gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by pair, weighted."""
 
     def mix(
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,
@@ -39,7 +45,16 @@ class TritonExpertWeights(StackedExpertWeights):
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None
     ) -> None:
         """Run every kernel that any number of tokens will need, once a shape: none is left to be compiled in a capture."""
-        key = (self.shape, routing, x.dtype, logits.dtype, e_score_correction_bias is None, plus is None, x.device)
+        key = (
+            self.shape,
+            self.written,
+            routing,
+            x.dtype,
+            logits.dtype,
+            e_score_correction_bias is None,
+            plus is None,
+            x.device,
+        )
         if key in _compiled:
             return
         _compiled.add(key)
@@ -58,16 +73,30 @@ class TritonExpertWeights(StackedExpertWeights):
             )
 
 
-_compiled: set[tuple[ExpertShape, Routing, torch.dtype, torch.dtype, bool, bool, torch.device]] = set()
+class TritonExpertWeights(GroupedExpertWeights, StackedExpertWeights):
+    def __init__(self, shape: ExpertShape, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape, dtype, device)
+        self._tiles = tiles_for(dtype, device)
+
+    def product(self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles) -> Tensor:
+        return triton_grouped.product(self, half, x, routed, tiles)
+
+
+def tiles_for(dtype: torch.dtype, device: torch.device) -> tuple[ExpertTiles, ...]:
+    by = tuning.of(device).experts
+    return by.float32 if dtype == torch.float32 else by.half
+
+
+_compiled: set[tuple[ExpertShape, object, Routing, torch.dtype, torch.dtype, bool, bool, torch.device]] = set()
 
 
 def mix(
-    experts: StackedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None,
+    experts: GroupedExpertWeights, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None,
     plus: Tensor | None, choice: ExpertTiles,
 ) -> Tensor:  # fmt: skip
     """Compute `ops.moe`, of one token at least, by the chosen kernels."""
     x, logits, plus = x.contiguous(), logits.contiguous(), None if plus is None else plus.contiguous()
     routed = route(logits, routing, e_score_correction_bias)
-    inner = triton_grouped.product(experts, "gate_up", x, routed, choice.gate_up)
-    parts = triton_grouped.product(experts, "down", inner, routed, choice.down)
+    inner = experts.product("gate_up", x, routed, choice.gate_up)
+    parts = experts.product("down", inner, routed, choice.down)
     return triton_grouped.add_parts(parts, routing.top_k, plus)

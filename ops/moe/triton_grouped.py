@@ -21,7 +21,7 @@ from ops.tuning.numbers import ProductTiles
 
 
 @triton.jit
-def _find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
+def find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
     # starts [EXPERTS + 1]. The expert that has the tile, EXPERTS or more if none has, and how many of its tiles come before it.
     expert = tl.arange(0, LANES)
     inside = expert < EXPERTS
@@ -32,12 +32,12 @@ def _find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl
 
 
 @triton.jit
-def _load(at, offset, DEPTH: tl.constexpr, IN: tl.constexpr):
+def load_columns(at, offset, DEPTH: tl.constexpr, IN: tl.constexpr):
     # Columns offset .. offset + DEPTH of rows that begin at `at` [rows]; zeros past IN.
     depth = offset + tl.arange(0, DEPTH)
     if IN % DEPTH == 0:
         return tl.load(at[:, None] + depth[None, :])
-    return tl.load(at[:, None] + depth[None, :], mask=(depth < IN)[None, :], other=0.0)
+    return tl.load(at[:, None] + depth[None, :], mask=(depth < IN)[None, :], other=0)
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def _product(
     column = tl.program_id(0) % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
     in_out = column < OUT
     wait_for_previous(PDL)
-    expert, tile = _find(starts_ptr, tl.program_id(0) // BLOCKS, EXPERTS, LANES, ROWS)
+    expert, tile = find(starts_ptr, tl.program_id(0) // BLOCKS, EXPERTS, LANES, ROWS)
     if expert >= EXPERTS:
         return
     start = tl.load(starts_ptr + expert)
@@ -77,10 +77,10 @@ def _product(
     result = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     for offset in range(0, IN, DEPTH):
-        x = _load(x_at, offset, DEPTH, IN)
-        weight = _load(weight_at, offset, DEPTH, IN)
+        x = load_columns(x_at, offset, DEPTH, IN)
+        weight = load_columns(weight_at, offset, DEPTH, IN)
         if GATED:
-            up_weight = _load(weight_at + OUT * IN, offset, DEPTH, IN)
+            up_weight = load_columns(weight_at + OUT * IN, offset, DEPTH, IN)
             up = tl.dot(x, tl.trans(up_weight), up, input_precision=PRECISION)
         result = tl.dot(x, tl.trans(weight), result, input_precision=PRECISION)
     if BIASED:

@@ -18,7 +18,18 @@ from runtime.models.keeping import Keeping, Refusal
 from runtime.models.spec.decoder import EMBEDDING, HEAD, DecoderSpec
 from runtime.models.spec.moe import MoE
 from runtime.models.spec.sharding import cuts
-from runtime.weights.rules import AS_STORED, Load, Parameter, Report, StoredRows, TensorSource, fitting, plan, reduced
+from runtime.weights.rules import (
+    AS_STORED,
+    Load,
+    Parameter,
+    Report,
+    StoredRows,
+    TensorSource,
+    WeightsError,
+    fitting,
+    plan,
+    reduced,
+)
 
 log = logging.getLogger("oneloop.start")
 
@@ -79,7 +90,8 @@ class ParameterReader:
     def _stored(self, parameter: Parameter, values: Any, bias: Tensor | None) -> ops.Stored:
         if isinstance(values, list):
             return self._parts(parameter.name, values, bias)
-        weight = as_torch(values).to(self._place(parameter.name))
+        rounded = self._online == "fp8" and parameter.name in self._rounded  # which a device does
+        weight = as_torch(values).to(self._device if rounded else self._place(parameter.name))
         if parameter.name not in self._rounded:
             return ops.StoredWeight.dense(weight, bias)
         if self._online == "int8":
@@ -88,14 +100,15 @@ class ParameterReader:
 
     def _parts(self, name: str, rows: list[StoredRows], bias: Tensor | None) -> ops.Stored:
         """Each with the share of the bias that is its rows'."""
-        place = self._place(name)
         parts = [
             ops.StoredWeight.as_written(
-                part.format, {role: torch.from_numpy(each).to(place) for role, each in part.arrays.items()}
+                part.format, {role: torch.from_numpy(each).to(self._device) for role, each in part.arrays.items()}
             )
             for part in rows
         ]
         if (why := ops.apart(parts)) is not None:
+            if name in self._halves:
+                raise WeightsError(f"{name}: {why}; --quantization none reads them as numbers")
             log.info("%s becomes %s: %s", name, self._dtype, why)
             weight = torch.cat([ops.dequantize(part, DTYPES[self._dtype]) for part in parts])
             return ops.StoredWeight.dense(weight, bias)

@@ -10,7 +10,7 @@ import ops
 from ops import native
 from ops.gemm import few_rows_coded, triton_coded, triton_widen
 from ops.gemm.blocks import as_blocks
-from ops.gemm.coded import CodedLinearWeight, _laid
+from ops.gemm.coded import CodedLinearWeight, laid
 from ops.gemm.dequantize import MAX_FP8, dequantize, round_to_fp8
 from ops.stored import FP8, W4, W8, StoredWeight, WeightFormat
 from runtime.weights.dequantize import FORMATS
@@ -97,7 +97,7 @@ def test_triton_reads_all_codes(codes, groups, device, dtype, tolerance):
     for out_features, in_features, zeros in ((72, 192, True), (40, 192, False)):
         stored = to(drawn(codes, out_features, in_features, groups, zeros=zeros), device)
         bias = torch.randn(out_features, device=device, dtype=dtype) if zeros else None
-        weight, scales, _, _ = _laid((stored,))
+        weight, scales, _, _ = laid((stored,))
         for num_rows in (1, 17):
             x = torch.randn(num_rows, in_features, device=device, dtype=dtype)
             out = triton_coded.linear(x, codes, weight, scales, bias, dtype)
@@ -108,7 +108,7 @@ def test_triton_reads_all_codes(codes, groups, device, dtype, tolerance):
 @pytest.mark.parametrize(("codes", "groups"), [(FP8, 1), (FP8, 3), (W8, 1)], ids=str)
 def test_rounded_rows_meet_codes(codes, groups, device):
     stored = to(drawn(codes, 72, 192, groups), device)
-    weight, scales, _, _ = _laid((stored,))
+    weight, scales, _, _ = laid((stored,))
     x = torch.randn(20, 192, device=device)
     x[3] = 0
     if codes == FP8 and device == "cpu":  # the interpreter loses the carry of what is rounded up
@@ -129,7 +129,7 @@ def test_rounded_rows_meet_codes(codes, groups, device):
 @pytest.mark.parametrize("in_features", [192, 256])
 def test_four_bits_are_widened(device, in_features):
     stored = to(drawn(W4, 37, in_features, 2, zeros=True), device)
-    weight, scales, _, _ = _laid((stored,))
+    weight, scales, _, _ = laid((stored,))
     assert torch.equal(triton_widen.widen(weight, scales, in_features, torch.float32), dequantize(stored))
 
 
@@ -173,7 +173,7 @@ def test_every_stream_at_every_shape(codes, dtype):
             unit = 64 if codes == FP8 else 128
             groups = 1 if not variant.segments else in_features // unit * variant.segments
             stored = to(drawn(codes, out_features, in_features, groups, zeros=True), "cuda")
-            weight, scales, _, _ = _laid((stored,))
+            weight, scales, _, _ = laid((stored,))
             for num_rows in sorted({1, 8 * variant.tiles - 3, 8 * variant.tiles}):
                 x = torch.randn(num_rows, in_features, device="cuda", dtype=dtype)
                 bias = torch.randn(out_features, device="cuda", dtype=dtype)

@@ -57,6 +57,35 @@ def write(folder, dialect: Dialect, *, ignored: tuple[str, ...] = (), changes=No
     return theirs
 
 
+def write_experts(folder, dialect: Dialect):
+    """A Mixtral whose linear layers but head and routers are quantised -> it, with their numbers."""
+    torch.manual_seed(5)
+    random = torch.Generator().manual_seed(5)
+    config = transformers.MixtralConfig(**CONFIG | EXPERTS)
+    theirs = transformers.MixtralForCausalLM(config).eval()
+    tensors = {}
+    for name, values in theirs.state_dict().items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            base = name.rpartition(".experts.")[0] + ".experts"
+            for expert in range(len(values)):
+                halves = values[expert].chunk(2) if "gate_up" in name else [values[expert]]
+                for half, called in zip(halves, ("w1", "w3") if "gate_up" in name else ("w2",), strict=True):
+                    made, numbers = dialect.write(f"{base}.{expert}.{called}", half, random)
+                    half.copy_(numbers)
+                    tensors |= made
+        elif name.endswith("_proj.weight"):
+            made, numbers = dialect.write(name.removesuffix(".weight"), values, random)
+            values.copy_(numbers)
+            tensors |= made
+        else:
+            tensors[name] = values
+    tensors = {name.replace(".mlp.", ".block_sparse_moe."): each.contiguous().clone() for name, each in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    section = {"architectures": ["MixtralForCausalLM"], "quantization_config": dict(dialect.section)}
+    (folder / "config.json").write_text(json.dumps(config.to_dict() | section))
+    return theirs
+
+
 def load(folder, dtype="float32", **options):
     files = resolve(str(folder), None, lambda progress: None)
     return load_model(files, dtype=dtype, **OPTIONS | options)
@@ -142,37 +171,15 @@ def test_groups_of_several_sizes_are_no_groups(tmp_path):
 
 @torch.inference_mode()
 def test_experts_are_quantised_too(dialect, tmp_path):
-    torch.manual_seed(5)
-    random = torch.Generator().manual_seed(5)
-    config = transformers.MixtralConfig(**CONFIG | EXPERTS)
-    theirs = transformers.MixtralForCausalLM(config).eval()
-    tensors = {}
-    for name, values in theirs.state_dict().items():
-        if name.endswith(("gate_up_proj", "down_proj")):
-            base = name.rpartition(".experts.")[0] + ".experts"
-            for expert in range(len(values)):
-                halves = values[expert].chunk(2) if "gate_up" in name else [values[expert]]
-                for half, called in zip(halves, ("w1", "w3") if "gate_up" in name else ("w2",), strict=True):
-                    made, numbers = dialect.write(f"{base}.{expert}.{called}", half, random)
-                    half.copy_(numbers)
-                    tensors |= made
-        elif name.endswith("_proj.weight"):
-            made, numbers = dialect.write(name.removesuffix(".weight"), values, random)
-            values.copy_(numbers)
-            tensors |= made
-        else:
-            tensors[name] = values
-    tensors = {name.replace(".mlp.", ".block_sparse_moe."): each.contiguous().clone() for name, each in tensors.items()}
-    save_file(tensors, tmp_path / "model.safetensors")
-    section = {"architectures": ["MixtralForCausalLM"], "quantization_config": dict(dialect.section)}
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | section))
+    theirs = write_experts(tmp_path, dialect)
     torch.testing.assert_close(logits(load(tmp_path)), theirs(torch.tensor([IDS])).logits[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
 @torch.inference_mode()
-def test_on_a_gpu_it_computes_what_its_numbers_say(dialect, tmp_path):
-    write(tmp_path, dialect)
+@pytest.mark.parametrize("written", [write, write_experts], ids=["llama", "mixtral"])
+def test_on_a_gpu_it_computes_what_its_numbers_say(written, dialect, tmp_path):
+    written(tmp_path, dialect)
     found = []
     for keep in (True, False):
         model = load(tmp_path, "bfloat16", device="cuda", weights=WeightPolicy("bfloat16", keep_quantized=keep))

@@ -1,0 +1,75 @@
+"""Experts in codes and scales: Triton's products against float64, and what does not go together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ops
+from ops.gemm.dequantize import dequantize
+from ops.moe.triton_coded import CodedExpertWeights
+from ops.moe.triton_experts import mix
+from ops.stored import FP8, W4, W8, StoredWeight
+from tests.ops.moe_case import Clamped, moe_case
+from tests.ops.places import interpreted_once, places
+from tests.ops.test_coded_linear import drawn, to
+
+CASES = [(FP8, 1), (FP8, 3), (W8, 1), (W4, 1), (W4, 3)]
+
+
+def coded(case, codes, groups, device, dtype, *, ordered=False) -> CodedExpertWeights:
+    """The case's experts with drawn codes; the case then has their numbers."""
+    experts = CodedExpertWeights(case.shape, dtype, torch.device(device))
+    for half, weights in case.weights.items():
+        for expert, weight in enumerate(weights):
+            stored = drawn(codes, *weight.shape, groups, zeros=codes == W4, seed=expert)
+            if ordered:
+                order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(expert)).int()
+                stored = StoredWeight(codes, {**stored.tensors, "order": order})
+            weight.copy_(dequantize(stored, torch.float64))
+            bias = case.biases[half][expert].to(device, dtype) if case.shape.bias else None
+            experts.fill(half, expert, to(stored, device).with_bias(bias))
+    return experts
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(places(1e-5, 3e-3, 2e-2)))
+@pytest.mark.parametrize(("codes", "groups"), CASES, ids=str)
+def test_they_mix_as_their_numbers_say(codes, groups, device, dtype, tolerance):
+    gated, clamped = ops.ExpertShape(3, 96, 192), ops.ExpertShape(4, 192, 96, True, Clamped(1.702, 7.0))
+    for shape, num_tokens in ((gated, 9), (clamped, 1)):
+        case = moe_case(num_tokens, shape, ops.Routing(2, renormalize=True), plus=True)
+        experts = coded(case, codes, groups, device, dtype)
+        inputs = case.inputs(dtype, device)
+        choice = experts.choose(num_tokens, 2)
+        plus = inputs["plus"]
+        out = mix(experts, inputs["x"], inputs["logits"], case.routing, inputs["e_score_correction_bias"], plus, choice)
+        expected = case.expected().to(device)
+        assert (out.double() - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize(("device", "dtype", "tolerance"), interpreted_once(places(1e-5, 3e-3, 2e-2)))
+def test_columns_in_an_order_of_their_own_meet_theirs(device, dtype, tolerance):
+    case = moe_case(5, ops.ExpertShape(3, 128, 64), ops.Routing(2))
+    experts = coded(case, W4, 2, device, dtype, ordered=True)
+    inputs = case.inputs(dtype, device)
+    out = mix(experts, inputs["x"], inputs["logits"], case.routing, None, inputs["plus"], experts.choose(5, 2))
+    expected = case.expected().to(device)
+    assert (out.double() - expected).norm() < tolerance * expected.norm()
+
+
+def test_what_is_filled_in_must_go_together():
+    shape = ops.ExpertShape(2, 128, 64)
+    experts = CodedExpertWeights(shape, torch.bfloat16, torch.device("cpu"))
+    experts.fill("down", 0, drawn(W4, 128, 64, 2))
+    before = experts.nbytes
+    experts.fill("down", 1, drawn(W4, 128, 64, 1))  # coarser groups become finer
+    assert experts.nbytes == before
+    with pytest.raises(ValueError, match="experts in fp8 where w4 are kept"):
+        experts.fill("down", 1, drawn(FP8, 128, 64, 1))
+    with pytest.raises(ValueError, match="weight has shape"):
+        experts.fill("down", 1, drawn(W4, 64, 64, 1))
+    order = StoredWeight(W4, {**drawn(W4, 128, 64, 2).tensors, "order": torch.arange(64).flip(0).int()})
+    with pytest.raises(ValueError, match="either all experts"):
+        experts.fill("down", 1, order)
+    with pytest.raises(ValueError, match="no bias"):
+        experts.fill("down", 1, StoredWeight(W4, {"bias": torch.zeros(128)}))
