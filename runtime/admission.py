@@ -145,7 +145,7 @@ class Admission:
             self._rate.waiting(self._clock())
 
     def started(self, num: int, *, others_wait: bool) -> None:
-        """So many sequences are in a step for the first time."""
+        """Note that `num` sequences are in a step for the first time."""
         self._rate.started(num, self._clock(), others_wait=others_wait)
 
     def gained(self, caller: bytes | None, num_tokens: int) -> None:

@@ -69,13 +69,13 @@ class StepBudget(Protocol):
         ...
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        """A step took so long."""
+        """Note that the step of `batch` took `took_s` seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget:
-    """So many tokens, whatever they take; None: no limit."""
+    """A budget of a fixed number of tokens, whatever a step of them takes; None: no limit."""
 
     num_tokens: int | None
     has_turns: bool = False
@@ -125,8 +125,8 @@ class Goals:
     def resolve(
         cls, max_itl_s: float | None, target_ttft_s: float | None, token_s: float, platform: PlatformSteps
     ) -> Goals:
-        """As asked. Else time between tokens for what so many tokens of prompts take, so that computing them is worth its while,
-        but what is the platform's at most; and five times as long until the first."""
+        """The goals that were given. Else time between tokens for what so many tokens of prompts take, so that computing them is
+        worth its while, but what is the platform's at most; and five times as long until the first."""
         slowdown = None
         if max_itl_s is None:
             max_itl_s = min(max(WORTHWHILE_TOKENS * token_s, SHORTEST_ITL_S), platform.longest_itl_s)
@@ -135,7 +135,7 @@ class Goals:
 
 
 class TimedBudget:
-    """As many tokens as keep `goals`, by what steps cost; `least` of them at least, as far as a slowdown allows."""
+    """A budget of as many tokens as keep `goals`, by what steps cost; `least` of them at least, as far as a slowdown allows."""
 
     def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1) -> None:
         self.goals = goals
@@ -179,7 +179,7 @@ class TimedBudget:
         return max(1, least, self._tokens(load, self.step_s(load)))
 
     def _tokens(self, load: Load, step_s: float) -> int:
-        """Of prompts, in a step that takes so long."""
+        """How many tokens of prompts fit a step of `step_s` seconds."""
         cost, measured_s = self.learned.cost, self.learned.assumed.token_s
         token_s = max(cost.token_s, _LEAST_OF_MEASURED * measured_s) + load.depth * cost.pair_s
         return int(self.learned.prompts_within(step_s, load.num_decodes, load.num_context_tokens) / token_s)

@@ -20,7 +20,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class _Codes:
-    """As few_rows_coded.cu has them: `columns` of a unit, `units` of a batch."""
+    """How codes lie in few_rows_coded.cu: `columns` of a unit, `units` of a batch."""
 
     name: str
     columns: int
@@ -120,7 +120,7 @@ def choose(
     codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool,
     multiprocessors: int,
 ) -> Variant:  # fmt: skip
-    """As few_rows.choose."""
+    """The quickest instance for `codes`; see few_rows.choose."""
     form = _CODES[codes]
     warps = 16 if out_features // 16 < multiprocessors else 8
     batches = -(-in_features // (form.columns * form.units * warps))

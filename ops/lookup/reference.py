@@ -16,7 +16,7 @@ def look_up(history: Tensor, rows: Tensor, lengths: Tensor, num: int, *, shortes
 
 
 def _place(text: Tensor, shortest: int, longest: int) -> int:
-    """Where what follows begins; the last token's own place where there is none."""
+    """The place behind the n-gram that was found; the last token's own where none was."""
     length = len(text)
     going = torch.ones(length, dtype=torch.bool, device=text.device)  # by the place behind which it would begin
     matched = torch.zeros(length, dtype=torch.int64, device=text.device)

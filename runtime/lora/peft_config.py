@@ -94,7 +94,7 @@ class PeftConfig:
 
 
 def _matching(pattern: Mapping[str, N], module: str, default: N) -> N:
-    """As PEFT: the first key, a regular expression, that matches the name's end from a dot on."""
+    """The value of the first key, a regular expression, that matches the name's end from a dot on, as PEFT takes it."""
     for key, value in pattern.items():
         if re.match(rf"(?:.*\.)?(?:{key})$", module):
             return value

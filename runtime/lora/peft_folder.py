@@ -167,7 +167,7 @@ def _part(folder: Path, module: str, target: Target, a: Array, b: Array, scale: 
 
 
 def _our_order(transform: Transform, target: Target) -> Array | None:
-    """Where a checkpoint's part has each row that the decoder's has, by what is done to the whole weight. None where rows would
+    """The row of a checkpoint's part that each row of the decoder's is, by what is done to the whole weight. None where rows would
     leave their part."""
     if isinstance(transform, InterleavedHalves):
         transform = InterleavedHalves()  # B's rows are outputs, however its layer's weight lies

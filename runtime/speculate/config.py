@@ -62,7 +62,7 @@ class SpeculativeConfig:
 
     @classmethod
     def parse(cls, given: object) -> Self:
-        """From JSON, or from what JSON says. Raises ValueError."""
+        """The configuration that a text of JSON says, or an object. Raises ValueError."""
         if isinstance(given, str):
             import json
 
@@ -136,7 +136,7 @@ class SpeculativeConfig:
         return self.method in ON_DEVICE
 
     def __str__(self) -> str:
-        """For people."""
+        """The method and its options, in words for the log."""
         length = "up to " if self.adaptive else ""
         by = self.method if self.model is None else f"{self.method} {self.model}"
         told = f"{by}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"

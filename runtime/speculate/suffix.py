@@ -174,7 +174,7 @@ class _Generations:
         return [self._young] if self._old is self._young else [self._young, self._old]
 
     def add(self, ids: Several[int]) -> None:
-        """Of a very long answer the end."""
+        """Remember an answer; of a very long one its end."""
         ids = (*ids[1 - self._max_tokens :], _BORDER)
         if self._num_young == self._max_answers or len(self._young) + len(ids) > self._max_tokens:
             self._old, self._num_old = self._young, self._num_young

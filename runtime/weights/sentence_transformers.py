@@ -125,7 +125,7 @@ def _pooling(folder: Path, config: Mapping[str, Any]) -> Literal["cls", "mean", 
 
 
 def _label_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of no, where it counts, and of yes."""
+    """The ids of the tokens for no, where it counts, and for yes."""
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise WeightsError(f"{folder}: module_input_name {config['module_input_name']!r} is not supported")
     ids = tuple(id for id in (config.get("false_token_id"), config.get("true_token_id")) if id is not None)

@@ -140,12 +140,12 @@ class FileStore:
             )
 
     def reserve(self, num_bytes: int) -> None:
-        """So many more are about to be written outside the store. Raises StorageFull."""
+        """Make room for bytes that are about to be written outside the store. Raises StorageFull."""
         self.check_room(num_bytes, 0)
         self.account(num_bytes)
 
     def account(self, num_bytes: int) -> None:
-        """So many more (less than 0: fewer) are there outside the store."""
+        """Count bytes that lie outside the store; less than 0: that are gone."""
         self._reserved_bytes += num_bytes
 
     async def add(self, content: BinaryIO, file: StoredFile) -> StoredFile:

@@ -33,14 +33,14 @@ class LoadLoraAdapter(Struct, kw_only=True):
     load_inplace: bool | None = None
 
     def check(self) -> None:
-        """Its type says it all."""
+        """Nothing is left to check: the types of the fields bound them."""
 
 
 class UnloadLoraAdapter(Struct, kw_only=True):
     lora_name: LoraName
 
     def check(self) -> None:
-        """Its type says it all."""
+        """Nothing is left to check: the types of the fields bound them."""
 
 
 class LoraLoaded(Struct):

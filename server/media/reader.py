@@ -27,7 +27,7 @@ COST = 1 << 20  # of one item, as texts are counted: very much
 
 
 class NoMedia:
-    """In place of a reader, where nothing is read. `why`: where that is not the model's fault."""
+    """What stands in place of a reader where no media are read. `why`: the reason, where it is not the model's."""
 
     modalities: frozenset[str] = frozenset()
 

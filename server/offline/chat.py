@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from server.config.options import ConfigError
 from server.offline.answerers import Answerer, AnswerFailed, Message, Piece
-from server.offline.asked import Asked, answering, asked_here, read_value
+from server.offline.arguments import Arguments, answering, arguments_or_exit_code, read_value
 
 QUESTION, MORE, QUOTES = "> ", ". ", '"""'
 HELP = """\
@@ -236,25 +236,29 @@ def printable(text: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0 at the end, 1 where there is no answer, 2 for options that cannot be honoured."""
-    asked = asked_here("chat", argv)
-    if isinstance(asked, int):
-        return asked
-    chat = Chat(fields=dict(asked.fields))
-    chat.set_system(asked.system)
-    with asyncio.Runner() as runner, answering(runner, asked) as answerer:
+    arguments = arguments_or_exit_code("chat", argv)
+    if isinstance(arguments, int):
+        return arguments
+    chat = Chat(fields=dict(arguments.fields))
+    chat.set_system(arguments.system)
+    with asyncio.Runner() as runner, answering(runner, arguments) as answerer:
         if answerer is None:
             return 1
-        if asked.prompt or not sys.stdin.isatty():
-            return answer_once(runner, lambda question: answerer.chat([*chat.messages, question], chat.fields), asked)
+        if arguments.prompt or not sys.stdin.isatty():
+            return answer_once(
+                runner, lambda question: answerer.chat([*chat.messages, question], chat.fields), arguments
+            )
         with _history():
             print(f"{answerer.name}: ask, or /help")
             Session(answerer, chat, sys.stdout, input, styled=is_styled(sys.stdout, os.environ)).run(runner)
     return 0
 
 
-def answer_once(runner: asyncio.Runner, ask: Callable[[Message], AsyncGenerator[Piece, None]], asked: Asked) -> int:
+def answer_once(
+    runner: asyncio.Runner, ask: Callable[[Message], AsyncGenerator[Piece, None]], arguments: Arguments
+) -> int:
     """The answer, and nothing else, on standard output."""
-    question = asked.prompt or sys.stdin.read()
+    question = arguments.prompt or sys.stdin.read()
     shown = Shown(sys.stdout, is_styled(sys.stdout, os.environ))
     try:
         runner.run(shown.show(ask({"role": "user", "content": question})))

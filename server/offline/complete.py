@@ -6,19 +6,19 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from server.offline.asked import answering, asked_here
+from server.offline.arguments import answering, arguments_or_exit_code
 from server.offline.chat import answer_once
 
 
 def main(argv: Sequence[str]) -> int:
     """The exit code, as `oneloop chat`'s."""
-    asked = asked_here("complete", argv)
-    if isinstance(asked, int):
-        return asked
-    if not asked.prompt and sys.stdin.isatty():
+    arguments = arguments_or_exit_code("complete", argv)
+    if isinstance(arguments, int):
+        return arguments
+    if not arguments.prompt and sys.stdin.isatty():
         print("oneloop: complete what? oneloop complete PROMPT, or a text by a pipe", file=sys.stderr)
         return 2
-    with asyncio.Runner() as runner, answering(runner, asked) as answerer:
+    with asyncio.Runner() as runner, answering(runner, arguments) as answerer:
         if answerer is None:
             return 1
-        return answer_once(runner, lambda text: answerer.complete(text["content"], asked.fields), asked)
+        return answer_once(runner, lambda text: answerer.complete(text["content"], arguments.fields), arguments)

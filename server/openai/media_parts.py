@@ -23,7 +23,7 @@ class ImagePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="typ
 
 
 class InputImagePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
-    """As the Responses API has it."""
+    """A picture as the Responses API spells it."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -88,7 +88,7 @@ def media_part(part: AnyMediaPart, where: str) -> MediaPart:
 
 
 def input_image(url: str | None, file_id: str | None, where: str) -> MediaPart:
-    """As the Responses API has it. Raises InvalidRequest."""
+    """The picture that a part of the Responses API names. Raises InvalidRequest."""
     if file_id is not None:
         raise UnsupportedParameter(f"{where}.file_id", instead="image_url")
     if url is None:

@@ -45,14 +45,15 @@ class Comparison:
 
 
 def cosine(first: memoryview, second: memoryview) -> float:
-    """Of vectors [D]; 0 where one has no length."""
+    """The cosine of two vectors [D]; 0 where one has no length."""
     a, b = as_array(first), as_array(second)
     length = float((a @ a) * (b @ b)) ** 0.5
     return float(a @ b) / length if length else 0.0
 
 
 def max_sim(first: memoryview, second: memoryview) -> float:
-    """Of the vectors of all tokens, [Q, D] and [T, D]: for each of the first the nearest of the second, summed."""
+    """The late interaction of two texts, by the vectors of their tokens [Q, D] and [T, D]: for each of the first the nearest of the
+    second, summed."""
     return float((as_array(first) @ as_array(second).T).max(axis=1).sum())
 
 

@@ -173,7 +173,7 @@ class _Encoder:
             first, second = self._texts(ids)
 
     def _texts(self, ids: tuple[list[int], list[int]]) -> tuple[str, str]:
-        """Of the ids of two texts, without what was cut off in the middle of a character."""
+        """Two texts of their ids, without what was cut off in the middle of a character."""
         first, second = (self._tokenizer.decode(each, skip_special_tokens=False).strip("\ufffd") for each in ids)
         return first, second
 

@@ -13,7 +13,7 @@ import pytest
 
 from server.config.options import ConfigError
 from server.offline.answerers import AnswerFailed, Endpoint, Piece
-from server.offline.asked import read_asked, read_value
+from server.offline.arguments import read_arguments, read_value
 from server.offline.chat import Chat, Session, is_styled, printable
 
 ASK = {"role": "user", "content": "hi"}
@@ -141,7 +141,7 @@ def test_colours_only_where_they_are_wanted():
 
 
 def test_a_prompt_comes_first_and_what_is_not_ours_is_the_engines():
-    asked = read_asked(
+    asked = read_arguments(
         "chat", ["Say", "hi", "--max-num-seqs", "3", "--temperature", "0", "--system", "S", "--model", "m"], {}
     )
     assert (asked.prompt, asked.system, asked.fields) == ("Say hi", "S", {"temperature": 0})
@@ -150,9 +150,9 @@ def test_a_prompt_comes_first_and_what_is_not_ours_is_the_engines():
 
 def test_an_endpoint_has_a_key_from_the_environment_unless_one_is_given():
     environment = {"OPENAI_API_KEY": "other", "ONELOOP_API_KEY": "ours"}
-    assert read_asked("chat", ["--url", "http://x"], environment).api_key == "ours"
-    assert read_asked("chat", ["--url", "http://x", "--api-key", "k"], environment).api_key == "k"
-    assert read_asked("complete", ["--url", "http://x"], {}).api_key is None
+    assert read_arguments("chat", ["--url", "http://x"], environment).api_key == "ours"
+    assert read_arguments("chat", ["--url", "http://x", "--api-key", "k"], environment).api_key == "k"
+    assert read_arguments("complete", ["--url", "http://x"], {}).api_key is None
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ def test_an_endpoint_has_a_key_from_the_environment_unless_one_is_given():
 )
 def test_what_cannot_be_honoured_is_refused(argv, words):
     with pytest.raises(ConfigError, match=words):
-        read_asked("chat", argv, {})
+        read_arguments("chat", argv, {})
 
 
 def test_help_says_what_there_is(capsys):
-    assert read_asked("complete", ["--help"], {}) is None
+    assert read_arguments("complete", ["--help"], {}) is None
     assert "--url" in capsys.readouterr().out
 
 

@@ -74,7 +74,7 @@ def _cut(whole: Parameter, own: Parameter, rank: int, size: int) -> Cut:
 
 
 def _span(count: int, held: int, rank: int, size: int) -> Span:
-    """Of `count` in all: neighbours hold the same where there are fewer such spans than devices."""
+    """The span of `rank`, of `count` in all: neighbours hold the same where there are fewer such spans than devices."""
     start = rank * (count // held) // size * held
     return Span(start, start + held)
 

@@ -1,4 +1,4 @@
-"""What `oneloop chat` and `oneloop complete` are asked at the command line, and who shall answer it.
+"""Arguments of `oneloop chat` and `oneloop complete`, and who shall answer.
 
 What is not theirs is an option of the engine, read as `oneloop serve` reads it."""
 
@@ -32,7 +32,7 @@ DESCRIPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Arguments:
     """`url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names."""
 
     prompt: str
@@ -44,18 +44,18 @@ class Asked:
     config: ServerConfig | None
 
 
-def asked_here(command: str, argv: Sequence[str]) -> Asked | int:
-    """What this process is asked; its exit code where there is nothing to answer: 0 after help, 2 for options that cannot be
+def arguments_or_exit_code(command: str, argv: Sequence[str]) -> Arguments | int:
+    """The arguments of this process; its exit code where there is nothing to answer: 0 after help, 2 for options that cannot be
     honoured, which has been said then."""
     try:
-        asked = read_asked(command, argv, os.environ)
+        arguments = read_arguments(command, argv, os.environ)
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
-    return 0 if asked is None else asked
+    return 0 if arguments is None else arguments
 
 
-def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Asked | None:
+def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Arguments | None:
     """None where only help was asked for, which has been printed then.
 
     Raises ConfigError."""
@@ -96,9 +96,9 @@ def read_asked(command: str, argv: Sequence[str], environment: Mapping[str, str]
         if rest:
             raise ConfigError(f"{rest[0]} says nothing to an endpoint")
         key = given.api_key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
-        return Asked(prompt, system, fields, given.url, key, given.model, None)
+        return Arguments(prompt, system, fields, given.url, key, given.model, None)
     model = [] if given.model is None else ["--model", given.model]
-    return Asked(
+    return Arguments(
         prompt, system, fields, None, None, None, parse([*model, *rest], environment).of_one_model("what is asked here")
     )
 
@@ -120,7 +120,7 @@ def read_value(name: str, text: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def answering(runner: asyncio.Runner, asked: Asked) -> Iterator[Answerer | None]:
+def answering(runner: asyncio.Runner, arguments: Arguments) -> Iterator[Answerer | None]:
     """Who answers, as long as the block lasts; None where nobody can, which has been said then."""
     from server.loaded.lifecycle import LoadError
     from server.offline.answerers import AnswerFailed, Endpoint, LocalModel
@@ -128,12 +128,12 @@ def answering(runner: asyncio.Runner, asked: Asked) -> Iterator[Answerer | None]
 
     answerer: Answerer
     try:
-        if asked.url is not None:
-            answerer = endpoint = Endpoint(asked.url, asked.model, asked.api_key)
+        if arguments.url is not None:
+            answerer = endpoint = Endpoint(arguments.url, arguments.model, arguments.api_key)
             runner.run(endpoint.find_model())
         else:
-            assert asked.config is not None
-            answerer = LocalModel(LLM.of(asked.config), asked.config.served_names[0])
+            assert arguments.config is not None
+            answerer = LocalModel(LLM.of(arguments.config), arguments.config.served_names[0])
     except (AnswerFailed, ValueError, LoadError) as error:
         print(f"oneloop: {error}", file=sys.stderr)
         yield None
