@@ -16,6 +16,7 @@ COMMANDS = (
     "idle",
     "steps",
     "drafts",
+    "embed",
     "gpu",
     "weights",
     "compare",

@@ -44,6 +44,40 @@ def test_serve_repeats_and_changes_workloads_by_its_options(served, capsys):
     assert [(run["out_tokens"], run["rate_per_s"]) for run in summary["runs"]] == [(6, 1000.0)] * 2
 
 
+def test_embed_measures_texts_of_each_length(served, capsys):
+    url, _ = served
+    sizes = [
+        "--words",
+        "2",
+        "5",
+        "--texts",
+        "7",
+        "--batch",
+        "3",
+        "--concurrency",
+        "2",
+        "--singles",
+        "4",
+        "--rounds",
+        "2",
+    ]
+    assert main(["embed", "--base-url", url, *sizes]) == 0
+    out, summary = last_json(capsys)
+    rows = summary["embeddings"]
+    assert [(row["words"], row["tokens"], len(row["runs"])) for row in rows] == [(2, 3.0, 2), (5, 3.0, 2)]
+    assert all(row["texts_per_s"] > 0 and row["single_ms_p50"] > 0 for row in rows)
+    assert "one in" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [(["http://127.0.0.1:1"], "refused"), (["http://127.0.0.1:1", "--batch", "0"], "at least 1")],
+)
+def test_embed_says_what_cannot_be_measured(args, reason, capsys):
+    assert main(["embed", "--base-url", *args]) == 2
+    assert reason in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "reason"),
     [

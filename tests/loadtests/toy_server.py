@@ -37,6 +37,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if "broken" in self.moods:
             self._reply(500, b'{"error": {"message": "toy is broken"}}')
+        elif self.path == "/v1/embeddings":
+            data = [{"index": index, "embedding": "AAAA"} for index in range(len(body["input"]))]
+            self._reply(200, json.dumps({"data": data, "usage": {"prompt_tokens": 3 * len(data)}}).encode())
         elif body.get("stream"):
             if "mortal" in self.moods:
                 os._exit(3)
