@@ -18,5 +18,6 @@ class ServerLoad(Struct):
 
 @route("GET", "/load", Operation("serverLoad", "Server", "Requests in the engine", {JSON: ServerLoad}, refusals=(503,)))
 async def server_load(service: Service, http: Request) -> Response:
-    health = engines.health(service.lifecycle.require_model().engines)
-    return json_response({"server_load": health.num_running + health.num_waiting})
+    loaded = service.lifecycle.require_model()
+    health = engines.health(loaded.engines)
+    return json_response({"server_load": health.num_running + health.num_waiting + loaded.num_waiting})

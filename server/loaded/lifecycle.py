@@ -147,7 +147,7 @@ class Lifecycle:
         if self.phase is Phase.FAILED or self._loaded is None:
             return 503, {"status": "failed", "reason": self.reason}
         engine = engines.health(self._loaded.engines)
-        counts = {"running": engine.num_running, "waiting": engine.num_waiting}
+        counts = {"running": engine.num_running, "waiting": engine.num_waiting + self._loaded.num_waiting}
         if not engine.ok:
             return 503, {"status": "failed", "reason": engine.reason, **counts}
         if self.phase is Phase.DRAINING:

@@ -89,6 +89,11 @@ class LoadedModel:
         return () if own is None else tuple(each for each in own.swaps.models if each is not own)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a model to be loaded."""
+        return 0 if self.swapped is None else self.swapped.swaps.num_waiting
+
+    @property
     def is_resident(self) -> bool:
         """Whether requests may use it without another one's making room."""
         return self.swapped is None or self.swapped.status is Status.LOADED

@@ -104,15 +104,18 @@ class SwappedModel:
             raise RuntimeError("a model is used outside of any visit")
         if self not in visit.models:
             if not self.swaps.takes(self):
-                await visit.while_waited_for(self.swaps.wait(self, deadline_s))
+                limit_s = visit.deadline_s if deadline_s is None else deadline_s
+                await visit.while_waited_for(self.swaps.wait(self, limit_s))
             visit.models.append(self)
 
 
 @dataclass(slots=True)
 class Visit:
-    """A request on its way: what it has entered it keeps. `while_waited_for` waits for as long as its client does."""
+    """A request on its way: what it has entered it keeps. `while_waited_for` waits for as long as its client does; `deadline_s`:
+    what is known of its time before its body is read, by the monotonic clock."""
 
     while_waited_for: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
+    deadline_s: float | None = None
     models: list[SwappedModel] = field(default_factory=list)
 
 
@@ -120,9 +123,11 @@ VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
 
 
 @contextmanager
-def visiting(while_waited_for: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]) -> Iterator[None]:
+def visiting(
+    while_waited_for: Callable[[Coroutine[Any, Any, None]], Awaitable[None]], deadline_s: float | None = None
+) -> Iterator[None]:
     """A request's whole life, its answer included."""
-    visit = Visit(while_waited_for)
+    visit = Visit(while_waited_for, deadline_s)
     token = VISIT.set(visit)
     try:
         yield
@@ -174,6 +179,11 @@ class Swaps:
         """It is loaded already."""
         model.loaded, model.is_prepared = loaded, True
         self._open(model)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the line."""
+        return len(self._line)
 
     @property
     def resident(self) -> list[SwappedModel]:

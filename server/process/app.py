@@ -25,8 +25,10 @@ from server.batches.folder import BatchFolder
 from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
+from server.generate.terms import deadline_s
 from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
+from server.http.head import arrival
 from server.http.hosts import LOOPBACK_NAMES, CheckHost
 from server.http.middleware import RequestMiddleware
 from server.http.tracing import note_trace
@@ -83,7 +85,7 @@ class Endpoint:
         if loaded is None or loaded.swapped is None:
             await self._answer(scope, receive, send)
             return
-        with visiting(partial(while_waited_for, receive)):
+        with visiting(partial(while_waited_for, receive), deadline_s(self._service.config, None, arrival(scope))):
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

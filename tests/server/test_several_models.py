@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -110,6 +111,28 @@ async def test_a_full_line_is_429_and_a_time_that_is_over_504(several):
     refused = await server.chat(model="b")
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     waits.cancel()
+    stream.leave()
+
+
+async def test_who_waits_for_a_model_is_counted_and_ends_when_its_time_is_over(several):
+    server, turns = await several(paused=True)
+    stream = await server.open_stream("/v1/completions", prompt="Hi", stream=True, model="a")
+    await stream.head()
+    for sent, headers in (({}, {"x-request-timeout": "5"}), ({"timeout": 5.0}, {})):
+        turns.timers.now_s = time.monotonic()  # as requests have it; it stands still
+        if sent:  # where nothing of it is known, a body's limit counts from when its model is
+            await turns.sources["b"].prepare()
+            turns["b"].loaded = await turns.sources["b"].load()
+        asked = asyncio.create_task(
+            server.post("/v1/completions", {"prompt": "Hi", "model": "b", **sent}, headers=headers)
+        )
+        await until(lambda: turns["b"].waiting)
+        assert (await server.http.get("/health")).json()["waiting"] == 1
+        assert (await server.http.get("/load")).json() == {"server_load": 2}
+        turns.timers.pass_s(6)
+        late = await asked
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert turns.swaps.num_waiting == 0
     stream.leave()
 
 
