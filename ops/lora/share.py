@@ -81,10 +81,12 @@ class LoraSlots(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
-        """out [T, N] += what the adapter of each row of x [T, K] adds. T may be 0."""
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, *, early: bool = False) -> None:
+        """out [T, N] += what the adapter of each row of x [T, K] adds. T may be 0.
 
-    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor) -> Tensor | None:
+        `early`: as `LinearWeight.matmul_first` said, which was launched last."""
+
+    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor, *, early: bool = False) -> Tensor | None:
         """silu of the first half of gate_up [T, N] + what adapters add, times the second, [T, N / 2], if one kernel does both."""
         return None
 

@@ -10,9 +10,10 @@ every time.
 What takes the time of a decode step is how often a program waits for memory, one load behind another. So what the next tile needs
 is asked for before the results of this one are.
 
-What a kernel reads before it waits for the one before it: which tiles there are, which a kernel wrote as the step began that let no
-later one begin early; and adapters, which copies wrote. A program without a tile ends at once, but for the first, which waits: else
-whoever comes next would take what came before for done."""
+What a kernel reads before it waits for the one before it: x, where the weight's own kernel lets it start when x is there
+(`LinearWeight.matmul_first`), so that it shrinks beside that one's work; which tiles there are, which a kernel wrote as the step
+began that let no later one begin early; and adapters, which copies wrote. A program without a tile ends at once, but for the
+first, which waits: else whoever comes next would take what came before for done."""
 
 from __future__ import annotations
 
@@ -63,9 +64,10 @@ def _inner(a_ptr, stride_a, slot, row, depth, IN: tl.constexpr):
 def _shrink(
     x_ptr, stride_x, a_ptr, stride_a, order_ptr, tiles_ptr, h_ptr, num_tokens, num_tiles,
     PARTS: tl.constexpr, RANK: tl.constexpr, IN: tl.constexpr, PIECE: tl.constexpr,
-    ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # x [tokens, IN], a [slots, PARTS, RANK, IN] -> h [pieces, tokens as sorted, PARTS, RANK] float32: the sums over one PIECE.
+    # EARLY: the kernel before this one lets it start when x is there, and it waits only before it writes.
     part, piece, tile = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     slot, place, there, token = _tile(order_ptr, tiles_ptr, tile, num_tiles, ROWS)
     if (slot < 0) & (tl.program_id(0) + tile > 0):
@@ -73,22 +75,31 @@ def _shrink(
     rank, depth = tl.arange(0, RANK), piece * PIECE + tl.arange(0, DEPTH)
     row = part * RANK + rank
     a = _inner(a_ptr, stride_a, slot, row, depth, IN)
-    wait_for_previous(PDL)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    else:
+        wait_for_previous(PDL)
     while slot >= 0:
         x_at = x_ptr + token[:, None] * stride_x
-        x = tl.load(x_at + depth[None, :], mask=there[:, None] & (depth < IN)[None, :], other=0.0)
+        mask = there[:, None] & (depth < IN)[None, :]
+        x = tl.load(x_at + depth[None, :], mask=mask, other=0.0, cache_modifier=".cg")
         tile += tl.num_programs(1)
         next_slot, next_place, next_there, next_token = _tile(order_ptr, tiles_ptr, tile, num_tiles, ROWS)
         result = tl.dot(x, tl.trans(a), input_precision=PRECISION)
         for offset in range(DEPTH, PIECE, DEPTH):
             a = _inner(a_ptr, stride_a, slot, row, depth + offset, IN)
             inside = depth + offset < IN
-            x = tl.load(x_at + (depth + offset)[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+            mask = there[:, None] & inside[None, :]
+            x = tl.load(x_at + (depth + offset)[None, :], mask=mask, other=0.0, cache_modifier=".cg")
             result = tl.dot(x, tl.trans(a), result, input_precision=PRECISION)
         a = _inner(a_ptr, stride_a, next_slot, row, depth, IN)
+        if EARLY:
+            wait_for_previous(PDL)
         h_at = h_ptr + ((piece * num_tokens + place.to(tl.int64)) * PARTS + part) * RANK
         tl.store(h_at[:, None] + rank[None, :], result, mask=there[:, None])
         slot, place, there, token = next_slot, next_place, next_there, next_token
+    if EARLY:
+        wait_for_previous(PDL)  # the first program, where nobody has an adapter
 
 
 @triton.jit
@@ -267,11 +278,11 @@ class TritonLoraSlots(LoraSlots):
         for ours, given in zip(self._slots(), self._views(share), strict=True):
             ours[slot].copy_(given)
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, *, early: bool = False) -> None:
         """Rows of x and out contiguous; x may be of a wider type than the adapters."""
         if not len(out):
             return
-        h, (order, tiles), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self._slots()
+        h, (order, tiles), (_, b, scale) = self._shrunk(x, adapters, early), _known(adapters), self._slots()
         columns = self._columns_of(len(out))
         blocks = self._blocks[columns]
         _expand[_grid(blocks.shape[1], tiles)](
@@ -280,13 +291,13 @@ class TritonLoraSlots(LoraSlots):
             PRECISION=self._precision, **overlap(out.device),
         )  # fmt: skip
 
-    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor) -> Tensor | None:
+    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor, *, early: bool = False) -> Tensor | None:
         if not self._is_pair:
             return None
         width = self.shape.parts[0]
         out = gate_up.new_empty(len(gate_up), width)
         if len(out):
-            h, (order, tiles), (_, b, scale) = self._shrunk(x, adapters), _known(adapters), self._slots()
+            h, (order, tiles), (_, b, scale) = self._shrunk(x, adapters, early), _known(adapters), self._slots()
             columns = self._columns_of(len(out)) // 2
             _expand_gated[_grid(triton.cdiv(width, columns), tiles)](
                 h, b, b.stride(0), scale, scale.stride(0), order, tiles, gate_up.contiguous(), out, len(out),
@@ -295,7 +306,7 @@ class TritonLoraSlots(LoraSlots):
             )  # fmt: skip
         return out
 
-    def _shrunk(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
+    def _shrunk(self, x: Tensor, adapters: TokenAdapters, early: bool) -> Tensor:
         """h [pieces, T as sorted, parts, rank] float32."""
         self._compile(x)
         num_tokens, size, num_parts = len(x), self.shape.in_features, len(self.shape.parts)
@@ -304,11 +315,13 @@ class TritonLoraSlots(LoraSlots):
         pieces = triton.cdiv(size, piece)
         h = torch.empty(pieces, num_tokens, num_parts, self._rank, dtype=torch.float32, device=x.device)
         (order, tiles), a = _known(adapters), self._slots().a
-        x = x if x.dtype == self._dtype else x.to(self._dtype)
+        if x.dtype != self._dtype:
+            x, early = x.to(self._dtype), False
+        how = overlap(x.device)
         _shrink[_grid(num_parts * pieces, tiles)](
             x, x.stride(0), a, a.stride(0), order, tiles, h, num_tokens, tiles.shape[1],
             PARTS=num_parts, RANK=self._rank, IN=size, PIECE=piece, ROWS=tile_rows(num_tokens), DEPTH=self._depth,
-            PRECISION=self._precision, **overlap(x.device),
+            PRECISION=self._precision, EARLY=early and how["PDL"], **how,
         )  # fmt: skip
         return h
 
@@ -325,8 +338,9 @@ class TritonLoraSlots(LoraSlots):
             some = x.new_zeros(num_tokens, self.shape.in_features)
             adapters = index(torch.zeros(num_tokens, dtype=torch.int32, device=x.device), self.shape.num_slots)
             out = x.new_zeros(num_tokens, self.shape.out_features)
-            self.add(some, adapters, out)
-            self.gated(some, adapters, out)
+            for early in (False, True):
+                self.add(some, adapters, out, early=early)
+                self.gated(some, adapters, out, early=early)
 
 
 _compiled: set[tuple[LoraShape, torch.dtype, torch.dtype, torch.device]] = set()

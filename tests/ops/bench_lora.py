@@ -33,11 +33,12 @@ class Way(NamedTuple):
     columns: int = 128
     tiles: int = 32
     pieces: int | None = None
+    early: bool = True
 
 
 WAYS = (
     Way("as it is"), Way("64 columns", columns=64), Way("256 columns", columns=256), Way("64 tiles", tiles=64),
-    Way("16 tiles", tiles=16), Way("8 pieces", pieces=8),
+    Way("16 tiles", tiles=16), Way("8 pieces", pieces=8), Way("not early", early=False),
 )  # fmt: skip
 
 
@@ -59,10 +60,10 @@ class Layer:
         if adapters is None:
             return ops.gated_linear(x, weight) if name == "gate_up" else ops.linear(x, weight)
         slots._columns = way.columns, 64
-        out = weight.matmul(x)
+        out, early = weight.matmul_first(x) if way.early else (weight.matmul(x), False)
         if name == "gate_up":
-            return slots.gated(x, adapters, out)
-        slots.add(x, adapters, out)
+            return slots.gated(x, adapters, out, early=early)
+        slots.add(x, adapters, out, early=early)
         return out
 
 

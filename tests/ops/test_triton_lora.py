@@ -173,3 +173,40 @@ def test_one_graph_serves_any_mixture():
         replayed = out.clone()
         run()
         assert torch.equal(replayed, out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [1, 7, 40])
+def test_what_shrinks_beside_the_weight_s_own_work_reads_all_of_x(num_tokens):
+    """Thirty layers one behind another, in a graph: bitwise what they give where each kernel waits before it reads."""
+    device, size = torch.device("cuda", 0), 1024
+    random = torch.Generator(device).manual_seed(6)
+    layers = []
+    for _ in range(30):
+        weight = torch.randn(size, size, generator=random, device=device).bfloat16() / 32
+        slots = TritonLoraSlots(ops.LoraShape(size, size, (size,), 2, 16), torch.bfloat16, device)
+        a, b = (torch.randn(shape, generator=random, device=device).cpu() / 32 for shape in ((16, size), (size, 16)))
+        slots.put(1, slots.prepared([ops.LoraPart(0, a, b, 1.0)]))
+        layers.append((ops.prepare_linear(ops.StoredWeight.dense(weight)), slots))
+    given = torch.randn(num_tokens, size, generator=random, device=device).bfloat16()
+    norm, adapters = torch.ones(size, device=device).bfloat16(), index(torch.ones(num_tokens, device=device).int(), 2)
+
+    def run(*, may_be_early: bool) -> torch.Tensor:
+        x = given
+        for weight, slots in layers:
+            x = ops.rms_norm(x, norm, 1e-6)
+            out, early = weight.matmul_first(x)
+            assert early
+            slots.add(x, adapters, out, early=may_be_early)
+            x = out
+        return x
+
+    expected = run(may_be_early=False)
+    run(may_be_early=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(may_be_early=True)
+    for _ in range(50):
+        graph.replay()
+        assert torch.equal(found, expected)
