@@ -4,6 +4,7 @@ changes an answer. On a CPU and, marked gpu, on CUDA."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 import transformers
 
+from runtime.api import Request, SamplingParams
 from runtime.config import EngineConfig
+from runtime.engine import Engine
 from runtime.kv.kinds import State
 from runtime.models.load import load_draft_head, load_model
 from runtime.models.pair import ModelPair
@@ -29,7 +32,7 @@ from tests.equality.draft_heads import (
     mtp_checkpoint,
     spread,
 )
-from tests.equality.greedy import TIE, run
+from tests.equality.greedy import TIE, engine_parts, run
 from tests.equality.test_drafts import DEVICES, NUM_TOKENS, PROMPTS, VOCAB, assert_alike, generate
 from tests.runtime.guesses import noting_guesses
 
@@ -286,3 +289,35 @@ def test_a_recurrent_model_takes_what_is_looked_up_on_the_device(loaded, options
     guessed, num_drafted = asyncio.run(generate(model, "planned", speculative_config=config, **BLOCKS, **options))
     assert_alike(guessed, plain)
     assert num_drafted > 40
+
+
+async def left(pair: ModelPair, config: EngineConfig) -> list[list[int]]:
+    """What prompts are answered beside others that are left in the middle."""
+    parts = await engine_parts(pair, config)
+    engine = Engine(parts.scheduler, parts.runner, parts.model, steps_in_flight=config.steps_in_flight)
+    params = SamplingParams(NUM_TOKENS, temperature=0.0, ignore_eos=True)
+
+    async def answer(ids: Sequence[int], most: int) -> list[int]:
+        found: list[int] = []
+        async with engine.submit([Request("r", list(ids), params)]) as stream:
+            async for outputs in stream:
+                found += [token for output in outputs for token in output.token_ids]
+                if len(found) >= most:
+                    break
+        return found
+
+    try:
+        return await asyncio.gather(*(answer(ids, 5 if nth % 2 else NUM_TOKENS) for nth, ids in enumerate(PROMPTS)))
+    finally:
+        await engine.close()
+        assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
+
+
+@pytest.mark.parametrize("name", ["glm-4.5, louder by 0.05", "qwen 3 next, louder by 0.05"])
+def test_those_who_leave_change_nobodys_answer(loaded, name):
+    both = loaded(name)
+    config = engine_config(both.model.device, speculative_config=config_of())
+    plain = run(both.model, replace(config, speculative_config=None), PROMPTS, NUM_TOKENS, together=True)
+    for ids, expected in zip(asyncio.run(left(both.pair, config)), plain.token_ids, strict=True):
+        assert len(ids) >= 5
+        assert ids == expected[: len(ids)]

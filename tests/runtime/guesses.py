@@ -1,40 +1,36 @@
-"""Guesses as a device makes them, noted where they are entered for the next step."""
+"""Guesses as a draft head makes them, noted behind each step, wherever its rounds ran."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runtime.runner.device_inputs import DeviceInputs
-from runtime.runner.input_buffers import InputBuffers
+from runtime.runner.head_drafter import HeadDrafter
 
 
 class Guesses:
     """Of one sequence alone."""
 
     def __init__(self) -> None:
-        self._noted: list[tuple[int, int, int]] = []  # computed tokens, number of the round, id
+        self._noted: list[tuple[int, list[int]]] = []  # computed tokens, ids
 
-    def note(self, inputs, rows, nth, ids) -> None:
-        if int(rows[0]) >= 0:
-            self._noted.append((int(inputs.num_computed[rows[0]]), int(nth[0]), int(ids[0])))
+    def note(self, drafter: HeadDrafter, rows) -> None:
+        for row in rows:
+            if row.num_proposed:
+                inputs = drafter._inputs
+                found = inputs.draft_ids[row.row, : row.num_proposed].tolist()
+                self._noted.append((int(inputs.num_computed[row.row]), found))
 
     def by_length(self, most: int) -> Iterator[tuple[int, list[int]]]:
         """Behind how many tokens, of which the last was sampled and not computed, up to `most`; and the guesses made there."""
-        found: list[tuple[int, list[int]]] = []
-        for num_computed, nth, token in self._noted:
-            if not nth:
-                found.append((num_computed + 1, []))
-            found[-1][1].append(token)
-        yield from (each for each in found if each[0] <= most)
+        yield from ((num_computed + 1, ids) for num_computed, ids in self._noted if num_computed < most)
 
 
 def noting_guesses(monkeypatch) -> Guesses:
-    guesses = Guesses()
-    for inputs in (InputBuffers, DeviceInputs):
+    guesses, propose = Guesses(), HeadDrafter.propose
 
-        def noted(self, rows, nth, ids, put=inputs.put_drafts):
-            guesses.note(self, rows, nth, ids)
-            put(self, rows, nth, ids)
+    def noted(self, rows) -> None:
+        propose(self, rows)
+        guesses.note(self, rows)
 
-        monkeypatch.setattr(inputs, "put_drafts", noted)
+    monkeypatch.setattr(HeadDrafter, "propose", noted)
     return guesses
