@@ -217,6 +217,10 @@ def drawn(family: Row) -> transformers.PreTrainedModel:
     model = transformers.AutoModelForImageTextToText.from_config(
         family.config(), dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    return with_random_numbers(model)
+
+
+def with_random_numbers(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
     for parameter in model.parameters():
         if parameter.ndim == 1:  # biases and norms begin as zeros and ones, which hides mistakes
             torch.nn.init.normal_(parameter, float(parameter.data[0]), 0.3)

@@ -40,7 +40,8 @@ class Tower:
         self._model, self._dtype, self._device = model, dtype, device
         self.num_parameters = sum(each.numel() for each in model.parameters())
         self.weights_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
-        self._features = {each: getattr(model, _FEATURES[each]) for each in spec.modalities}
+        base = getattr(model, "model", model)  # below its head, whose own methods may only pass on what they are given
+        self._features = {each: getattr(base, _FEATURES[each]) for each in spec.modalities}
         self._takes = {each: _parameters(features) for each, features in self._features.items()}
 
     @torch.inference_mode()

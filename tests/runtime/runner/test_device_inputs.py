@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import ops
 from ops.inputs import reference, triton_unpack
 from runtime.api import SamplingParams
-from runtime.batch import SAMPLE, RowBinding, Sample, ScheduledRow
+from runtime.batch import SAMPLE, RowBinding, RowMedia, Sample, ScheduledRow
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.layout import KVLayout
 from runtime.runner import device_inputs
@@ -234,3 +235,26 @@ def test_every_token_has_its_row_s_adapter_and_padding_has_none(device):
     again = bound(scheduled(2, 0, (1, 2), blocks=(4,)), 0)
     assert slots([again, scheduled(5, 3, (8,))], 4) == [0, 0, -1, -1]
     assert slots([bound(again, -1), scheduled(5, 4, (8,))], 4) is None
+
+
+def test_rows_with_pictures_stand_beside_their_positions(make, device):
+    inputs = DeviceInputs(8, 64, 64, PLAIN, steps_in_flight=2, device=device, axes=True)
+    params = SamplingParams(max_tokens=4)
+
+    def bound(row: int, start: int, num_tokens: int, delta: int, media=None) -> ScheduledRow:
+        binding = RowBinding(params, 0, (), (), start, rope_delta=delta)
+        return scheduled(row, start, (7,) * num_tokens, blocks=(row,))._replace(binding=binding, media=media)
+
+    by_axis = np.array([[9, 9, 9], [9, 9, 10], [9, 10, 9]], np.int32)
+    rows = [bound(5, 0, 3, -1, RowMedia((), by_axis)), bound(2, 2, 2, 3), bound(1, 1, 1, 0)]
+    step = filled(inputs, rows, StepShape.of(rows)).forward
+    expected = [[*axis, 2 + 3, 3 + 3, 1] for axis in by_axis.tolist()]
+    assert step.rope_positions.tolist() == expected
+    assert step.positions.tolist() == [0, 1, 2, 2, 3, 1]
+    after = [scheduled(5, 3, (), late=True), scheduled(2, 4, (), late=True), scheduled(1, 2, (), late=True)]
+    filled(inputs, after, StepShape(4, 4, uniform=True))  # one axis again: a graph serves it
+    inputs.num_computed[torch.tensor([5, 2, 1])] = torch.tensor([3, 4, 2], dtype=torch.int32, device=device)
+    inputs.upload(after, StepShape(4, 4, uniform=True))
+    assert inputs.placed(StepShape(4, 4, uniform=True), None).forward.rope_positions[:3].tolist() == [2, 7, 2]
+    again = [bound(2, 0, 2, 0)]  # another tenant
+    assert filled(inputs, again, StepShape.of(again)).forward.rope_positions.tolist() == [0, 1]

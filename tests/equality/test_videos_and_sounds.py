@@ -1,0 +1,124 @@
+"""Prompts with videos and with sounds: greedy decoding equal to transformers', in chunks that cut through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from runtime.config import EngineConfig
+from tests.equality.greedy import compare
+from tests.equality.media import Medium, Prompt, run, transformers_greedy
+from tests.equality.test_media import (
+    END,
+    FAMILIES,
+    IMAGE,
+    LLAMA,
+    MAX_TOKENS,
+    NEVER,
+    PARAMS,
+    START,
+    TEXT,
+    drawn,
+    floats,
+    load,
+    with_random_numbers,
+)
+
+VIDEO = 101
+
+
+@dataclass(frozen=True)
+class Case:
+    """`types`: what transformers calls which tokens are an item's, and what one of a video is there."""
+
+    model: Callable[[], transformers.PreTrainedModel]
+    medium: Callable[[np.random.Generator, int], Medium]
+    types: tuple[str, int] | None = None
+    steps: tuple[int, int] = (1, 3)
+
+
+def frames(rng: np.random.Generator, steps: int) -> Medium:
+    """Without text between them, and a grid of two by four tokens."""
+    inputs = {
+        "pixel_values_videos": floats(rng, steps * 4 * 8, 3 * 2 * 4 * 4),
+        "video_grid_thw": np.array([[steps, 4, 8]]),
+        "second_per_grid_ts": np.array([0.7], np.float32),
+    }
+    return Medium(inputs, (START, *(VIDEO,) * 8 * steps, END), VIDEO, "video")
+
+
+def frames_of_qwen2(rng: np.random.Generator, steps: int) -> Medium:
+    medium = frames(rng, steps)
+    inputs = {name: each for name, each in medium.inputs.items() if name != "second_per_grid_ts"}
+    return Medium(inputs, medium.ids, VIDEO, "video")
+
+
+def frames_with_times(rng: np.random.Generator, steps: int) -> Medium:
+    ids: list[int] = []
+    for step in range(steps):
+        ids += [30 + step, START, *(VIDEO,) * 8, END]
+    return Medium(frames_of_qwen2(rng, steps).inputs, tuple(ids), VIDEO, "video")
+
+
+def pooled_frames(rng: np.random.Generator, steps: int) -> Medium:
+    """Four tokens a frame, and one at the end."""
+    return Medium(
+        {"pixel_values_videos": floats(rng, 1, steps, 3, 32, 32)},
+        (START, *(VIDEO,) * (4 * steps + 1), END),
+        VIDEO,
+        "video",
+    )
+
+
+def sound(rng: np.random.Generator, pieces: int) -> Medium:
+    return Medium({"input_features": floats(rng, pieces, 8, 40)}, (IMAGE,) * 10 * pieces, IMAGE, "audio")
+
+
+def voxtral() -> transformers.PreTrainedModel:
+    torch.manual_seed(5)
+    config = transformers.VoxtralConfig(
+        text_config=TEXT | LLAMA,
+        audio_config={
+            "model_type": "voxtral_encoder", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_mel_bins": 8, "max_source_positions": 20,
+        },
+        audio_token_id=IMAGE,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    return with_random_numbers(transformers.VoxtralForConditionalGeneration(config).eval())
+
+
+CASES = {
+    "qwen 2 vl": Case(lambda: drawn(FAMILIES["qwen 2 vl"]), frames_of_qwen2, ("mm_token_type_ids", 2)),
+    "qwen 2.5 vl": Case(lambda: drawn(FAMILIES["qwen 2.5 vl"]), frames, ("mm_token_type_ids", 2)),
+    "qwen 3 vl": Case(lambda: drawn(FAMILIES["qwen 3 vl"]), frames_with_times, ("mm_token_type_ids", 2)),
+    "llava-onevision": Case(lambda: drawn(FAMILIES["llava-onevision"]), pooled_frames, steps=(2, 2)),
+    "voxtral": Case(voxtral, sound),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_they_are_computed_as_transformers_does(case, tmp_path):
+    theirs = case.model()
+    if hasattr(theirs.config, "video_token_id"):
+        theirs.config.video_token_id = VIDEO
+    theirs.save_pretrained(tmp_path)
+    rng = np.random.default_rng(3)
+    short, long = (case.medium(rng, steps) for steps in case.steps)
+    text = [int(each) for each in rng.integers(3, 90, 30)]
+    # Text goes on behind a video's last frame, and answers behind all: with text between, transformers tells them apart no more.
+    prompts = [Prompt.of(text[:5], long, text[:9]), Prompt.of(short, text[:4], long, text[:6]), Prompt.of(text[:7])]
+    name, kind = case.types or ("", 0)
+    types = {name: lambda ids: (ids == VIDEO).int() * kind} if name else {}
+    told = [transformers_greedy(theirs, prompt, MAX_TOKENS, never=NEVER, **types) for prompt in prompts]
+    ours = load(tmp_path)
+    options = EngineConfig(num_kv_blocks=64, max_model_len=256, max_num_batched_tokens=13, max_num_seqs=3)
+    seen = run(ours, options, prompts, PARAMS, rounds=2)
+    assert compare(seen.outcome, told) <= 1
+    assert seen.num_encoded == 2
+    assert seen.outcome.num_cached_tokens
