@@ -156,13 +156,11 @@ def _class_name(folder: Path) -> str | None:
 
 def _loaded(kind: Any, folder: Path) -> Any:
     """The processor; without its videos, where what these need is not installed."""
-    try:
-        return kind.from_pretrained(folder, local_files_only=True)
-    except ImportError:
-        if "video_processor" not in kind.get_attributes():
-            raise
     import transformers
+    from transformers.utils.import_utils import is_torchvision_available
 
+    if "video_processor" not in kind.get_attributes() or is_torchvision_available():
+        return kind.from_pretrained(folder, local_files_only=True)
     makers: dict[str, Any] = {
         "image_processor": transformers.AutoImageProcessor,
         "feature_extractor": transformers.AutoFeatureExtractor,

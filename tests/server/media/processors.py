@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ import transformers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 END = "<eos>"
@@ -55,19 +58,47 @@ def _llava() -> tuple[Any, str, Mapping[str, str]]:
     return processor, "llava", {"image_token_index": "<image>"}
 
 
-def _qwen2_vl() -> tuple[Any, str, Mapping[str, str]]:
+def _without_videos(kind: Any) -> Any:
+    """A class for whose instances what needs torchvision may be None."""
+
+    def check(self: Any, name: str, part: Any) -> Any:
+        return None if part is None else kind.check_argument_for_proper_class(self, name, part)
+
+    return type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
+
+
+def _qwen_vl(kind: Any, model_type: str) -> tuple[Any, str, Mapping[str, str]]:
     images = Qwen2VLImageProcessorPil(patch_size=4, min_pixels=64, max_pixels=1024)
     tokens = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-
-    class WithoutVideos(transformers.Qwen2VLProcessor):
-        """What needs torchvision is left out."""
-
-        def check_argument_for_proper_class(self, name: str, part: Any) -> Any:
-            return None if part is None else super().check_argument_for_proper_class(name, part)
-
-    WithoutVideos.__name__ = "Qwen2VLProcessor"
     named = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
-    return WithoutVideos(images, tokenizer(tokens), None), "qwen2_vl", named
+    return _without_videos(kind)(images, tokenizer(tokens), None), model_type, named
+
+
+def _llava_next() -> tuple[Any, str, Mapping[str, str]]:
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 16},
+        crop_size={"height": 16, "width": 16},
+        image_grid_pinpoints=[[16, 32], [32, 16], [32, 32]],
+    )
+    processor = transformers.LlavaNextProcessor(
+        images,
+        tokenizer(["<image>"]),
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return processor, "llava_next", {"image_token_index": "<image>"}
+
+
+def _internvl() -> tuple[Any, str, Mapping[str, str]]:
+    named = {
+        "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>",
+    }  # fmt: skip
+    images = GotOcr2ImageProcessorPil(size={"height": 16, "width": 16}, max_patches=4)
+    made = _without_videos(transformers.InternVLProcessor)(
+        images, tokenizer([*named.values()], **named), None, image_seq_length=4
+    )
+    return made, "internvl", {"image_token_id": "<IMG_CONTEXT>"}
 
 
 def _gemma3() -> tuple[Any, str, Mapping[str, str]]:
@@ -96,22 +127,32 @@ def _qwen2_audio() -> tuple[Any, str, Mapping[str, str]]:
 
 
 KINDS: Mapping[str, Callable[[], tuple[Any, str, Mapping[str, str]]]] = {
-    "llava": _llava, "qwen2_vl": _qwen2_vl, "gemma3": _gemma3, "idefics3": _idefics3, "qwen2_audio": _qwen2_audio,
+    "llava": _llava, "llava_next": _llava_next, "internvl": _internvl,
+    "qwen2_vl": partial(_qwen_vl, transformers.Qwen2VLProcessor, "qwen2_vl"),
+    "qwen2_5_vl": partial(_qwen_vl, transformers.Qwen2_5_VLProcessor, "qwen2_5_vl"),
+    "qwen3_vl": partial(_qwen_vl, transformers.Qwen3VLProcessor, "qwen3_vl"),
+     "gemma3": _gemma3, "idefics3": _idefics3, "qwen2_audio": _qwen2_audio,
 }  # fmt: skip
+
+
+_OWN = {"internvl": {"image_seq_length": 4}}  # what processor_config.json says
 
 
 def written(kind: str, folder: Path, template: str = PARTS) -> Tiny:
     """The files of such a processor in `folder`, with a chat template."""
     processor, model_type, named = KINDS[kind]()
     tokens = {name: getattr(processor, f"{name}_token", "") for name in ("image", "audio", "video")}
-    if kind == "qwen2_vl":
+    if "qwen" in kind and "vl" in kind:
         tokens = {name: f"<|vision_start|>{token}<|vision_end|>" for name, token in tokens.items()}
     processor.chat_template = template.replace("TOKENS", json.dumps(tokens))
-    if kind == "qwen2_vl":  # in the older files, of which each part has one
+    if getattr(processor, "video_processor", processor) is None:  # in the older files, of which each part has one
         processor.tokenizer.save_pretrained(folder)
         processor.image_processor.save_pretrained(folder)
         facts = json.loads((folder / "preprocessor_config.json").read_text())
-        (folder / "preprocessor_config.json").write_text(json.dumps(facts | {"processor_class": "Qwen2VLProcessor"}))
+        named_class = {"processor_class": type(processor).__name__}
+        (folder / "preprocessor_config.json").write_text(json.dumps(facts | named_class))
+        if kind in _OWN:
+            (folder / "processor_config.json").write_text(json.dumps(_OWN[kind] | named_class))
     else:
         processor.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(processor.chat_template)
