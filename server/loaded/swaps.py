@@ -59,6 +59,7 @@ class Source(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
+    model: SwappedModel
     caller: bytes | None
     entered: asyncio.Future[None]
 
@@ -159,7 +160,7 @@ class Swaps:
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._call_later = call_later or asyncio.get_running_loop().call_later
-        self._line: list[SwappedModel] = []  # whom they wait for, in their order; a model as often as somebody does
+        self._line: list[_Waiter] = []  # for whatever model, in their order
         self._num_uses = 0
         self._swap_s = 0.0  # what the last one took
         self._changed = asyncio.Event()
@@ -205,9 +206,9 @@ class Swaps:
     async def wait(self, model: SwappedModel, deadline_s: float | None) -> None:
         """Return when the request has it. Raises what `SwappedModel.enter` does."""
         self._check(model, deadline_s)
-        waiter = _Waiter(CALLER.get(), asyncio.get_running_loop().create_future())
+        waiter = _Waiter(model, CALLER.get(), asyncio.get_running_loop().create_future())
         model.waiting.append(waiter)
-        self._line.append(model)
+        self._line.append(waiter)
         alarm = self._alarm(waiter, deadline_s)
         if not model.is_prepared and model.preparing is None:
             model.preparing = _begin(self._prepare(model), "prepare")
@@ -217,8 +218,8 @@ class Swaps:
         try:
             await waiter.entered
         except BaseException:
-            if waiter in model.waiting:
-                self._forget(model, waiter)
+            if waiter in self._line:
+                self._forget(waiter)
             elif waiter.entered.done() and not waiter.entered.cancelled() and waiter.entered.exception() is None:
                 self.left(model)  # it was let in when its client left
             raise
@@ -235,7 +236,7 @@ class Swaps:
             raise _late()
         num, caller = len(self._line), CALLER.get()
         if num >= self._max_waiting:
-            callers = [waiter.caller for each in self.models for waiter in each.waiting]
+            callers = [waiter.caller for waiter in self._line]
             share = max(1, self._max_waiting // len({*callers, caller}))
             if callers.count(caller) >= share or num >= 2 * self._max_waiting:
                 raise QueueFull(num, self._max_waiting, retry_after_s=max(1.0, self._swap_s))
@@ -256,10 +257,10 @@ class Swaps:
         delay_s, error = min(limits, key=lambda limit: limit[0])
         return self._call_later(delay_s, lambda: _fail(waiter, error))
 
-    def _forget(self, model: SwappedModel, waiter: _Waiter) -> None:
+    def _forget(self, waiter: _Waiter) -> None:
         """Its client has left, or its time is over."""
-        model.waiting.remove(waiter)
-        self._line.remove(model)
+        waiter.model.waiting.remove(waiter)
+        self._line.remove(waiter)
         self._changed.set()
 
     def _use(self, model: SwappedModel) -> None:
@@ -284,7 +285,7 @@ class Swaps:
         try:
             while self._line:
                 self._changed.clear()
-                model = next((model for model in self._line if model.is_prepared), None)
+                model = next((waiter.model for waiter in self._line if waiter.model.is_prepared), None)
                 if model is None or not await self._bring(model):
                     await self._changed.wait()
         finally:
@@ -299,8 +300,7 @@ class Swaps:
                 leaving = self._leaving(resident)
                 if leaving is None or leaving.num_users:
                     return False
-                if leaving.is_open:
-                    leaving.is_open = False
+                leaving.is_open = False
             await self._swap(model, leaving)
         elif not model.is_open:
             self._open(model)  # it was to make room, and those for whom it was have left
@@ -381,7 +381,7 @@ class Swaps:
         """All who wait for it, if it is open."""
         while model.is_open and model.waiting:
             waiter = model.waiting.popleft()
-            self._line.remove(model)
+            self._line.remove(waiter)
             if not waiter.entered.done():
                 self._use(model)
                 waiter.entered.set_result(None)
@@ -396,8 +396,9 @@ class Swaps:
 
     def _end(self, model: SwappedModel, error: Callable[[], Exception]) -> None:
         while model.waiting:
-            _fail(model.waiting.popleft(), error())
-            self._line.remove(model)
+            waiter = model.waiting.popleft()
+            self._line.remove(waiter)
+            _fail(waiter, error())
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -197,6 +197,26 @@ async def test_when_those_who_wait_have_left_the_first_takes_requests_again():
         await each.leave()
 
 
+async def test_who_leaves_takes_his_own_place_out_of_the_line_and_nobody_elses():
+    made = await turns("abc")
+    running = made.ask("a")
+    await running.enters()
+    first = made.ask("b")
+    await in_line(made, "b")
+    second = made.ask("c")
+    await in_line(made, "c")
+    gone = made.ask("b")
+    await in_line(made, "b", 2)
+    gone.task.cancel()
+    await until(gone.task.done)
+    await running.leave()
+    await first.enters()
+    assert not second.is_inside, "the first of the line is still the first"
+    await first.leave()
+    await second.enters()
+    await second.leave()
+
+
 async def test_who_leaves_while_its_model_is_loading_leaves_it_to_others():
     made = await turns()
     made.sources["b"].may_load.clear()
