@@ -48,9 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oneloop.start")
 
-_MORE_ADAPTERS_READY = (
-    8  # than there are slots: memory that is set aside for some more to come while those in slots are kept
-)
+_MORE_ADAPTERS_READY = 8  # than there are slots, so that some can come while those in slots are kept
 
 
 @dataclass(frozen=True, slots=True)

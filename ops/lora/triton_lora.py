@@ -30,10 +30,9 @@ from ops.launch import overlap, wait_for_previous
 from ops.lora.share import LoraPart, LoraShape, LoraSlots, TokenAdapters
 from ops.lora.triton_index import index, tile_rows
 
-_PROGRAMS, _TILES_AT_ONCE = (
-    2048,
-    32,
-)  # of a launch, about, where there is work for them: beyond, programs take several tiles
+# Programs of a launch, about, and of them side by side over tiles, where there is work for so many: beyond, each takes several.
+_PROGRAMS = 2048
+_TILES_AT_ONCE = 32
 _PIECES = ((128, 16), (512, 4))  # of the inner sum, up to so many tokens
 _FEWEST_PIECES = 2
 _LEAST_RANK = 16  # of a matrix product

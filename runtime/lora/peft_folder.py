@@ -138,9 +138,9 @@ def _parts(
     if stack is None:
         if stacks:
             raise WeightsError(f"{folder}: {module} has shapes of none of {', '.join(s.parameter for s in stacks)}")
-        experts = "experts" in module.split(".")
-        why = "experts that adapters can change here (on a CPU they can)" if experts else "linear layer of this model"
-        raise WeightsError(f"{folder}: {module} is no {why}" if not experts else f"{folder}: {module}: no {why}")
+        if "experts" in module.split("."):
+            raise WeightsError(f"{folder}: {module}: adapters change no experts here; on a CPU they do")
+        raise WeightsError(f"{folder}: {module} is no linear layer of this model")
     named, count, first = f"{wrapped}.{stack.parameter}", len(stack.targets), stack.targets[0]
     rank, scale = _rank(folder, config, named, max_rank), config.scale_of(named)
     a = _tensor(folder, files, halves["A"], (count * rank, first.linear.in_features))
