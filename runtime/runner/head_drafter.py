@@ -40,9 +40,7 @@ class HeadDrafter:
 
         self._last = zeros(num_rows + 1, head.hidden_size)  # of each row's last token; and one for nobody's
         self._hidden = zeros(num_rows, head.hidden_size)  # of those that want guesses: what the next is made of
-        self._known: dict[
-            int, tuple[Sequence[int], Sequence[int]]
-        ] = {}  # ids of each row, as far as it was bound with some
+        self._known: dict[int, tuple[Sequence[int], Sequence[int]]] = {}  # ids that each row was bound with
 
     def bind(self, row: int, binding: RowBinding) -> None:
         self._known[row] = binding.prompt_ids, binding.output_ids
