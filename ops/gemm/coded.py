@@ -69,7 +69,7 @@ class CodedLinearWeight(LinearWeight):
         if self._may_stream(num_rows):
             return self.stream(x, gated=False)
         if self.codes == W4:
-            return self.by_triton(x) if num_rows < self._tuning.min_widened_rows else self.by_widened(x)
+            return self.by_widened(x) if self._is_widened(num_rows) else self.by_triton(x)
         return self.by_triton(x) if num_rows <= few_rows_coded.MAX_ROWS else self.by_rounded(x)
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
@@ -78,7 +78,11 @@ class CodedLinearWeight(LinearWeight):
         return self.stream(x if self._order is None else x.index_select(1, self._order), gated=True)
 
     def _may_stream(self, num_rows: int) -> bool:
-        return self._few and 0 < num_rows <= few_rows_coded.MAX_ROWS
+        return self._few and 0 < num_rows <= (2 if self.codes == W4 else 1) * few_rows_coded.MAX_ROWS
+
+    def _is_widened(self, num_rows: int) -> bool:
+        by, elements = self._tuning, self.out_features * self.in_features
+        return num_rows >= by.min_widened_rows or (elements <= by.small_weight and num_rows > few_rows_coded.MAX_ROWS)
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
         """For few rows; as the other ways, x in the order of the codes. `how`: as of `few_rows_coded.few_rows`."""

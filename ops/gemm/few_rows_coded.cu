@@ -23,8 +23,11 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word) * OF_SCALE; }
   static __device__ __forceinline__ float offset(u32) { return 0.f; }
   // Two codes as signed numbers of 16 bits, moved up until the first bit of the exponent is where it belongs; the sign stays atop.
+  // (__byte_perm knows no bytes full of another's sign.)
   static __device__ __forceinline__ u32 two(u32 word, u32 selector) {
-    return __byte_perm(word, 0, selector) << SHIFT & MASK;
+    u32 pair;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(pair) : "r"(word), "r"(selector));
+    return pair << SHIFT & MASK;
   }
   static __device__ __forceinline__ void expand(const Vec& codes, int part, u32 (&pairs)[4]) {
 #pragma unroll

@@ -28,9 +28,8 @@ class _Codes:
 
 
 _CODES = {FP8: _Codes("Fp8", 64, 4), W4: _Codes("W4", 128, 2)}
-_BATCHES = (1, 2, 4)
+_MANY_SLABS, _DEEP = 1024, 8192
 _SHARED_BYTES = 227 << 10  # of a block, on Hopper
-_MAX_BATCHES = {FP8: 2, W4: 4}  # that pay
 _SEGMENTS = {FP8: (0, 1), W4: (1, 2)}
 
 
@@ -67,8 +66,8 @@ def variants(codes: WeightFormat) -> list[Variant]:
     found = (
         Variant(codes, segments, warps, queued, tiles, gated)
         for segments in _SEGMENTS[codes]
-        for warps in (4, 8, 16)
-        for queued in _BATCHES
+        for warps in (8, 16)
+        for queued in (1, 2)
         for tiles in (1, 2)
         for gated in (False, True)
     )
@@ -98,34 +97,38 @@ def few_rows(
     x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor, bias: Tensor | None, *, gated: bool,
     variant: Variant | None = None, max_blocks: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS. weight [N, bytes of K codes], scales [groups, N] of four
-    bytes, both as coded.py lays them; `fits`. `max_blocks`: of a multiprocessor, by default as many as there is room for."""
+    """x [M, K] -> [M, N], or [M, N / 2] if `gated`; MAX_ROWS of M at a time. weight [N, bytes of K codes], scales [groups, N] of
+    four bytes, both as coded.py lays them; `fits`. `max_blocks`: of a multiprocessor, by default as many as there is room for."""
     (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
     found = segments_of(codes, in_features, groups)
     assert found is not None
     segments, shift = found
-    multiprocessors = tuning.of(x.device).multiprocessors
-    variant = variant or choose(codes, segments, num_rows, in_features, out_features, gated, multiprocessors)
+    x = x.contiguous()
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
-    kernel, blocks = _kernel(variant, x.dtype, x.device)
-    slabs, places = out_features // 16, min(blocks, max_blocks or blocks) * multiprocessors
-    kernel.launch(
-        (min(slabs, places), 1, 1), variant.warps * 32, variant.shared_bytes,
-        x.contiguous(), weight, scales, bias, out, num_rows, out_features, in_features, shift,
-    )  # fmt: skip
+    for first in range(0, num_rows, MAX_ROWS):
+        count = min(MAX_ROWS, num_rows - first)
+        kept = variant or choose(codes, segments, count, in_features, out_features, gated)
+        kernel, blocks = _kernel(kept, x.dtype, x.device)
+        places = min(blocks, max_blocks or blocks) * tuning.of(x.device).multiprocessors
+        kernel.launch(
+            (min(out_features // 16, places), 1, 1), kept.warps * 32, kept.shared_bytes,
+            x[first:], weight, scales, bias, out[first:], count, out_features, in_features, shift,
+        )  # fmt: skip
     return out
 
 
 def choose(
-    codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool,
-    multiprocessors: int,
+    codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool
 ) -> Variant:  # fmt: skip
-    """The quickest instance for `codes`; see few_rows.choose."""
-    form = _CODES[codes]
-    warps = 16 if out_features // 16 < multiprocessors else 8
-    batches = -(-in_features // (form.columns * form.units * warps))
-    queued = max(each for each in _BATCHES if each <= min(_MAX_BATCHES[codes], batches))
-    return Variant(codes, segments, warps, queued, 1 if num_rows <= 8 else 2, gated)
+    """The quickest instance, as `bench_cuda.py streams` has it of an H200: a block of all warps that a slab may have, but where
+    there are many slabs, so that one's sum is written while another is read."""
+    tiles, slabs = 1 if num_rows <= 8 else 2, out_features // 16
+    warps, queued = 16, 1
+    if (codes != FP8 or segments) and slabs >= _MANY_SLABS and (tiles == 1 or codes == FP8):
+        warps, queued = 8, 2
+    elif tiles == 2 and segments and (in_features > _DEEP) == (codes == W4):
+        warps = 8
+    return Variant(codes, segments, warps, queued, tiles, gated)
 
 
 @functools.cache
@@ -135,12 +138,8 @@ def compile_ahead(
     """Begin to compile the instances that such a weight may need, once."""
     if (found := segments_of(codes, in_features, groups)) is None:
         return
-    multiprocessors = tuning.of(device).multiprocessors
     shapes = [(num_rows, gated) for num_rows in (1, MAX_ROWS) for gated in (False, True)]
-    wanted = {
-        choose(codes, found[0], num_rows, in_features, out_features, gated, multiprocessors).name
-        for num_rows, gated in shapes
-    }
+    wanted = {choose(codes, found[0], num_rows, in_features, out_features, gated).name for num_rows, gated in shapes}
     program(codes).compile_ahead(wanted, dtype, device)
 
 

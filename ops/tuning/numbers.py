@@ -32,7 +32,8 @@ class LinearTuning:
 class CodedTuning:
     """Linear layers whose weight is in codes and scales (gemm/coded.py)."""
 
-    min_widened_rows: int  # rows from which on a weight in four bits becomes plain numbers first
+    min_widened_rows: int  # rows from which on a weight in four bits becomes plain numbers first ...
+    small_weight: int  # ... and elements up to which it does whenever it is not streamed
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,7 @@ def bench_streams() -> None:
             gated = out_features == 28672
             for num_rows in (1, 16):
                 x = torch.randn(num_rows, in_features, device="cuda").bfloat16()
-                chosen = few_rows_coded.choose(
-                    codes, 1 if group else 0, num_rows, in_features, out_features, gated, 132
-                )
+                chosen = few_rows_coded.choose(codes, 1 if group else 0, num_rows, in_features, out_features, gated)
                 times = {}
                 same = [
                     each
