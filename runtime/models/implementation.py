@@ -93,9 +93,18 @@ def load(
         if spec.encoder is not None:
             from runtime.models.through_transformers import tower
 
-            model.encoder = tower.load(
-                spec.encoder, files, dtype=dtype, load_format=load_format, seed=seed, progress=progress, device=device
-            )
+            try:
+                model.encoder = tower.load(
+                    spec.encoder,
+                    files,
+                    dtype=dtype,
+                    load_format=load_format,
+                    seed=seed,
+                    progress=progress,
+                    device=device,
+                )
+            except UnsupportedModel as error:
+                log.warning("%s is served for text alone: %s", spec.architecture, error)
         return model
     if adapters is not None:
         raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no adapters are served")

@@ -54,7 +54,7 @@ def _vl(
     spec = text_part(config, lambda text: family(without_mrope(text)), architecture, **unsaid)
     if len(depths) > len(spec.layers):
         raise UnsupportedModel(f"config: {len(depths)} deepstack_visual_indexes for {len(spec.layers)} layers")
-    spec = with_axes(spec, interleaved(config.section("text_config"), (24, 20, 20)))
+    spec = with_axes(spec, interleaved(config.section("text_config"), (24, 20, 20), spec))
     positions = VisionPositions(vision.count("spatial_merge_size", 2), by_frame=True)
     return seeing(spec, config, "image", "video", rope_positions=positions, is_packed=True, num_deepstack=len(depths))
 

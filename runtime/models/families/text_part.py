@@ -1,14 +1,15 @@
-"""Gemma 3, Mistral 3 and Ministral 3, Qwen3.5: decoders that exist, behind encoders. What is not served of these is not loaded."""
+"""Gemma 3, Mistral 3 and Ministral 3, Qwen3.5: decoders that exist, behind encoders."""
 
 from __future__ import annotations
 
+from runtime.encode.rope_positions import VisionPositions
 from runtime.models.families.gemma import gemma3
 from runtime.models.families.mistral import ministral3, mistral
-from runtime.models.families.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next_mtp
+from runtime.models.families.qwen3_next import qwen3_5, qwen3_5_moe
 from runtime.models.read.hf_config import HfConfig
-from runtime.models.read.text_part import seeing, text_of_any, text_part
+from runtime.models.read.mrope import interleaved, with_axes, without_mrope
+from runtime.models.read.text_part import Family, seeing, text_of_any, text_part
 from runtime.models.spec.decoder import DecoderSpec
-from runtime.models.spec.draft_head import DraftHeadSpec
 
 _GEMMA = {  # what its configs do not say
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
@@ -25,22 +26,25 @@ def mistral3(config: HfConfig) -> DecoderSpec:
     return seeing(text_of_any(config, families, "Mistral3ForConditionalGeneration", "mistral"), config)
 
 
-def qwen3_5_text(config: HfConfig) -> DecoderSpec:
-    return text_part(config, qwen3_5, "Qwen3_5ForConditionalGeneration")
+def qwen3_5_seeing(config: HfConfig) -> DecoderSpec:
+    return _qwen3_5(config, qwen3_5, "Qwen3_5ForConditionalGeneration")
 
 
-def qwen3_5_moe_text(config: HfConfig) -> DecoderSpec:
-    return text_part(config, qwen3_5_moe, "Qwen3_5MoeForConditionalGeneration")
+def qwen3_5_moe_seeing(config: HfConfig) -> DecoderSpec:
+    return _qwen3_5(config, qwen3_5_moe, "Qwen3_5MoeForConditionalGeneration")
 
 
-def qwen3_5_text_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
-    return qwen3_next_mtp(config.section("text_config"), spec)
+def _qwen3_5(config: HfConfig, family: Family, architecture: str) -> DecoderSpec:
+    spec = text_part(config, lambda text: family(without_mrope(text)), architecture)
+    spec = with_axes(spec, interleaved(config.section("text_config"), (11, 11, 10), spec))
+    merge_size = config.section("vision_config").count("spatial_merge_size", 2)
+    positions = VisionPositions(merge_size, by_frame=True)
+    return seeing(spec, config, "image", "video", rope_positions=positions, is_packed=True)
 
 
-MTP = dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), qwen3_5_text_mtp)
 ARCHITECTURES = {
     "Gemma3ForConditionalGeneration": gemma3_seeing,
     "Mistral3ForConditionalGeneration": mistral3,
-    "Qwen3_5ForConditionalGeneration": qwen3_5_text,
-    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_text,
+    "Qwen3_5ForConditionalGeneration": qwen3_5_seeing,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_seeing,
 }

@@ -17,10 +17,12 @@ def by_sections(config: HfConfig, default: Sections) -> tuple[int, ...]:
     return tuple(axis for axis, num in enumerate(_sections(config, default)) for _ in range(num))
 
 
-def interleaved(config: HfConfig, default: Sections) -> tuple[int, ...]:
-    """The axis of each pair, where they take turns as long as height and width have some, and time has the rest (Qwen3-VL)."""
-    sections = _sections(config, default)
-    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
+def interleaved(config: HfConfig, default: Sections, spec: DecoderSpec) -> tuple[int, ...]:
+    """The axis of each pair that `spec` has, where they take turns as long as height and width have some, and time has the rest
+    (Qwen3-VL)."""
+    sections, rope = _sections(config, default), spec.attention.rope
+    pairs = 0 if rope is None else rope.dim // 2
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(pairs))
 
 
 def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
