@@ -53,9 +53,3 @@ def file_part(url: str, where: str, kind: str) -> MediaPart:
             f"files of type {clip(f'{modality}/{found[2]}')} are not read; pictures, sounds and videos are", where
         )
     return MediaPart(modality, Url(url), where, kind)  # type: ignore[arg-type] # one of the three
-
-
-def mention(kind: str, where: str) -> MediaPart:
-    """A part of this kind that was named, and not given whole: enough to say that the model does not take it."""
-    modality: Modality = "audio" if "audio" in kind else "video" if "video" in kind else "image"
-    return MediaPart(modality, Url(""), where, kind)
