@@ -21,7 +21,8 @@ RUN case "$DEVICE" in \
  && python -m venv /venv \
  && /venv/bin/pip install --index-url "${TORCH_INDEX:-$index}" 'torch>=2.11,<2.14'
 COPY . /src
-RUN /venv/bin/pip install /src
+# With what reads pictures in chats, and forms of /v1/files.
+RUN /venv/bin/pip install '/src[batches,media]'
 
 FROM python:3.12-slim
 ARG DEVICE=cpu

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,13 @@ def test_the_images_torch_is_the_one_that_the_package_asks_for():
     wanted = re.search(r'"(torch[^"]*)"', (ROOT / "pyproject.toml").read_text())
     assert wanted is not None
     assert f"'{wanted[1]}'" in (ROOT / "Dockerfile").read_text()
+
+
+def test_the_image_has_what_its_routes_need():
+    extras = re.search(r"pip install '/src\[([^]]+)\]'", (ROOT / "Dockerfile").read_text())
+    assert extras is not None
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"batches", "media"} == set(extras[1].split(",")) <= set(declared)
 
 
 # --- systemd ---------------------------------------------------------------------------------------------------------
