@@ -148,7 +148,7 @@ def test_every_room_of_the_server_has_its_floor():
 
 def test_the_server_stays_a_house_of_few_floors_and_arrows():
     assert len(SERVER_ROOMS) <= 12
-    assert len(arrows("server")) <= 121  # an API of its own is a room, and some ten arrows
+    assert len(arrows("server")) <= 110  # an API of its own is a room, and some ten arrows
 
 
 def test_text_codecs_know_neither_http_nor_engine():

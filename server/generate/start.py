@@ -19,11 +19,12 @@ from server.generate.beams import BeamParams
 from server.generate.conversation import chat_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.logprobs import Echo
+from server.generate.long_prompt import prepared
 from server.generate.matchers import matchers_for
 from server.generate.preprocess import TRUNCATE, echoed, infill_ids, media_ids, predicted_ids, prompt_ids, truncated
 from server.generate.request import Chat, GenerateRequest, Infill
 from server.generate.sampling import sampling_params
-from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
+from server.generate.terms import Terms
 from server.loaded.chat_format import OutputParser
 from server.loaded.model import LoadedModel
 from server.wire.errors import Field, InvalidRequest
@@ -43,8 +44,10 @@ async def start(
     Raises ApiError, in whose message and `param` fields of GenerateRequest are Fields."""
     loaded.check_generates()
     _check(config, loaded, request)
-    ends_s = deadline_s(config, request.timeout_s, arrival)
-    await loaded.enter(ends_s)
+    terms = Terms.of(
+        config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
+    )
+    await loaded.enter(terms.deadline_s)
     fits = request.truncation is None
     output_parser: OutputParser | None = None
     ignored: tuple[Field, ...] = ()
@@ -70,7 +73,6 @@ async def start(
             ignored = (*ignored, PREDICTION)
     matchers = await matchers_for(loaded, request, output_parser)
     beams = _beams(request, loaded.engine.model)
-    salt = cache_salt(config, request.cache_salt, arrival)
     requests: list[api.Request] = []
     echoes: list[Echo] = []
     for number, given in enumerate(prompts):
@@ -83,19 +85,19 @@ async def start(
             echoes.append(echoed(loaded.tokenizer, request, number, ids, is_cut=len(ids) < len(given)))
         choices = sampling_params(request, len(ids), matchers.factories, loaded.defaults, loaded.engine.model)
         first = len(requests)
-        made = await prepared(loaded, offload, ids, salt, media)
+        made = await prepared(loaded, offload, ids, terms.cache_salt, media)
         requests += (
             api.Request(
                 id=f"{id}-{first + choice}",
                 prompt_ids=ids,
                 params=params,
-                priority=request.priority,
-                cache_salt=salt,
+                priority=terms.priority,
+                cache_salt=terms.cache_salt,
                 arrival_s=arrival.time_s,
                 caller=CALLER.get(),
                 parent_id=CURRENT_ID.get(),
                 trace_headers=TRACE_HEADERS.get(),
-                deadline_s=ends_s,
+                deadline_s=terms.deadline_s,
                 prepared=made,
                 speculative=request.speculative,
                 prediction=prediction,
@@ -128,8 +130,7 @@ def _ending_with_the_middle(loaded: LoadedModel, request: GenerateRequest) -> Ge
 
 
 def _check(config: ServerConfig, loaded: LoadedModel, request: GenerateRequest) -> None:
-    """Raises InvalidRequest where not even an empty queue would take all sequences, so that waiting would not help, or where the
-    scheduler knows no priorities."""
+    """Raises InvalidRequest where not even an empty queue would take all sequences, so that waiting would not help."""
     num_prompts, width = request.num_prompts, request.num_candidates
     limit = min(config.max_queue, config.max_num_seqs_per_key or config.max_queue)
     if num_prompts * width > limit:
@@ -139,7 +140,6 @@ def _check(config: ServerConfig, loaded: LoadedModel, request: GenerateRequest) 
             f"this server takes at most {limit}",
             param=field if width > 1 else request.prompt_field,
         )  # fmt: skip
-    check_priority(config, request.priority)
 
 
 def _fitted(loaded: LoadedModel, request: GenerateRequest, given: Sequence[int]) -> Sequence[int]:

@@ -16,7 +16,8 @@ from server.config.server_config import ServerConfig
 from server.context.arrival import CALLER, CURRENT_ID, TRACE_HEADERS, Arrival
 from server.context.offload import Offload
 from server.generate.generation import FAILED, failure_of
-from server.generate.terms import cache_salt, check_priority, deadline_s, prepared
+from server.generate.long_prompt import prepared
+from server.generate.terms import Terms
 from server.loaded.model import LoadedModel
 from server.pooling.encode import Encoded, cost_of, encoded
 from server.pooling.request import MAX_NUMBERS, PoolingRequest
@@ -64,15 +65,15 @@ class _Run:
         self, config: ServerConfig, offload: Offload, loaded: LoadedModel, request: PoolingRequest, id: str, arrival: Arrival,
         note: Callable[[Pooled], object], max_numbers: int | None,
     ) -> None:  # fmt: skip
-        check_priority(config, request.priority)
+        self._terms = Terms.of(
+            config, arrival, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
+        )
         self._offload = offload
         self._loaded = loaded
         self._served = loaded.require_pooling(request.params.task)
         self._request = request
         self._id = id
         self._arrival = arrival
-        self._salt = cache_salt(config, request.cache_salt, arrival)
-        self._deadline_s = deadline_s(config, request.timeout_s, arrival)
         # All lanes together stay within what one client may have.
         at_once = min(LANES * SPAN_INPUTS, config.max_num_seqs_per_key or LANES * SPAN_INPUTS)
         self._num_lanes = min(LANES, at_once)
@@ -84,7 +85,7 @@ class _Run:
         self._is_admitted = False
 
     async def results(self) -> list[Pooled]:
-        await self._loaded.enter(self._deadline_s)
+        await self._loaded.enter(self._terms.deadline_s)
         spans = list(self._spans())
         if len(spans) == 1:  # the usual case needs no tasks
             await self._run(spans[0])
@@ -143,14 +144,14 @@ class _Run:
             id=f"{self._id}-{number}",
             prompt_ids=prompt.ids,
             params=params if types is None else replace(params, token_type_ids=types),
-            priority=self._request.priority,
-            cache_salt=self._salt,
+            priority=self._terms.priority,
+            cache_salt=self._terms.cache_salt,
             arrival_s=self._arrival.time_s,
             caller=CALLER.get(),
             parent_id=CURRENT_ID.get(),
             trace_headers=TRACE_HEADERS.get(),
-            deadline_s=self._deadline_s,
-            prepared=await prepared(self._loaded, self._offload, prompt.ids, self._salt),
+            deadline_s=self._terms.deadline_s,
+            prepared=await prepared(self._loaded, self._offload, prompt.ids, self._terms.cache_salt),
             adapter=self._loaded.adapter,
         )
 

@@ -11,7 +11,7 @@ import pytest
 from server.__main__ import check_early
 from server.config.options import ConfigError
 from server.config.parse import parse
-from server.generate import terms
+from server.generate import long_prompt
 from server.http.auth import OPERATOR_PATHS
 from server.loaded.adapters import AdapterModule, Resolver, folder_below
 from tests.fake_adapters import FakeAdapters
@@ -69,7 +69,7 @@ async def test_the_model_of_a_request_picks_an_adapter(server):
 
 
 async def test_a_long_prompt_is_prepared_for_its_adapter(server, monkeypatch):
-    monkeypatch.setattr(terms, "LONG_PROMPT", 0)
+    monkeypatch.setattr(long_prompt, "LONG_PROMPT", 0)
     await server.complete(model="second")
     (request,) = server.engine.submitted
     assert request.prepared.cache_root == request.cache_root == (None, 2)

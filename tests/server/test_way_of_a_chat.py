@@ -17,7 +17,6 @@ AGAIN = {
     "loaded/tokenizer.py": "text to ids; makes what turns ids into text",
     "loaded/control_tokens.py": "hides the client's before a template is rendered; finds them behind it",
     "loaded/template_bounds.py": "less time on the event loop, said around the rendering; which looks at the clock",
-    "generate/terms.py": "priority, deadline, salt and hashes: what all requests have, checked where it is due",
 }
 
 
