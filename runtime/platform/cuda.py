@@ -115,7 +115,7 @@ class CudaPlatform:
         """`to_come`: bytes that model, steps and graphs will take on top of what is allocated now. Raises PlanError."""
         to_come += _encoder_bytes(config, spec)
         free, total = self.memory()
-        free_at_start = self._free_at_start.setdefault(torch.cuda.current_device(), free)
+        free_at_start = self._free_at_start.setdefault(_current().index if torch.cuda.is_available() else 0, free)
         share = config.gpu_memory_utilization
         granted, used = int(total * share), free_at_start - free
         left = granted - used - to_come

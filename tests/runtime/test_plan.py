@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import ops
+from runtime.api import PoolerInfo
 from runtime.config import GIB, EngineConfig, EnginePlan, PlanError, WeightPolicy
 from runtime.kv.kinds import Cross, Nothing
 from runtime.models.registry import spec_from_config
+from runtime.models.spec.encoder import EncoderSpec
 from runtime.models.spec.model import ModelSpec
 from runtime.platform import cpu
 from runtime.platform.cpu import CpuPlatform
@@ -207,11 +209,15 @@ class SharedGpu(CudaPlatform):
         return DeviceMemory(int(free * GIB), 100 * GIB)
 
 
-def spec_of_gib(weights: float) -> ModelSpec:
+def spec_of_gib(weights: float, encoder: EncoderSpec | None = None) -> ModelSpec:
     return cast(
         "ModelSpec",
         SimpleNamespace(
-            weights_bytes=lambda dtype: int(weights * GIB), memory_kinds=lambda: LAYERS, max_model_len=8192
+            weights_bytes=lambda dtype: int(weights * GIB),
+            memory_kinds=lambda: LAYERS,
+            max_model_len=8192,
+            encoder=encoder,
+            pooler_info=PoolerInfo(4096),
         ),
     )
 
@@ -220,6 +226,15 @@ def spec_of_gib(weights: float) -> ModelSpec:
 def test_a_share_of_a_gpu_is_this_servers_whatever_others_hold(held_by_others):
     plan = SharedGpu(100 - held_by_others).plan(EngineConfig(gpu_memory_utilization=0.4), spec_of_gib(10))
     assert plan.kv_cache_bytes == pytest.approx(30 * GIB, rel=1e-3)
+
+
+def test_what_an_encoder_keeps_and_computes_in_is_not_the_caches():
+    seeing = EncoderSpec("Sees", frozenset({"image"}), (), {}, num_deepstack=3)
+    config = EngineConfig(
+        gpu_memory_utilization=0.4, encoder_cache_size=32768
+    )  # vectors of 4 x 4096 numbers of two bytes: 1 GiB
+    plan = SharedGpu(100).plan(config, spec_of_gib(10, seeing))
+    assert plan.kv_cache_bytes == pytest.approx(28 * GIB, rel=1e-3)
 
 
 def test_what_the_server_has_taken_since_it_looked_first_counts():
