@@ -27,3 +27,10 @@ class Arrival:
     timeout_s: float | None = None
     tenant: str | None = None
     request_id: str = ""
+
+    def deadline_s(self, body_s: float | None, otherwise_s: float | None) -> float | None:
+        """Until when an answer has to be complete, by `time.monotonic()`. `body_s`: what the body says; of body and head the
+        shorter counts, `otherwise_s` only where neither says anything. None: there is no limit."""
+        given = [each for each in (body_s, self.timeout_s) if each is not None]
+        shortest = min(given, default=otherwise_s)
+        return None if shortest is None else self.time_s + shortest

@@ -11,14 +11,6 @@ from server.wire.errors import Field, InvalidRequest
 PRIORITY = Field("priority")
 
 
-def deadline_s(config: ServerConfig, timeout_s: float | None, arrival: Arrival) -> float | None:
-    """Until when an answer has to be complete, by `time.monotonic()`. `timeout_s`: the body's; of body and header the shorter
-    counts, the server's own only where neither is there."""
-    given = [each for each in (timeout_s, arrival.timeout_s) if each is not None]
-    shortest = min(given, default=config.request_timeout)
-    return None if shortest is None else arrival.time_s + shortest
-
-
 class Terms(NamedTuple):
     """`deadline_s`: by `time.monotonic()`; None: there is none. `cache_salt`: who has another one shares no prefixes with it."""
 
@@ -38,4 +30,4 @@ class Terms(NamedTuple):
             raise InvalidRequest(PRIORITY, " needs a server started with --scheduling-policy priority", param=PRIORITY)
         is_shared = arrival.tenant is None or config.shared_prefix_cache
         salt = cache_salt if is_shared else f"{arrival.tenant}/{cache_salt or ''}"
-        return cls(priority, deadline_s(config, timeout_s, arrival), salt)
+        return cls(priority, arrival.deadline_s(timeout_s, config.request_timeout), salt)

@@ -25,7 +25,6 @@ from server.batches.folder import BatchFolder
 from server.batches.lines import LINE_EXTRA_BYTES, URLS
 from server.batches.runner import BatchRunner
 from server.config.server_config import ServerConfig
-from server.generate.terms import deadline_s
 from server.http.auth import Keys, RequireKey, is_loopback, note_caller
 from server.http.cors import CrossOrigin
 from server.http.head import arrival
@@ -85,7 +84,9 @@ class Endpoint:
         if loaded is None or loaded.swapped is None:
             await self._answer(scope, receive, send)
             return
-        with visiting(partial(while_waited_for, receive), deadline_s(self._service.config, None, arrival(scope))):
+        with visiting(
+            partial(while_waited_for, receive), arrival(scope).deadline_s(None, self._service.config.request_timeout)
+        ):
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
