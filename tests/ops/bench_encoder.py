@@ -98,17 +98,11 @@ def bench(num_texts: int, rate: float) -> None:
     def varlen() -> object:
         return torch.ops.aten._flash_attention_forward(q, k, v, starts, starts, TEXT, TEXT, 0.0, False, False)
 
-    def cudnn_varlen() -> object:
-        return torch.ops.aten._cudnn_attention_forward(
-            q, k, v, None, starts, starts, TEXT, TEXT, False, 0.0, False, False
-        )
-
     backend = torch.nn.attention.SDPBackend
     line(
         "attention", 4 * tokens * TEXT * HIDDEN / rate,
         ours=lambda layer: ops.attend_packed(qkv, heads, positions, meta),
         flash_varlen=lambda layer: varlen(),
-        cudnn_varlen=lambda layer: cudnn_varlen(),
         flash=lambda layer: dense(backend.FLASH_ATTENTION),
         cudnn=lambda layer: dense(backend.CUDNN_ATTENTION),
     )  # fmt: skip
