@@ -124,8 +124,6 @@ async def test_memory_of_both_is_what_one_may_take(tmp_path):
         assert embedder.model.kv_cache_bytes <= EMBEDDERS_CACHE
         left = alone_bytes - chat.model.kv_cache_bytes
         assert EMBEDDERS_CACHE - NOISE < left < EMBEDDERS_CACHE + NOISE
-        allocated = torch.cuda.memory_allocated() - before
-        assert allocated <= SHARE * torch.cuda.mem_get_info()[1]
     finally:
         await chat.close()
         await embedder.close()
