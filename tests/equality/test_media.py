@@ -149,6 +149,9 @@ FAMILIES = {
         of_any_size,
         padded,
     ),
+    "vip-llava": Row(
+        of("VipLlavaConfig", LLAMA, vision_config=CLIP_TOWER, vision_feature_layers=[-1, -2], **TO_IMAGE), square
+    ),
     "mistral 3": Row(of("Mistral3Config", MISTRAL, vision_config=PIXTRAL, **TO_IMAGE), of_any_size, padded),
     "llava-next": Row(
         of("LlavaNextConfig", MISTRAL, vision_config=CLIP_TOWER, image_grid_pinpoints=PINPOINTS, **TO_IMAGE), with_newlines, padded
