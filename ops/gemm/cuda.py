@@ -50,12 +50,6 @@ class CudaLinearWeight(LinearWeight):
             return functional.linear(x, self._weight, self._bias)
         return own(x, self._weight, self._bias, gated=False)
 
-    def matmul_first(self, x: Tensor) -> tuple[Tensor, bool]:
-        own = self._own(x.shape[0], gated=False)
-        return (
-            (self.matmul(x), False) if own is None else (own(x, self._weight, self._bias, gated=False, late=True), True)
-        )
-
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         own = self._own(x.shape[0], gated=True)
         return None if own is None else own(x, self._weight, self._bias, gated=True)

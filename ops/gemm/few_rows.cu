@@ -5,8 +5,6 @@
 // weights are always under way, the first ones before the kernel that computes x has ended. The warps' shares of K are added
 // in shared memory.
 //
-// `late`: the next kernel starts when what came before this one has ended, and so may read x before it waits.
-//
 // GATED: weight holds gate and up, a slab is 8 rows of each, out [M, N / 2] is silu(gate) * up.
 
 constexpr int UNITS = 4;  // 32 columns each: a batch of weights of one warp
@@ -39,15 +37,14 @@ __device__ __forceinline__ void write_slab(const float* parts, int slab, int M, 
 }
 
 template <int WARPS, int BATCHES, int TILES, bool GATED>
-__device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const u16* bias, u16* out, int M, int N, int K,
-                                         int late) {
+__device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const u16* bias, u16* out, int M, int N, int K) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int units = K / 32, share = (units + WARPS - 1) / WARPS, slabs = N / 16;
   const int first_unit = warp * share, end_unit = min(units, first_unit + share), batches = (share + UNITS - 1) / UNITS;
   Vec* queue = reinterpret_cast<Vec*>(shared) + warp * BATCHES * UNITS * 64 + lane;
   float* parts = reinterpret_cast<float*>(shared + WARPS * BATCHES * UNITS * 1024);
-  if (!late) let_next_start();
+  let_next_start();
 
   int ahead_slab = blockIdx.x, ahead_batch = 0, ahead_place = 0;
   auto fetch = [&] {
@@ -70,7 +67,6 @@ __device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const 
 #pragma unroll
   for (int i = 0; i < BATCHES; i++) fetch();
   wait_for_previous();
-  if (late) let_next_start();
 
   int place = 0, buffer = 0;
   for (int slab = blockIdx.x; slab < slabs; slab += gridDim.x) {
@@ -114,6 +110,6 @@ __device__ __forceinline__ void few_rows(const u16* x, const u16* weight, const 
 
 #define FEW_ROWS(NAME, WARPS, BATCHES, TILES, GATED)                                                                     \
   extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                               \
-      NAME(const u16* x, const u16* weight, const u16* bias, u16* out, int M, int N, int K, int late) {                  \
-    few_rows<WARPS, BATCHES, TILES, GATED>(x, weight, bias, out, M, N, K, late);                                         \
+      NAME(const u16* x, const u16* weight, const u16* bias, u16* out, int M, int N, int K) {                            \
+    few_rows<WARPS, BATCHES, TILES, GATED>(x, weight, bias, out, M, N, K);                                               \
   }

@@ -4,8 +4,6 @@
 // way, the first of the weight before the kernel that computes x has ended; two warpgroups multiply. The `splits` blocks of a
 // cluster share K, and at the end each adds up its part of the tile, always in the same order.
 //
-// `late`: as in few_rows.cu.
-//
 // The weight comes as pairs of eight rows, n and n + 8, or gate and up (GATED: out [M, N / 2] is silu(gate) * up), so that a
 // thread holds both: its sums 4 j to 4 j + 3 are row n of columns 8 j + 2 t and + 1, and then those of the row's partner.
 
@@ -41,14 +39,14 @@ __device__ __forceinline__ void put(int j, const float (&v)[4], int pair, int M,
 
 template <int ROWS, int STAGES, bool GATED>
 __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorMap* x_map, const u16* bias, u16* out, int M, int N,
-                                      int K, int splits, int late) {
+                                      int K, int splits) {
   constexpr int STAGE_BYTES = TILE_BYTES + ROWS * 128;
   extern __shared__ unsigned char unaligned[];
   __shared__ u64 full[STAGES], empty[STAGES];
   unsigned char* stages = unaligned + (1024 - address_of(unaligned) % 1024) % 1024;
   const int warp = threadIdx.x / 32, split = blockIdx.x % splits, tile = blockIdx.x / splits;
   const int units = (K + 63) / 64, first = units * split / splits, count = units * (split + 1) / splits - first;
-  if (!late) let_next_start();
+  let_next_start();
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       make_barrier(full + i, 1);
@@ -70,7 +68,6 @@ __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorM
       const int at_once = min(count, STAGES);
       for (int i = 0; i < at_once; i++) fetch_weight(i);
       wait_for_previous();
-      if (late) let_next_start();
       for (int i = 0; i < at_once; i++) fetch_x(i);
       for (int i = at_once; i < count; i++) {
         wait_for(empty + i % STAGES, (i / STAGES - 1) & 1);
@@ -126,6 +123,6 @@ __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorM
 #define TILED(NAME, ROWS, STAGES, GATED)                                                                                 \
   extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 2)                                                        \
       NAME(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, const u16* bias, u16* out,     \
-           int M, int N, int K, int splits, int late) {                                                                  \
-    tiled<ROWS, STAGES, GATED>(&weight, &x, bias, out, M, N, K, splits, late);                                           \
+           int M, int N, int K, int splits) {                                                                            \
+    tiled<ROWS, STAGES, GATED>(&weight, &x, bias, out, M, N, K, splits);                                                 \
   }

@@ -81,11 +81,10 @@ def tiled(
     gated: bool,
     tile: Tile | None = None,
     splits: int | None = None,
-    late: bool = False,
 ) -> Tensor:
     """x [M, K] -> x @ weight.T + bias [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and `fits(weight)`.
 
-    `splits`: into so many parts K is cut, up to 8, and no more than K has stages of 64. `late`: as in `few_rows`."""
+    `splits`: into so many parts K is cut, up to 8, and no more than K has stages of 64."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     x = x.contiguous()
     by = tuning.of(x.device)
@@ -95,7 +94,7 @@ def tiled(
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     _kernel(tile, x.dtype, x.device).launch(
         (num_blocks, 1, 1), _THREADS, tile.shared_bytes, _weight_map(weight, gated), _x_map(x, tile.rows), bias, out,
-        num_rows, out_features, in_features, splits, int(late), cluster=splits,
+        num_rows, out_features, in_features, splits, cluster=splits,
     )  # fmt: skip
     return out
 

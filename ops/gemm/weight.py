@@ -23,11 +23,6 @@ class LinearWeight(ABC):
     def matmul(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> x @ weight.T + bias, [T, out_features]."""
 
-    def matmul_first(self, x: Tensor) -> tuple[Tensor, bool]:
-        """The same, and whether a kernel that is launched next may read x, though not what this one writes, before it waits for it
-        (`ops.launch`)."""
-        return self.matmul(x), False
-
     def gated_matmul(self, x: Tensor) -> Tensor | None:
         """silu of the first half of x @ weight.T + bias times the second, [T, out_features / 2], if that is one kernel."""
         return None

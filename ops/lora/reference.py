@@ -27,7 +27,7 @@ class ReferenceLoraSlots(LoraSlots):
         if share is not None:
             self._shares[slot] = share
 
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, *, early: bool = False) -> None:
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
         slots = adapters.slots[: len(x)]
         for slot in sorted({*slots.tolist()} & self._shares.keys()):
             tokens = (slots == slot).nonzero().flatten()

@@ -46,12 +46,13 @@ class TokenAdapters(NamedTuple):
     """A step's T tokens by adapter. slots [T] int32: whose share each takes, -1 for none.
 
     The same for kernels of a device (`triton_index.py`), None elsewhere. order [T] int32: the tokens by slot, those without last.
-    tiles [3, M] int32: the slot of each, -1 for tokens without one, -2 where there is no tile more; the places in that order where
-    it begins and where its slot's tokens end."""
+    tiles [3, M] int32: the slot of each, -1 for none; the places in that order where it begins and where its slot's tokens end.
+    used [2] int32: how many there are with an adapter, which come first, and how many in all."""
 
     slots: Tensor
     order: Tensor | None = None
     tiles: Tensor | None = None
+    used: Tensor | None = None
 
 
 class LoraSlots(ABC):
@@ -81,12 +82,10 @@ class LoraSlots(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor, *, early: bool = False) -> None:
-        """out [T, N] += what the adapter of each row of x [T, K] adds. T may be 0.
+    def add(self, x: Tensor, adapters: TokenAdapters, out: Tensor) -> None:
+        """out [T, N] += what the adapter of each row of x [T, K] adds. T may be 0."""
 
-        `early`: as `LinearWeight.matmul_first` said, which was launched last."""
-
-    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor, *, early: bool = False) -> Tensor | None:
+    def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor) -> Tensor | None:
         """silu of the first half of gate_up [T, N] + what adapters add, times the second, [T, N / 2], if one kernel does both."""
         return None
 

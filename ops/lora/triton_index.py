@@ -29,10 +29,10 @@ def _keys(slots_ptr, token, num_tokens, NUM_SLOTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def _index(
-    slots_ptr, order_ptr, tiles_ptr, num_tokens, num_tiles,
+    slots_ptr, order_ptr, tiles_ptr, used_ptr, num_tokens, num_tiles,
     NUM_SLOTS: tl.constexpr, SLOT_LANES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    # slots [tokens] -> order [tokens], tiles [3, num_tiles]; the last program has the tiles, the others tokens.
+    # slots [tokens] -> order [tokens], tiles [3, num_tiles], used [2]; the last program has the tiles, the others tokens.
     lane = tl.arange(0, LANES)
     if tl.program_id(0) < tl.num_programs(0) - 1:
         token = tl.program_id(0) * LANES + lane
@@ -54,6 +54,8 @@ def _index(
         tiles = tl.cdiv(count, ROWS)
         upto, end = tl.cumsum(tiles, 0), tl.cumsum(count, 0)
         begin, start_tile = end - count, upto - tiles
+        tl.store(used_ptr, tl.sum(tl.where(slot < NUM_SLOTS, tiles, 0), 0))
+        tl.store(used_ptr + 1, tl.sum(tl.where(slot <= NUM_SLOTS, tiles, 0), 0))
         for start in range(0, num_tiles, LANES):
             tile = start + lane
             owner = tl.sum((upto[None, :] <= tile[:, None]).to(tl.int32), 1)
@@ -61,8 +63,7 @@ def _index(
             first = tl.sum(tl.where(is_owner, begin[None, :] + (tile[:, None] - start_tile[None, :]) * ROWS, 0), 1)
             stop = tl.sum(tl.where(is_owner, end[None, :], 0), 1)
             inside = tile < num_tiles
-            found = tl.where(owner < NUM_SLOTS, owner, tl.where(owner == NUM_SLOTS, -1, -2))
-            tl.store(tiles_ptr + tile, found, mask=inside)
+            tl.store(tiles_ptr + tile, tl.where(owner < NUM_SLOTS, owner, -1), mask=inside)
             tl.store(tiles_ptr + num_tiles + tile, first, mask=inside)
             tl.store(tiles_ptr + 2 * num_tiles + tile, stop, mask=inside)
 
@@ -72,10 +73,10 @@ def index(slots: Tensor, num_slots: int) -> TokenAdapters:
     num_tokens, device = len(slots), slots.device
     rows = tile_rows(num_tokens)
     num_tiles = triton.cdiv(num_tokens, rows) + min(num_slots + 1, num_tokens)
-    order = torch.empty(num_tokens, dtype=torch.int32, device=device)
+    order, used = (torch.empty(size, dtype=torch.int32, device=device) for size in (num_tokens, 2))
     tiles = torch.empty(3, num_tiles, dtype=torch.int32, device=device)
     _index[(triton.cdiv(num_tokens, _LANES) + 1,)](
-        slots, order, tiles, num_tokens, num_tiles, NUM_SLOTS=num_slots,
+        slots, order, tiles, used, num_tokens, num_tiles, NUM_SLOTS=num_slots,
         SLOT_LANES=triton.next_power_of_2(num_slots + 1), ROWS=rows, LANES=_LANES, num_warps=8,
     )  # fmt: skip
-    return TokenAdapters(slots, order, tiles)
+    return TokenAdapters(slots, order, tiles, used)

@@ -26,32 +26,30 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Way(NamedTuple):
-    """How. `columns`: of a program that expands; `tiles`: programs side by side over tiles; `pieces`: of the inner sum, up to 512
-    tokens."""
+    """How. `columns`: of a program that expands; `programs`: of a launch; `pieces`: of the inner sum, up to 512 tokens."""
 
     name: str
     columns: int = 128
-    tiles: int = 32
+    programs: int = 2048
     pieces: int | None = None
-    early: bool = True
 
 
 WAYS = (
-    Way("as it is"), Way("64 columns", columns=64), Way("256 columns", columns=256), Way("64 tiles", tiles=64),
-    Way("16 tiles", tiles=16), Way("8 pieces", pieces=8), Way("not early", early=False),
+    Way("as it is"), Way("64 columns", columns=64), Way("1024 programs", programs=1024),
+    Way("4096 programs", programs=4096), Way("16 pieces", pieces=16),
 )  # fmt: skip
 
 
 class Layer:
     def __init__(self) -> None:
-        self.weights, self.slots = {}, {}
+        self.weights, self.slots, self.blocks = {}, {}, {}
         for name, parts in PARTS.items():
             inner = INNER if name == "down" else HIDDEN
             weight = torch.randn(sum(parts), inner, device=DEVICE).mul_(0.02).bfloat16()
             self.weights[name] = ops.prepare_linear(ops.StoredWeight.dense(weight))
             shape = ops.LoraShape(sum(parts), inner, parts, NUM_SLOTS, RANK)
             self.slots[name] = slots = TritonLoraSlots(shape, torch.bfloat16, DEVICE)
-            slots._blocks |= {columns: slots._cut(columns) for columns in (64, 256)}
+            self.blocks[name] = {columns: slots._cut(columns) for columns in (64, 128)}
             for tensor, value in zip(slots._slots(), (1.0, 1.0, 1e-4), strict=True):
                 tensor.fill_(value)
 
@@ -59,11 +57,11 @@ class Layer:
         weight, slots = self.weights[name], self.slots[name]
         if adapters is None:
             return ops.gated_linear(x, weight) if name == "gate_up" else ops.linear(x, weight)
-        slots._columns = way.columns, 64
-        out, early = weight.matmul_first(x) if way.early else (weight.matmul(x), False)
+        slots._columns, slots._blocks = way.columns, self.blocks[name][way.columns]
+        out = weight.matmul(x)
         if name == "gate_up":
-            return slots.gated(x, adapters, out, early=early)
-        slots.add(x, adapters, out, early=early)
+            return slots.gated(x, adapters, out)
+        slots.add(x, adapters, out)
         return out
 
 
@@ -88,7 +86,7 @@ def main() -> None:
 
     def run(batch: int, adapters: ops.TokenAdapters | None, way: Way = WAYS[0]) -> None:
         x, residual = (torch.zeros(batch, HIDDEN, device=DEVICE).bfloat16() for _ in range(2))
-        triton_lora._TILES_AT_ONCE = way.tiles
+        triton_lora._PROGRAMS = way.programs
         triton_lora._PIECES = PIECES if way.pieces is None else ((512, way.pieces),)
         for layer in layers:
             x = ops.add_rms_norm(x, residual, norm, 1e-6)

@@ -61,11 +61,10 @@ def test_tokens_are_sorted_by_slot_and_cut_into_tiles(mixture, device):
     found = index(slots, NUM_SLOTS)
     order, rows = found.order.tolist(), tile_rows(len(mixture))
     assert sorted(order) == [*range(len(mixture))]
-    seen, tiles = [], found.tiles.T.tolist()
-    slots_of_tiles = [slot for slot, _, _ in tiles]
-    num_used = slots_of_tiles.index(-2) if -2 in slots_of_tiles else len(tiles)
-    assert all(slot == -2 for slot in slots_of_tiles[num_used:])
-    for slot, first, end in tiles[:num_used]:
+    with_adapter, in_all = found.used.tolist()
+    seen = []
+    for number, (slot, first, end) in enumerate(found.tiles.T.tolist()[:in_all]):
+        assert (slot >= 0) == (number < with_adapter)
         tokens = order[first : min(end, first + rows)]
         assert tokens
         assert {mixture[token] for token in tokens} == {slot}
@@ -122,8 +121,8 @@ def test_a_program_takes_several_tiles_where_there_are_more(device, monkeypatch)
     slots, random = filled(TritonLoraSlots, torch.float32, device), torch.Generator().manual_seed(5)
     x, given = torch.randn(len(MIXTURES["many"]), IN, generator=random).to(device), MIXTURES["many"]
     adapters, found = index(torch.tensor(given, dtype=torch.int32, device=device), NUM_SLOTS), []
-    for at_once in (1, 1 << 20):
-        monkeypatch.setattr("ops.lora.triton_lora._TILES_AT_ONCE", at_once)
+    for programs in (1, 1 << 20):
+        monkeypatch.setattr("ops.lora.triton_lora._PROGRAMS", programs)
         out = torch.zeros(len(given), sum(PARTS), device=device)
         slots.add(x, adapters, out)
         found.append(out)
@@ -173,40 +172,3 @@ def test_one_graph_serves_any_mixture():
         replayed = out.clone()
         run()
         assert torch.equal(replayed, out)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("num_tokens", [1, 7, 40])
-def test_what_shrinks_beside_the_weight_s_own_work_reads_all_of_x(num_tokens):
-    """Thirty layers one behind another, in a graph: bitwise what they give where each kernel waits before it reads."""
-    device, size = torch.device("cuda", 0), 1024
-    random = torch.Generator(device).manual_seed(6)
-    layers = []
-    for _ in range(30):
-        weight = torch.randn(size, size, generator=random, device=device).bfloat16() / 32
-        slots = TritonLoraSlots(ops.LoraShape(size, size, (size,), 2, 16), torch.bfloat16, device)
-        a, b = (torch.randn(shape, generator=random, device=device).cpu() / 32 for shape in ((16, size), (size, 16)))
-        slots.put(1, slots.prepared([ops.LoraPart(0, a, b, 1.0)]))
-        layers.append((ops.prepare_linear(ops.StoredWeight.dense(weight)), slots))
-    given = torch.randn(num_tokens, size, generator=random, device=device).bfloat16()
-    norm, adapters = torch.ones(size, device=device).bfloat16(), index(torch.ones(num_tokens, device=device).int(), 2)
-
-    def run(*, may_be_early: bool) -> torch.Tensor:
-        x = given
-        for weight, slots in layers:
-            x = ops.rms_norm(x, norm, 1e-6)
-            out, early = weight.matmul_first(x)
-            assert early
-            slots.add(x, adapters, out, early=may_be_early)
-            x = out
-        return x
-
-    expected = run(may_be_early=False)
-    run(may_be_early=True)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run(may_be_early=True)
-    for _ in range(50):
-        graph.replay()
-        assert torch.equal(found, expected)

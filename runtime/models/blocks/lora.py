@@ -34,16 +34,12 @@ class LoraLinear(ops.LinearWeight):
         return self._weight.nbytes + self.slots.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        adapters = self._step.current
+        out = self._weight.matmul(x)
         if isinstance(x, Symbol):
-            out = self._weight.matmul(x)
             assert isinstance(out, Symbol)
             self.slots.trace(x, out)
-            return out
-        if adapters is None:
-            return self._weight.matmul(x)
-        out, early = self._weight.matmul_first(x)
-        self.slots.add(x, adapters, out, early=early)
+        elif self._step.current is not None:
+            self.slots.add(x, self._step.current, out)
         return out
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
@@ -52,10 +48,10 @@ class LoraLinear(ops.LinearWeight):
             return None
         if adapters is None:
             return self._weight.gated_matmul(x)
-        gate_up, early = self._weight.matmul_first(x)
-        gated = self.slots.gated(x, adapters, gate_up, early=early)
+        gate_up = self._weight.matmul(x)
+        gated = self.slots.gated(x, adapters, gate_up)
         if gated is None:
-            self.slots.add(x, adapters, gate_up, early=early)
+            self.slots.add(x, adapters, gate_up)
             gated = ops.silu_mul(gate_up)
         return gated
 
