@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -69,7 +69,7 @@ def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json
     }
 
 
-def card_of_unloaded(model: SwappedModel) -> Json:
+def card_of_unloaded(model: SwappedModel[Any]) -> Json:
     """Of one that has never been loaded."""
     unknown = dict.fromkeys(("max_model_len", "max_input_tokens", "modalities", "tasks"))
     status = {"value": model.status.value, "failed": model.failure is not None}

@@ -64,7 +64,7 @@ class LoadedModel:
     pooling: ServedPooling | None = field(default=None, kw_only=True)
     gguf_quantization: str | None = field(default=None, kw_only=True)
     beside: LoadedModel | None = field(default=None, kw_only=True)
-    swapped: SwappedModel | None = field(default=None, kw_only=True)
+    swapped: SwappedModel[LoadedModel] | None = field(default=None, kw_only=True)
     media: MediaReader | NoMedia = field(default_factory=NoMedia, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     fingerprint: str = field(init=False)
@@ -83,7 +83,7 @@ class LoadedModel:
         return (self, *beside, *(each.loaded for each in self.others if each.loaded is not None))
 
     @property
-    def others(self) -> tuple[SwappedModel, ...]:
+    def others(self) -> tuple[SwappedModel[LoadedModel], ...]:
         """Those with which it takes turns."""
         own = self.swapped
         return () if own is None else tuple(each for each in own.swaps.models if each is not own)
@@ -119,7 +119,7 @@ class LoadedModel:
         beside = () if self.beside is None else self.beside.names
         return (*self.names, *beside, *(each.name for each in self.others))
 
-    def in_turns(self, place: SwappedModel | None) -> LoadedModel:
+    def in_turns(self, place: SwappedModel[LoadedModel] | None) -> LoadedModel:
         """It, with a place among several."""
         return replace(self, swapped=place)
 

@@ -21,14 +21,11 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from runtime.api import Metric, QueueFull, SleepLevel
+from runtime.api import EngineClient, Metric, QueueFull, SleepLevel
 from server.context.arrival import CALLER
 from server.wire.errors import DeadlineExceeded, ModelFailed, Unavailable
-
-if TYPE_CHECKING:
-    from server.loaded.model import LoadedModel
 
 logger = logging.getLogger("oneloop.load")
 
@@ -45,35 +42,46 @@ class Status(StrEnum):
     LOADED = "loaded"
 
 
-class Source(Protocol):
+class Served(Protocol):
+    """A model that has been loaded, as far as who makes room for whom hangs on it."""
+
+    @property
+    def engine(self) -> EngineClient: ...
+
+
+M = TypeVar("M", bound=Served)
+M_co = TypeVar("M_co", bound=Served, covariant=True)
+
+
+class Source(Protocol[M_co]):
     """Where a model comes from."""
 
     async def prepare(self) -> None:
         """What takes none of the device's memory: files, tokenizer. Raises LoadError."""
         ...
 
-    async def load(self) -> LoadedModel:
+    async def load(self) -> M_co:
         """Behind `prepare`: with its engine. Raises LoadError."""
         ...
 
 
 @dataclass(eq=False, slots=True)
-class _Waiter:
-    model: SwappedModel
+class _Waiter(Generic[M]):
+    model: SwappedModel[M]
     caller: bytes | None
     entered: asyncio.Future[None]
 
 
 @dataclass(eq=False, slots=True)
-class SwappedModel:
+class SwappedModel(Generic[M]):
     """One of several. `loaded`: once it has been; its engine sleeps while it is none of the loaded ones. `num_users`: requests that
     have it. `is_open`: it takes new ones."""
 
     name: str
-    source: Source
-    swaps: Swaps
+    source: Source[M]
+    swaps: Swaps[M]
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
-    loaded: LoadedModel | None = None
+    loaded: M | None = None
     status: Status = Status.UNLOADED
     failure: str | None = None  # why the last try failed
     is_open: bool = False
@@ -85,11 +93,11 @@ class SwappedModel:
     since_s: float = 0.0  # when it was opened
     try_again_s: float = 0.0  # not before, where a try failed
     patience_s: float = TRY_AGAIN_S  # after the next one that fails
-    waiting: deque[_Waiter] = field(default_factory=deque)
+    waiting: deque[_Waiter[M]] = field(default_factory=deque)
     preparing: asyncio.Task[None] | None = None
     is_prepared: bool = False
 
-    async def once_loaded(self) -> LoadedModel:
+    async def once_loaded(self) -> M:
         """What it is, text side and all: loads it, if it has never been. Raises ApiError or QueueFull."""
         if self.loaded is None:
             await self.enter()
@@ -117,7 +125,7 @@ class Visit:
 
     while_waited_for: Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
     deadline_s: float | None = None
-    models: list[SwappedModel] = field(default_factory=list)
+    models: list[SwappedModel[Any]] = field(default_factory=list)
 
 
 VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
@@ -138,13 +146,13 @@ def visiting(
             model.swaps.left(model)
 
 
-class Swaps:
+class Swaps(Generic[M]):
     """`level`: how much of a model that makes room is given back. `max_waiting`: requests in the line, shared by callers;
     `max_wait_s`: in it, each. `clock` and `call_later`: the monotonic clock's."""
 
     def __init__(
         self,
-        sources: Sequence[tuple[str, Source]],
+        sources: Sequence[tuple[str, Source[M]]],
         *,
         max_loaded: int = 1,
         level: SleepLevel = SleepLevel.HOST,
@@ -160,23 +168,23 @@ class Swaps:
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._call_later = call_later or asyncio.get_running_loop().call_later
-        self._line: list[_Waiter] = []  # for whatever model, in their order
+        self._line: list[_Waiter[M]] = []  # for whatever model, in their order
         self._num_uses = 0
         self._swap_s = 0.0  # what the last one took
         self._changed = asyncio.Event()
         self._residence: asyncio.TimerHandle | None = None  # of the one that is to make room, its end
         self._swapping: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._when_loaded: list[Callable[[LoadedModel], object]] = []
+        self._when_loaded: list[Callable[[M], object]] = []
 
-    def find(self, name: str) -> SwappedModel | None:
+    def find(self, name: str) -> SwappedModel[M] | None:
         return next((model for model in self.models if model.name == name), None)
 
-    def when_loaded(self, call: Callable[[LoadedModel], object]) -> None:
+    def when_loaded(self, call: Callable[[M], object]) -> None:
         """`call` is made for each model that is loaded for the first time, before requests may enter."""
         self._when_loaded.append(call)
 
-    def begin_with(self, model: SwappedModel, loaded: LoadedModel) -> None:
+    def begin_with(self, model: SwappedModel[M], loaded: M) -> None:
         """It is loaded already."""
         model.loaded, model.is_prepared = loaded, True
         self._open(model)
@@ -187,23 +195,23 @@ class Swaps:
         return len(self._line)
 
     @property
-    def resident(self) -> list[SwappedModel]:
+    def resident(self) -> list[SwappedModel[M]]:
         return [model for model in self.models if model.status is Status.LOADED]
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def takes(self, model: SwappedModel) -> bool:
+    def takes(self, model: SwappedModel[M]) -> bool:
         """Whether a request may have it at once; it has it then."""
         if model.is_open and not self._is_closed:
             self._use(model)
         return model.is_open and not self._is_closed
 
-    def left(self, model: SwappedModel) -> None:
+    def left(self, model: SwappedModel[M]) -> None:
         """A request has ended."""
         model.num_users -= 1
         self._changed.set()
 
-    async def wait(self, model: SwappedModel, deadline_s: float | None) -> None:
+    async def wait(self, model: SwappedModel[M], deadline_s: float | None) -> None:
         """Return when the request has it. Raises what `SwappedModel.enter` does."""
         self._check(model, deadline_s)
         waiter = _Waiter(model, CALLER.get(), asyncio.get_running_loop().create_future())
@@ -227,7 +235,7 @@ class Swaps:
             if alarm is not None:
                 alarm.cancel()
 
-    def _check(self, model: SwappedModel, deadline_s: float | None) -> None:
+    def _check(self, model: SwappedModel[M], deadline_s: float | None) -> None:
         if self._is_closed:
             raise Unavailable("The server is shutting down")
         if model.failure is not None and (left_s := model.try_again_s - self._clock()) > 0:
@@ -241,7 +249,7 @@ class Swaps:
             if callers.count(caller) >= share or num >= 2 * self._max_waiting:
                 raise QueueFull(num, self._max_waiting, retry_after_s=max(1.0, self._swap_s))
 
-    def _alarm(self, waiter: _Waiter, deadline_s: float | None) -> asyncio.TimerHandle | None:
+    def _alarm(self, waiter: _Waiter[M], deadline_s: float | None) -> asyncio.TimerHandle | None:
         """Ends the waiting, if something limits it."""
         limits: list[tuple[float, Exception]] = []
         if deadline_s is not None:
@@ -257,20 +265,20 @@ class Swaps:
         delay_s, error = min(limits, key=lambda limit: limit[0])
         return self._call_later(delay_s, lambda: _fail(waiter, error))
 
-    def _forget(self, waiter: _Waiter) -> None:
+    def _forget(self, waiter: _Waiter[M]) -> None:
         """Its client has left, or its time is over."""
         waiter.model.waiting.remove(waiter)
         self._line.remove(waiter)
         self._changed.set()
 
-    def _use(self, model: SwappedModel) -> None:
+    def _use(self, model: SwappedModel[M]) -> None:
         self._num_uses += 1
         model.used = self._num_uses
         model.num_users += 1
 
     # --- swaps ----------------------------------------------------------------------------------------------------
 
-    async def _prepare(self, model: SwappedModel) -> None:
+    async def _prepare(self, model: SwappedModel[M]) -> None:
         try:
             await model.source.prepare()
         except Exception as error:
@@ -291,9 +299,9 @@ class Swaps:
         finally:
             self._swapping = None
 
-    async def _bring(self, model: SwappedModel) -> bool:
+    async def _bring(self, model: SwappedModel[M]) -> bool:
         """Swap once there is room. False where something has to change first; it may be another's turn then."""
-        leaving: SwappedModel | None = None
+        leaving: SwappedModel[M] | None = None
         if model.status is not Status.LOADED:
             resident = self.resident
             if len(resident) >= self._max_loaded:
@@ -307,7 +315,7 @@ class Swaps:
         self._let_in(model)
         return True
 
-    def _leaving(self, resident: Sequence[SwappedModel]) -> SwappedModel | None:
+    def _leaving(self, resident: Sequence[SwappedModel[M]]) -> SwappedModel[M] | None:
         """Who makes room: one that has nothing to do, or is about to have, or else was open for long enough; that takes nobody new.
         None where there is none yet."""
         by_use = sorted(resident, key=lambda model: model.used)
@@ -324,7 +332,7 @@ class Swaps:
         oldest.is_open = False
         return oldest
 
-    async def _swap(self, model: SwappedModel, leaving: SwappedModel | None) -> None:
+    async def _swap(self, model: SwappedModel[M], leaving: SwappedModel[M] | None) -> None:
         began_s = self._clock()
         model.status = Status.LOADING
         try:
@@ -345,14 +353,14 @@ class Swaps:
         )
         self._open(model)
 
-    async def _put_to_sleep(self, model: SwappedModel) -> None:
+    async def _put_to_sleep(self, model: SwappedModel[M]) -> None:
         assert model.loaded is not None, "it was loaded"
         engine = model.loaded.engine
         while engine.health().sleep_level < self._level:  # again, should somebody else have woken it meanwhile
             await engine.sleep(self._level)
         model.status = Status.UNLOADED
 
-    async def _wake(self, model: SwappedModel) -> None:
+    async def _wake(self, model: SwappedModel[M]) -> None:
         if model.loaded is not None:
             await model.loaded.engine.wake_up()
             return
@@ -361,7 +369,7 @@ class Swaps:
             call(loaded)
         model.loaded = loaded
 
-    async def _bring_back(self, model: SwappedModel) -> None:
+    async def _bring_back(self, model: SwappedModel[M]) -> None:
         """It made room in vain."""
         model.status = Status.LOADING
         try:
@@ -373,11 +381,11 @@ class Swaps:
             self._open(model)
             self._let_in(model)
 
-    def _open(self, model: SwappedModel) -> None:
+    def _open(self, model: SwappedModel[M]) -> None:
         model.status, model.is_open, model.since_s = Status.LOADED, True, self._clock()
         model.failure, model.patience_s = None, TRY_AGAIN_S
 
-    def _let_in(self, model: SwappedModel) -> None:
+    def _let_in(self, model: SwappedModel[M]) -> None:
         """All who wait for it, if it is open."""
         while model.is_open and model.waiting:
             waiter = model.waiting.popleft()
@@ -386,7 +394,7 @@ class Swaps:
                 self._use(model)
                 waiter.entered.set_result(None)
 
-    def _failed(self, model: SwappedModel, error: Exception) -> None:
+    def _failed(self, model: SwappedModel[M], error: Exception) -> None:
         logger.error("%s could not be loaded: %s", model.name, error, exc_info=not str(error))
         model.failure, left_s = str(error) or type(error).__name__, model.patience_s
         model.try_again_s, model.patience_s = self._clock() + left_s, min(2 * left_s, MAX_TRY_AGAIN_S)
@@ -394,7 +402,7 @@ class Swaps:
         model.is_prepared = model.loaded is not None  # its files may be others when it is tried again
         self._end(model, lambda: ModelFailed(model.name, model.failure or "", left_s))
 
-    def _end(self, model: SwappedModel, error: Callable[[], Exception]) -> None:
+    def _end(self, model: SwappedModel[M], error: Callable[[], Exception]) -> None:
         while model.waiting:
             waiter = model.waiting.popleft()
             self._line.remove(waiter)
@@ -413,7 +421,7 @@ class Swaps:
         if self._residence is not None:
             self._residence.cancel()
 
-    def metrics(self, model: SwappedModel) -> list[Metric]:
+    def metrics(self, model: SwappedModel[M]) -> list[Metric]:
         """Of one of them."""
         return [
             Metric("model_loaded", "1 while the model is loaded.", "gauge", {(): float(model.status is Status.LOADED)}),
@@ -434,7 +442,7 @@ def _begin(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
     return asyncio.create_task(work, name=name, context=Context())
 
 
-def _fail(waiter: _Waiter, error: Exception) -> None:
+def _fail(waiter: _Waiter[M], error: Exception) -> None:
     if not waiter.entered.done():
         waiter.entered.set_exception(error)
 

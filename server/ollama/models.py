@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
+from typing import Any
 
 from server.config.server_config import ServerConfig
 from server.loaded.model import LoadedModel
@@ -41,7 +42,7 @@ def listed(loaded: LoadedModel, name: str) -> Json:
     }
 
 
-def unloaded(model: SwappedModel) -> Json:
+def unloaded(model: SwappedModel[Any]) -> Json:
     """Of several, one that has never been loaded."""
     details = {
         "parent_model": "",

@@ -87,7 +87,7 @@ async def _load_turns(config: ServerConfig, report: Report, cancel: Event, devic
     loaded = await sources[0].loaded()
     if not others:
         return loaded
-    swaps = Swaps(
+    swaps = Swaps[LoadedModel](
         [(each.served_names[0], source) for each, source in zip(configs, sources, strict=True)],
         max_loaded=config.max_loaded_models,
         level=SleepLevel.HOST if config.unloaded_weights == "host" else SleepLevel.DROPPED,
@@ -139,7 +139,7 @@ class ModelSource:
     def __init__(
         self, config: ServerConfig, report: Report, cancel: Event, device: SharedDevice, *, beside: bool = False
     ) -> None:
-        self.place: SwappedModel | None = None
+        self.place: SwappedModel[LoadedModel] | None = None
         self._config = config
         self._report = report
         self._cancel = cancel
