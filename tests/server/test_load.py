@@ -19,7 +19,12 @@ from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, VOCAB_SIZE, chatml
 
 FILES = SimpleNamespace(
-    eos_token_ids=frozenset({EOS}), generation_config={}, gguf=None, tokenizer_path=Path("/nowhere")
+    eos_token_ids=frozenset({EOS}),
+    generation_config={},
+    config={},
+    modules=None,
+    gguf=None,
+    tokenizer_path=Path("/nowhere"),
 )
 
 
