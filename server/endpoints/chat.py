@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages through the chat template to ids, and OpenAI's chat shape around the answer."""
+"""POST /v1/chat/completions: OpenAI's chat wire in, and its chat shape around the answer."""
 
 from __future__ import annotations
 

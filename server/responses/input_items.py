@@ -151,7 +151,7 @@ class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_broken(self) -> bool:
-        """It broke off, so it cannot be made; what was written of it is a text of its own (`response_events`)."""
+        """It broke off, so it cannot be made; what was written of it is a text of its own (`events.py`)."""
         return self.status == "incomplete"
 
     def check(self, where: str) -> None:

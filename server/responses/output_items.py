@@ -1,6 +1,6 @@
 """Output items: what an answer consists of, each with the events that tell how it grows.
 
-The events have no numbers yet: of which item of which response they are is for `response_events` to say."""
+The events have no numbers yet: of which item of which response they are is for `events.py` to say."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@
     │   ├── InvalidMedia           400  a picture, sound or video that cannot be had, is too large, or is none
     │   ├── MediaNotInstalled      400  what reads it is not installed
     │   ├── ContextLengthExceeded  400  the prompt, or prompt and max_tokens, do not fit the context
+    │   ├── BatchOver              400  a line of a batch whose time was over
     │   ├── StorageFull            400  there is no room for another file
     │   ├── UnreadableBody         400  not JSON, or not UTF-8
     │   ├── MalformedHttp          400  not HTTP
@@ -18,6 +19,7 @@
     ├── AdminOnly                  403  a user's key, where the administrator's is needed
     ├── OriginNotAllowed           403  a browser asks for a page of an origin that --cors-origin does not name
     ├── HostNotAllowed             403  the Host header is no name of this server
+    ├── AdaptersOff                403  adapters need --enable-lora
     ├── ModelNotFound              404  `model` names none of ours
     ├── ResponseNotFound           404  no response of that id is stored, and why
     │   └── PreviousResponseNotFound  404  the same of previous_response_id
