@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes, 
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
 from runtime.runner.input_buffers import InputBuffers
+from runtime.runner.rank_worker import RankWorker
 from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.warmup import next_tokens, prompts, work_of
 from runtime.runner.worker import Worker
@@ -113,7 +115,7 @@ class CpuPlatform:
             NoGraphs(),
             plan.lookup,
         )
-        timed = _warm_up(runner, plan, model)
+        timed = _warm_up(runner, plan, model, worker.rank.least if isinstance(worker, RankWorker) else int)
         return runner, plan.timed(config, timed, model.weights_bytes, STEPS)
 
 
@@ -132,31 +134,31 @@ def _weights(config: EngineConfig) -> WeightPolicy:
     )
 
 
-def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model) -> TimedSteps:
+def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model, least: Callable[[int], int]) -> TimedSteps:
     """One prompt of two blocks, then a token, or a text of one where no tokens are made; and the same on the clock, and some rows
     with a token each. Times scatter: whatever the others took, a prompt takes at least a hundredth of its step, and a row half of
-    what a prompt's token does."""
+    what a prompt's token does. `least`: of what all ranks say, which take the same steps."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
     work = work_of(model)
     batch = prompts([length], plan.layout, plan.num_kv_blocks, work)
     after = next_tokens(batch) if model.spec.generates else prompts([1], plan.layout, plan.num_kv_blocks, work)
     runner.run(batch)
     runner.run(after)
-    prompt_s, after_s = _seconds(runner, batch), _seconds(runner, after)
+    prompt_s, after_s = _seconds(runner, batch, least), _seconds(runner, after, least)
     token_s = max(prompt_s - after_s, prompt_s / 100) / max(1, length - 1)
     num_rows = min(_TIMED_ROWS, plan.max_num_seqs)
     if not model.spec.generates or num_rows == 1:
         return TimedSteps(after_s, token_s)
     rows = prompts([1] * num_rows, plan.layout, plan.num_kv_blocks)
     runner.run(rows)
-    row_s = max((_seconds(runner, next_tokens(rows)) - after_s) / (num_rows - 1), token_s / 2)
+    row_s = max((_seconds(runner, next_tokens(rows), least) - after_s) / (num_rows - 1), token_s / 2)
     return TimedSteps(max(after_s - row_s, after_s / 2), token_s, row_s)
 
 
-def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
+def _seconds(runner: ModelRunner, batch: ScheduledBatch, least: Callable[[int], int]) -> float:
     """What a step takes where nobody else has the cores: the least of a few, of which a large model has one."""
     times: list[float] = []
-    while not times or (len(times) < _TIMED_TIMES and sum(times) < _TIMED_S):
+    while not times or least(len(times) < _TIMED_TIMES and sum(times) < _TIMED_S):
         began_s = time.perf_counter()
         runner.run(batch)
         times.append(time.perf_counter() - began_s)
