@@ -263,9 +263,9 @@ def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
     loop = asyncio.get_running_loop()
 
     def noting(progress: LoadProgress) -> None:
+        report(progress)
         if progress.phase == "weights":
             loop.call_soon_threadsafe(imported.set)
-        report(progress)
 
     return noting
 
