@@ -78,8 +78,8 @@ def attributes() -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, set[str]]:
-    # A collection in the midst of `ast.parse` may end in a warning whose traceback is parsed as well, which CPython 3.11 cannot bear
-    # (gh-106905).
+    # A collection in the midst of `ast.parse` may end in a warning whose traceback is parsed as well: CPython 3.11 cannot bear
+    # that (gh-106905).
     gc.collect()
     gc.disable()
     try:
