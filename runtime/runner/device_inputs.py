@@ -6,7 +6,7 @@ come of them there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle
 
@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 import ops
 from ops.sampling.tables import Drafts
-from runtime.batch import Sample, ScheduledRow
+from runtime.batch import RowBinding, Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
@@ -105,9 +105,9 @@ class DeviceInputs:
         )  # fmt: skip
         # The slot of each row's adapter, and at last none, for padding, whose row is -1; and what the device was told of last.
         self._adapter_slots = zeros(torch.int32, rows + 1).fill_(-1) if adapters else None
-        self._told_slots = [-1] * rows
+        self._entered_slots = [-1] * rows
         self._rope_deltas = zeros(torch.int64, rows + 1) if axes else None
-        self._told_deltas = [0] * rows
+        self._entered_deltas = [0] * rows
         # A step with guesses begins with what it says of its tokens: `_by_token`, of each. What ops.unpack reads is behind that.
         capacity = 4 * tokens + 4 * rows + 3 * _UPDATES
         self._device_packed = torch.full((capacity,), -1, dtype=torch.int32, device=device)
@@ -140,7 +140,7 @@ class DeviceInputs:
 
     def shape_of(self, rows: Sequence[ScheduledRow]) -> StepShape:
         """Without padding."""
-        slots = self._told_slots
+        slots = self._entered_slots
         adapters = self._adapter_slots is not None and any(
             (slots[row.row] if row.binding is None else row.binding.adapter_slot) >= 0 for row in rows
         )
@@ -158,8 +158,8 @@ class DeviceInputs:
     def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
         """Enqueue everything that `rows` bring, padded to `shape`: what `placed` shows until the next call's work runs."""
         num_tokens = sum(row.num_tokens for row in rows)
-        self._tell_adapters(rows)
-        self._tell_deltas(rows)
+        _enter(rows, lambda binding: binding.adapter_slot, self._entered_slots, self._adapter_slots)
+        _enter(rows, lambda binding: binding.rope_delta, self._entered_deltas, self._rope_deltas)
         tables, indices, values = self._new_entries(rows)
         while len(tables) > _UPDATES:
             first = [tables[:_UPDATES], indices[:_UPDATES], values[:_UPDATES]]
@@ -301,33 +301,6 @@ class DeviceInputs:
         by_axis[:, index_on(placed.device, tokens)] = index_on(placed.device, np.concatenate(given, axis=1).tolist())
         return by_axis
 
-    def _tell_adapters(self, rows: Sequence[ScheduledRow]) -> None:
-        """The slots of rows with new tenants, where they are others than before."""
-        if self._adapter_slots is None:
-            return
-        told, changed = self._told_slots, []
-        for row in rows:
-            if row.binding is not None and row.binding.adapter_slot != told[row.row]:
-                told[row.row] = row.binding.adapter_slot
-                changed.append(row.row)
-        if changed:
-            device = self._adapter_slots.device
-            slots = index_on(device, [told[row] for row in changed], torch.int32)
-            self._adapter_slots[index_on(device, changed)] = slots
-
-    def _tell_deltas(self, rows: Sequence[ScheduledRow]) -> None:
-        """How far beside their positions rows with new tenants stand, where that is otherwise than before."""
-        if self._rope_deltas is None:
-            return
-        told, changed = self._told_deltas, []
-        for row in rows:
-            if row.binding is not None and row.binding.rope_delta != told[row.row]:
-                told[row.row] = row.binding.rope_delta
-                changed.append(row.row)
-        if changed:
-            device = self._rope_deltas.device
-            self._rope_deltas[index_on(device, changed)] = index_on(device, [told[row] for row in changed])
-
     def _new_entries(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
         """New entries of the block tables: which of all tables of all rows, index, block id."""
         tables: list[int] = []
@@ -384,3 +357,18 @@ def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Ten
     place = torch.searchsorted(by_row.query_start_loc, tokens, right=True) - 1
     inside = place < len(rows)
     return torch.where(inside, table[rows[place.clamp(max=len(rows) - 1)]], table[-1])
+
+
+def _enter(
+    rows: Sequence[ScheduledRow], value_of: Callable[[RowBinding], int], entered: list[int], table: Tensor | None
+) -> None:
+    """Into `table`, if there is one, what rows with new tenants bring, where it is not what is `entered` there already."""
+    if table is None:
+        return
+    changed = []
+    for row in rows:
+        if row.binding is not None and (value := value_of(row.binding)) != entered[row.row]:
+            entered[row.row] = value
+            changed.append(row.row)
+    if changed:
+        table[index_on(table.device, changed)] = index_on(table.device, [entered[row] for row in changed], table.dtype)
