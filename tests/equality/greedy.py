@@ -87,13 +87,7 @@ async def our_greedy(
     speculation = parts.scheduler.speculation
     if preempting:
         preempt_often(parts.scheduler)
-    engine = Engine(
-        parts.scheduler,
-        parts.runner,
-        parts.model,
-        admission=AdmissionLimits(10_000),
-        steps_in_flight=config.steps_in_flight,
-    )
+    engine = make_engine(parts, config)
     params = SamplingParams(max_tokens, temperature=0.0)
     groups = [list(prompts)] if together else [[prompt] for prompt in prompts]
     try:
@@ -109,6 +103,16 @@ async def our_greedy(
     assert parts.scheduler.pool.num_free == parts.scheduler.pool.num_blocks
     drafted = (0, 0) if speculation is None else (speculation.num_draft_tokens, speculation.num_accepted_tokens)
     return Outcome(ids, cached, parts.scheduler.num_preemptions, *drafted)
+
+
+def make_engine(parts: EngineParts, config: EngineConfig) -> Engine:
+    return Engine(
+        parts.scheduler,
+        parts.runner,
+        parts.model,
+        admission=AdmissionLimits(10_000),
+        steps_in_flight=config.steps_in_flight,
+    )
 
 
 def preempt_often(scheduler: Scheduler) -> None:

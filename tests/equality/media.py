@@ -10,14 +10,12 @@ from hashlib import sha256
 import numpy as np
 import torch
 
-from runtime.admission import AdmissionLimits
 from runtime.api import MediaItem, Request, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.models.model import Model
 from runtime.scheduler import Scheduler
-from runtime.start import EngineParts
-from tests.equality.greedy import THREADS, Outcome, Reference, engine_parts, preempt_often
+from tests.equality.greedy import THREADS, Outcome, Reference, engine_parts, make_engine, preempt_often
 
 
 @dataclass(frozen=True)
@@ -121,16 +119,6 @@ async def _run(
     assert not scheduler.encoding.cache._holders
     outcome = Outcome(ids, cached, scheduler.num_preemptions, 0, 0)
     return Seen(outcome, len(encoded), scheduler.encoding.num_hits)
-
-
-def make_engine(parts: EngineParts, config: EngineConfig) -> Engine:
-    return Engine(
-        parts.scheduler,
-        parts.runner,
-        parts.model,
-        admission=AdmissionLimits(10_000),
-        steps_in_flight=config.steps_in_flight,
-    )
 
 
 def _count_encoder_work(scheduler: Scheduler) -> list[bytes]:
