@@ -14,6 +14,7 @@ COMMANDS = (
     "flat",
     "victim",
     "idle",
+    "swaps",
     "steps",
     "drafts",
     "embed",
