@@ -386,6 +386,18 @@ class SleepError(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """What the files of a model say of it, whether it is loaded or not, in ModelInfo's words. `max_model_len`: what it will be,
+    unless memory allows less."""
+
+    architecture: str
+    max_model_len: int
+    pooler: PoolerInfo
+    generates: bool
+    modalities: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts of the loaded model that the server needs to check requests and to describe itself.
 

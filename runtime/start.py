@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.admission import AdmissionLimits
-from runtime.api import LoadProgress, ModelInfo, SleepLevel
+from runtime.api import LoadProgress, ModelInfo, ModelOutline, SleepLevel
 from runtime.config import EngineConfig, EnginePlan, PlanError
 from runtime.encode.scheduling import EncoderLimits, EncoderScheduling
 from runtime.engine import Engine
@@ -242,6 +242,19 @@ class Planned:
         import ops
 
         return ops.describe()
+
+
+def outline_model(config: EngineConfig, files: ModelFiles) -> ModelOutline:
+    """By its configuration alone: nothing of its weights is read. Raises UnsupportedModel."""
+    add_plugins(config.model_plugins)
+    spec = describe(files.config, config.model_impl, files.modules)
+    return ModelOutline(
+        architecture=spec.architecture,
+        max_model_len=_with_length(config, spec, files.modules).max_model_len or spec.max_model_len,
+        pooler=spec.pooler_info,
+        generates=spec.generates,
+        modalities=frozenset() if spec.encoder is None else spec.encoder.modalities,
+    )
 
 
 def plan_engine(

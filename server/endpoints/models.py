@@ -34,7 +34,9 @@ class ModelCard(Struct):
     owned_by: str
     root: str
     parent: str | None
-    max_model_len: int | None  # null, as tasks and modalities are, of one of several models that has never been loaded
+    max_model_len: (
+        int | None
+    )  # of one of several that has never been loaded, as tasks and modalities: by its files; null without
     modalities: list[str] | None  # "text", and what the model reads beside it: "image", "audio", "video"
     tasks: list[str] | None  # "generate", or what its prompts are pooled to: "embed", "classify" …
     status: ModelStatus
@@ -70,10 +72,19 @@ def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json
 
 
 def card_of_unloaded(model: SwappedModel[Any]) -> Json:
-    """Of one that has never been loaded."""
-    unknown = dict.fromkeys(("max_model_len", "max_input_tokens", "modalities", "tasks"))
-    status = {"value": model.status.value, "failed": model.failure is not None}
-    return {**_named(model.name, model.created), "root": model.name, "parent": None, **unknown, "status": status}
+    """Of one that has never been loaded: by its files, as far as they have been read."""
+    known = model.outline
+    length = None if known is None else known.max_model_len
+    return {
+        **_named(model.name, model.created),
+        "root": model.name,
+        "parent": None,
+        "max_model_len": length,
+        "max_input_tokens": length,
+        "modalities": None if known is None else ["text", *known.modalities],
+        "tasks": None if known is None else list(known.tasks),
+        "status": {"value": model.status.value, "failed": model.failure is not None},
+    }
 
 
 def _named(name: str, created: int) -> Json:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from runtime.api import ModelInfo, PoolerInfo, PoolingParams, PoolingTask, SequencePooling
+from runtime.api import ModelInfo, ModelOutline, PoolerInfo, PoolingParams, PoolingTask, SequencePooling
 from server.loaded.score_template import ScoreTemplate
 from server.loaded.tokenizer import Tokenizer
 from server.wire.errors import Field, InvalidRequest, TaskNotSupported, clip
@@ -150,7 +150,7 @@ class ServedPooling:
         served = cls(
             architecture=model.architecture,
             info=model.pooler,
-            tasks=_tasks(model, config, convert, by_tokens=bool(label_ids)),
+            tasks=pooled_tasks(model, config, convert),
             pooling=config.pooling,
             use_activation=use_activation,
             dimensions=config.dimensions,
@@ -230,7 +230,7 @@ class ServedPooling:
         return width * num_tokens if params.task.startswith("token_") else width
 
 
-def served_runner(asked: Runner, model: ModelInfo, *, embeds: bool) -> Literal["generate", "pooling"]:
+def served_runner(asked: Runner, model: ModelInfo | ModelOutline, *, embeds: bool) -> Literal["generate", "pooling"]:
     """What the model is served for. `embeds`: its files are sentence-transformers'.
 
     Raises ValueError for a model that cannot generate and is to."""
@@ -243,9 +243,10 @@ def served_runner(asked: Runner, model: ModelInfo, *, embeds: bool) -> Literal["
     return asked
 
 
-def _tasks(model: ModelInfo, config: PoolerConfig, convert: Convert, *, by_tokens: bool) -> tuple[PoolingTask, ...]:
+def pooled_tasks(model: ModelInfo | ModelOutline, config: PoolerConfig, convert: Convert) -> tuple[PoolingTask, ...]:
     """What a model with a head was trained for is that alone, unless it is converted. Raises ValueError."""
     info = model.pooler
+    by_tokens = bool(config.classifier_from_token or info.label_token_ids)
     embeds: tuple[PoolingTask, ...] = ("embed", "token_embed")
     judges: tuple[PoolingTask, ...] = ("classify",) if by_tokens else tuple(t for t in info.tasks if t not in embeds)
     if convert == "classify" and not judges:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from runtime.api import EngineClient, Metric, QueueFull, SleepLevel
 from server.context.arrival import CALLER
@@ -42,6 +42,15 @@ class Status(StrEnum):
     LOADED = "loaded"
 
 
+class Outline(NamedTuple):
+    """What is known of a model that has never been loaded. `max_model_len`: tokens, unless memory allows less; `modalities`: what
+    it reads beside text; `tasks`: "generate", or what its prompts are pooled to."""
+
+    max_model_len: int
+    modalities: tuple[str, ...]
+    tasks: tuple[str, ...]
+
+
 class Served(Protocol):
     """A model that has been loaded, as far as who makes room for whom hangs on it."""
 
@@ -60,6 +69,10 @@ class Source(Protocol[M_co]):
         """What takes none of the device's memory: files, tokenizer. Raises LoadError."""
         ...
 
+    async def outline(self) -> Outline | None:
+        """What its files say of it, if they do: without its weights, and whether it was prepared or not."""
+        ...
+
     async def load(self) -> M_co:
         """Behind `prepare`: with its engine. Raises LoadError."""
         ...
@@ -75,13 +88,14 @@ class _Waiter(Generic[M]):
 @dataclass(eq=False, slots=True)
 class SwappedModel(Generic[M]):
     """One of several. `loaded`: once it has been; its engine sleeps while it is none of the loaded ones. `num_users`: requests that
-    have it. `is_open`: it takes new ones."""
+    have it. `is_open`: it takes new ones. `outline`: what is known of it before it has been loaded."""
 
     name: str
     source: Source[M]
     swaps: Swaps[M]
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     loaded: M | None = None
+    outline: Outline | None = None
     status: Status = Status.UNLOADED
     failure: str | None = None  # why the last try failed
     is_open: bool = False
@@ -174,6 +188,7 @@ class Swaps(Generic[M]):
         self._changed = asyncio.Event()
         self._residence: asyncio.TimerHandle | None = None  # of the one that is to make room, its end
         self._swapping: asyncio.Task[None] | None = None
+        self._outlining: asyncio.Task[None] | None = None
         self._is_closed = False
         self._when_loaded: list[Callable[[M], object]] = []
 
@@ -185,9 +200,10 @@ class Swaps(Generic[M]):
         self._when_loaded.append(call)
 
     def begin_with(self, model: SwappedModel[M], loaded: M) -> None:
-        """It is loaded already."""
+        """It is loaded already; of the others it is found out what they are."""
         model.loaded, model.is_prepared = loaded, True
         self._open(model)
+        self._outlining = _begin(self._outline(), "outlines")
 
     @property
     def num_waiting(self) -> int:
@@ -288,6 +304,11 @@ class Swaps(Generic[M]):
         finally:
             model.preparing = None
             self._changed.set()
+
+    async def _outline(self) -> None:
+        for model in self.models:
+            if model.loaded is None:
+                model.outline = await model.source.outline()
 
     async def _swap_while_wanted(self) -> None:
         try:
@@ -415,7 +436,7 @@ class Swaps(Generic[M]):
         self._is_closed = True
         for model in self.models:
             self._end(model, lambda: Unavailable("The server is shutting down"))
-        for task in (self._swapping, *(model.preparing for model in self.models)):
+        for task in (self._swapping, self._outlining, *(model.preparing for model in self.models)):
             if task is not None:
                 task.cancel()
         if self._residence is not None:

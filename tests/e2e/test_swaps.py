@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -48,6 +50,17 @@ def test_a_name_that_no_model_has_is_told_at_the_start(start):
     assert server.process.wait() == 1
     server.kill()
     assert any("/no/such: no such file or folder" in line for line in server.log)
+
+
+def test_what_was_never_loaded_is_described(several):
+    """By its configuration; of the built-in one it is known once its files have come."""
+    while any(card["max_model_len"] is None for card in several.get("/v1/models")[1]["data"] if card["id"] != "embeds"):
+        pass  # it is found out while the server serves
+    cards = {card["id"]: card for card in several.get("/v1/models")[1]["data"]}
+    assert {name: cards[name]["max_model_len"] for name in ("two", "torn")} == {"two": 1024, "torn": 1024}
+    assert (cards["two"]["tasks"], cards["two"]["modalities"]) == (["generate"], ["text"])
+    assert cards["embeds"]["tasks"] in (None, ["embed", "token_embed"])
+    assert states(several) == {"one": "loaded", "two": "unloaded", "torn": "unloaded", "embeds": "unloaded"}
 
 
 def test_requests_alternate_and_each_model_says_what_it_says(several):
@@ -105,6 +118,18 @@ def test_a_torn_model_is_an_error_of_its_own_and_the_former_comes_back(several):
     assert "model.safetensors" in answer["error"]["message"]
     assert chat(several, "two") == before
     assert several.get("/health")[0] == 200
+
+
+def test_the_bench_of_swaps_finds_the_same_texts_and_whole_streams(several):
+    command = [sys.executable, "-m", "loadtests", "swaps", "--url", several.base, "--models", "one", "two", "torn"]
+    done = subprocess.run(
+        [*command, "--rounds", "1", "--pid", str(several.process.pid)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [each.get("same_answers") for each in found["models"].values()] == [True, True, None]
+    assert "model.safetensors" in found["models"]["torn"]["failure"]
+    assert (found["streams"]["whole"], found["streams"]["same_text"]) == (8, 8)
 
 
 def tiny_checkpoint(folder: Path, seed: int) -> Path:

@@ -10,7 +10,7 @@ from server.context.arrival import CURRENT_ID
 from server.loaded.defaults import SamplingDefaults
 from server.loaded.lifecycle import LoadError
 from server.loaded.model import LoadedModel
-from server.loaded.swaps import SwappedModel, Swaps, visiting
+from server.loaded.swaps import Outline, SwappedModel, Swaps, visiting
 from tests.fakes import FakeEngine, fake_model
 from tests.server.tiny import EOS, chatml, loaded_model, tiny_tokenizer
 
@@ -24,7 +24,8 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class FakeSource:
-    """`may_prepare` and `may_load`: it waits for these; `broken`: what `load` complains of, `missing` what `prepare` does."""
+    """`may_prepare`, `may_load` and `may_outline`: it waits for these; `broken`: what `load` complains of, `missing` what `prepare`
+    does."""
 
     def __init__(self, name: str, *, paused: bool = False) -> None:
         model = fake_model(vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset({EOS}), max_model_len=512)
@@ -34,6 +35,7 @@ class FakeSource:
         self.may_prepare, self.may_load = asyncio.Event(), asyncio.Event()
         self.may_prepare.set()
         self.may_load.set()
+        self.may_outline = asyncio.Event()  # nobody knows anything of it, unless a test lets it
         self.missing: str | None = None
         self.broken: str | None = None
         self.num_prepared = self.num_loaded = 0
@@ -45,6 +47,10 @@ class FakeSource:
         await self.may_prepare.wait()
         if self.missing is not None:
             raise LoadError(self.missing)
+
+    async def outline(self) -> Outline:
+        await self.may_outline.wait()
+        return Outline(1024, ("image",), ("generate",))
 
     async def load(self) -> LoadedModel:
         self.num_loaded += 1

@@ -154,6 +154,19 @@ async def test_lists_say_where_each_stands(several):
     assert "sleep_level" not in health
 
 
+async def test_what_was_never_loaded_is_described_by_its_files(several):
+    server, turns = await several()
+    assert (await server.http.get("/v1/models/b")).json()["max_model_len"] is None
+    turns.sources["b"].may_outline.set()
+    await until(lambda: turns["b"].outline)
+    card = (await server.http.get("/v1/models/b")).json()
+    assert (card["max_model_len"], card["max_input_tokens"]) == (1024, 1024)
+    assert (card["modalities"], card["tasks"], card["status"]["value"]) == (["text", "image"], ["generate"], "unloaded")
+    assert turns.sources["b"].num_prepared == turns.sources["b"].num_loaded == 0
+    await server.chat(model="b")
+    assert (await server.http.get("/v1/models/b")).json()["max_model_len"] == 512, "as it came to be"
+
+
 async def test_health_is_200_while_one_makes_room_for_another_and_nothing_is_probed(several):
     server, turns = await several()
     turns.sources["b"].may_load.clear()
