@@ -1,8 +1,9 @@
 """The one way off the event loop for text: decoding, rendering and tokenising what is long.
 
 Short work is done where it stands, since a thread's round trip costs more than it. Long work goes to a small pool, a piece at a
-time where it can be cut into pieces: callers take turns after each, and one thread is left to what is not very long. How much a
-caller may have waiting is bounded; what nobody waits for any more is dropped, between its pieces too."""
+time where it can be cut into pieces: callers take turns after each, and one thread is left to what is not very long. All of them
+give way to those that compute steps. How much a caller may have waiting is bounded; what nobody waits for any more is dropped,
+between its pieces too."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from server.context.arrival import CALLER
+from server.context.background import give_way
 from server.wire.errors import TooManyRequests
 
 T = TypeVar("T")
@@ -62,7 +64,7 @@ class Offload:
         self, threads: int = 2, max_waiting: int = MAX_WAITING, give_back: GiveBack | None = None, name: str = "text"
     ) -> None:
         self._give_back = give_back or GiveBack()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"oneloop-{name}")
+        self._pool = ThreadPoolExecutor(threads, f"oneloop-{name}", give_way)
         self._num_free = threads
         self._num_free_for_long = max(1, threads - 1)
         self._max_waiting = max_waiting

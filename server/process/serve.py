@@ -26,6 +26,7 @@ import uvicorn
 
 from runtime.api import LoadProgress
 from server.config.server_config import ServerConfig
+from server.context.background import switch_quickly
 from server.context.offload import MAX_WAITING, Offload, limit_arenas
 from server.http import tls
 from server.http.clients import Clients, raise_file_limit
@@ -144,6 +145,7 @@ class Process:
         """The exit code; where something hangs it returns all the same, and leaves it behind. Installs signal handlers on the
         running loop, which is the main thread's."""
         limit_arenas()
+        switch_quickly()
         stopping = self._lifecycle.stopping
         self._handle_signals(stopping)
         server = http_server(self._service, self._max_connections())

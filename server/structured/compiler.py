@@ -23,6 +23,7 @@ import msgspec
 
 from runtime.api import ConstraintError, MatcherFactory, TokenMatcher
 from server.context.arrival import CALLER
+from server.context.background import give_way
 from server.context.offload import GiveBack
 from server.loaded.json_style import JsonStyle
 from server.loaded.model import Grammar
@@ -323,6 +324,7 @@ def _on_large_stack(work: Callable[[], _Compiled]) -> Future[_Compiled]:
 
 
 def _run(work: Callable[[], _Compiled], future: Future[_Compiled]) -> None:
+    give_way()
     try:
         future.set_result(work())
     except Exception as error:
