@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message
 
 from server.endpoints import chat, completions
-from server.http.body import read_body
+from server.http.body import BYTES_PER_CHAR, joined, read_chunks
 from server.routes.route import EVENTS, GENERATION_REFUSALS, JSON, Operation, route
 from server.routes.service import Service
 from server.wire.errors import InvalidRequest
@@ -44,8 +44,15 @@ _KIND = msgspec.json.Decoder(_Kind)
 )  # fmt: skip
 async def invoke(service: Service, http: Request) -> ASGIApp:
     service.lifecycle.require_model()
-    body = await read_body(http, service.config.max_body_size)
-    route = chat.create if _is_chat(body) else completions.create
+    chunks = await read_chunks(http, service.config.max_body_size)
+    cost = sum(map(len, chunks)) // BYTES_PER_CHAR
+
+    def looked_at() -> tuple[bytes, bool]:
+        body = joined(chunks)
+        return body, _is_chat(body)
+
+    body, is_chat = await service.offload.run(cost, looked_at)
+    route = chat.create if is_chat else completions.create
     return await route.handler(service, _with_body(http, body))
 
 

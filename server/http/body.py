@@ -1,6 +1,7 @@
 """Bodies: of requests, read and decoded; and JSON as an answer.
 
-A large body is decoded off the loop, after a look at how many values it has: decoding is one call that no thread can interrupt."""
+A large body is put together and decoded off the loop, after a look at how many values it has, and how long names are: decoding is
+one call that no thread can interrupt."""
 
 from __future__ import annotations
 
@@ -15,15 +16,16 @@ from server.config.server_config import ServerConfig
 from server.context.arrival import CURRENT_ID
 from server.context.offload import Offload
 from server.http.admission import check_head
-from server.http.json_values import has_more_values
+from server.http.json_values import Excess, excess
 from server.http.noted import IGNORED_FIELDS
 from server.http.protocol import INCOMING_BODY, IncomingBody
-from server.wire.errors import BodyTooLarge, TooManyValues
+from server.wire.errors import BodyTooLarge, NameTooLong, TooManyValues
 from server.wire.schema import T, Wire
 
 R = TypeVar("R")
 
 MAX_VALUES = 1 << 20  # of a body, where a name counts 16; token ids are the most that anybody sends
+MAX_NAME_BYTES = 1 << 16
 UNCOUNTED_BYTES = 1 << 18  # a body of so many cannot have enough values to matter
 BYTES_PER_CHAR = 8  # of a body, to decode which takes as long as to tokenise a character
 
@@ -32,8 +34,8 @@ def json_response(body: object, status: int = 200) -> Response:
     return Response(dumps(body), status, media_type="application/json")
 
 
-async def read_body(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> bytes:
-    """The JSON body; see `check_head`, which is asked first.
+async def read_chunks(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> list[bytes]:
+    """The JSON body as it came; see `check_head`, which is asked first.
 
     Raises BodyTooLarge before the excess is read, and what the connection says of a body that does not come to its end."""
     check_head(request, limit_bytes, from_any_program=from_any_program)
@@ -47,7 +49,21 @@ async def read_body(request: Request, limit_bytes: int, *, from_any_program: boo
     incoming: IncomingBody | None = request.scope.get(INCOMING_BODY)
     if incoming is not None and incoming.error is not None:
         raise incoming.error
-    return b"".join(chunks)
+    return chunks
+
+
+def joined(chunks: list[bytes]) -> bytes:
+    """The body of `chunks`, of which nothing is left. Whatever its size, what is done here takes others no time beside a thread.
+
+    Raises TooManyValues or NameTooLong for one that would take them much of it to decode."""
+    body = b"".join(chunks)
+    chunks.clear()
+    found = excess(body, MAX_VALUES, MAX_NAME_BYTES) if len(body) > UNCOUNTED_BYTES else None
+    if found is Excess.VALUES:
+        raise TooManyValues(MAX_VALUES)
+    if found is Excess.NAME:
+        raise NameTooLong(MAX_NAME_BYTES)
+    return body
 
 
 async def read_as(
@@ -66,12 +82,11 @@ async def read_as(
     ignored: list[str] = []
     incoming: IncomingBody | None = request.scope.get(INCOMING_BODY)
     try:
-        body = await read_body(request, config.max_body_size, from_any_program=from_any_program)
-        request.scope["body_cost"] = cost = len(body) // BYTES_PER_CHAR
+        chunks = await read_chunks(request, config.max_body_size, from_any_program=from_any_program)
+        request.scope["body_cost"] = cost = sum(map(len, chunks)) // BYTES_PER_CHAR
 
         def made() -> tuple[T, R]:
-            if len(body) > UNCOUNTED_BYTES and has_more_values(body, MAX_VALUES):
-                raise TooManyValues(MAX_VALUES)
+            body = joined(chunks)
             given = wire.decode(body, None if config.strict_fields else ignored)
             return given, make(given)
 

@@ -32,6 +32,7 @@
     ├── RequestTimeout             408  a head or a body that comes too slowly
     ├── BodyTooLarge               413
     ├── TooManyValues              413  a body of few bytes for a value, or of very many
+    ├── NameTooLong                413  a name in an object that no field can have
     ├── WrongContentType           415
     ├── TooManyRequests            429  the queue is full, or one address has too many connections: Retry-After
     ├── HeadTooLarge               431  request line and headers, trailers
@@ -348,6 +349,13 @@ class TooManyValues(ApiError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body has more than {limit} JSON values (a name counts as 16)")
+
+
+class NameTooLong(ApiError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"A name in the request body has more than {limit_bytes} bytes")
 
 
 class WrongContentType(ApiError):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.http import body, json_values
-from server.http.json_values import has_more_values
+from server.http.json_values import Excess, excess
 from server.wire import schema
 from tests.server.conftest import MESSAGES
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER
@@ -24,6 +24,7 @@ BODIES = {
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"model": "tiny", "max_tokens": 5, "messages": MESSAGES},
     "/v1/messages/count_tokens": {"model": "tiny", "messages": MESSAGES},
+    "/invocations": {"prompt": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5]},
     "/v1/embeddings": {"input": "Hi"},
@@ -109,7 +110,9 @@ JSON = st.recursive(
 def count(value) -> int:
     inside = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else None
     names = json_values.NAME_VALUES * len(value) if isinstance(value, dict) else 0
-    return 0 if inside is None else names + 1 + max(0, len(inside) - 1) + sum(map(count, inside))
+    return (
+        0 if inside is None else names + json_values.INSIDE_VALUES + max(0, len(inside) - 1) + sum(map(count, inside))
+    )
 
 
 @given(value=JSON, piece_bytes=st.integers(1, 20))
@@ -117,8 +120,39 @@ def test_values_are_counted_whatever_the_strings_hold_and_wherever_a_text_is_cut
     text = json.dumps(value).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_values, "PIECE_BYTES", piece_bytes)
-        assert not has_more_values(text, count(value))
-        assert count(value) == 0 or has_more_values(text, count(value) - 1)
+        assert excess(text, count(value), len(text)) is None
+        assert count(value) == 0 or excess(text, count(value) - 1, len(text)) is Excess.VALUES
+
+
+def longest_name(value) -> int:
+    inside = value if isinstance(value, list) else [*value.values()] if isinstance(value, dict) else []
+    names = [len(json.dumps(name)) - 2 for name in value] if isinstance(value, dict) else []
+    return max([*names, *map(longest_name, inside)], default=0)
+
+
+@given(
+    value=JSON,
+    long=st.text('a"\\,{:', min_size=20, max_size=60),
+    piece_bytes=st.integers(1, 8),
+    indent=st.none() | st.just(9),
+)
+def test_a_name_that_is_too_long_is_seen_wherever_a_text_is_cut(value, long, piece_bytes, indent):
+    text = json.dumps(
+        [long, {"b": long, "a" * 40: value, "c": [long]}], indent=indent, separators=(",", " : ")
+    ).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "PIECE_BYTES", piece_bytes)
+        assert excess(text, len(text) * 16, 39 - piece_bytes) is Excess.NAME
+        assert excess(text, len(text) * 16, max(40, longest_name(value)) + 2 * piece_bytes) is None
+
+
+async def test_a_name_of_megabytes_is_413_before_anything_is_built_of_it(serve, monkeypatch):
+    server = await serve()
+    monkeypatch.setattr(schema.Wire, "decode", None)
+    for text in ('{"%s": 1, "prompt": "Hi"}', '{"prompt": "Hi", "metadata": {"a": [{"%s"\n: 1}]}}'):
+        refused = await post_text(server, "/v1/completions", text % ("n" * 400_000))
+        assert refused.status_code == 413
+        assert refused.json()["error"]["message"] == "A name in the request body has more than 65536 bytes"
 
 
 # --- fields nobody knows --------------------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import jinja2
 import pytest
 
+from server.endpoints import invocations
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS
 
@@ -69,6 +72,22 @@ async def test_an_invocation_is_a_chat_or_a_completion(serve):
     assert chat["choices"][0]["message"]["content"] == "Hello there"
     text = (await server.post("/invocations", {"prompt": "Hi", "max_tokens": 3})).json()
     assert text["choices"][0]["text"] == "Hel"
+
+
+async def test_what_a_long_invocation_is_is_found_out_off_the_loop(serve, monkeypatch):
+    server = await serve(max_model_len=10_000)
+    threads: list[bool] = []
+
+    def noted(body: bytes) -> bool:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return looked_at(body)
+
+    looked_at = invocations._is_chat
+    monkeypatch.setattr(invocations, "_is_chat", noted)
+    for prompt in ("Hi", "Hi " * 9_000):
+        body = {"prompt": prompt, "max_tokens": 1, "truncate_prompt_tokens": 9}
+        assert (await server.post("/invocations", body)).status_code == 200
+    assert threads == [True, False]
 
 
 async def test_an_invocation_streams_and_its_client_may_leave(serve):

@@ -6,7 +6,10 @@ import base64
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from server.media import source as module
 from server.media.addresses import AllowedHosts
 from server.media.fetch import Fetcher
 from server.media.part import Base64, Given, MediaPart, Url, file_part
@@ -49,6 +52,28 @@ def test_data_urls(url, expected):
 def test_urls_without_data(url, reason):
     with pytest.raises(InvalidMedia, match=reason):
         read(url)
+
+
+@given(
+    data=st.binary(max_size=60),
+    put=st.sampled_from(["", "=", "==", "A", "A=", "$", " ", "\n", "\t", "é"]),
+    where=st.integers(0, 90),
+)
+def test_base64_is_read_in_pieces_as_in_one(data, put, where):
+    text = base64.b64encode(data).decode()
+    text = text[:where] + put + text[where:]
+    plain = "".join(text.split()) if " " in text or "\n" in text else text
+    try:
+        expected = b"" if len(plain) % 4 else base64.b64decode(plain, validate=True)
+    except ValueError:
+        expected = b""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PIECE_CHARS", 8)
+        if expected:
+            assert sources().read(part(Base64(text))) == expected
+        else:
+            with pytest.raises(InvalidMedia, match=r"not base64|no data"):
+                sources().read(part(Base64(text)))
 
 
 def test_base64_and_bytes():
